@@ -1,0 +1,51 @@
+# Every target brings what it needs into .venv and .cache first; see tools/bootstrap.
+BIN := .venv/bin
+UV := .cache/uv/bin/uv
+CODE := dagster_rebalance tests
+ARGS :=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help install demo test check format format-check lint types imports core-coverage lock clean
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
+
+install:  ## bring the locked environment and Java; nothing to do the second time
+	@tools/bootstrap
+
+demo: install  ## two members hand partitions over while Spark runs drain (ARGS="--help" for options)
+	$(BIN)/dagster-rebalance demo $(ARGS)
+
+test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install format-check lint types imports core-coverage test  ## all that CI asks for
+
+format: install  ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix-only $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+format-check: install
+	$(BIN)/ruff format --check $(CODE)
+
+lint: install  ## ruff
+	$(BIN)/ruff check $(CODE)
+
+types: install  ## mypy, strict
+	$(BIN)/mypy
+
+imports: install  ## layers and third-party packages (import-linter)
+	$(BIN)/lint-imports
+
+core-coverage: install  ## the core's own tests must reach every branch of it
+	$(BIN)/python -m pytest -q tests/core --cov=dagster_rebalance.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
+
+lock: install  ## resolve again, keeping pins that still fit (ARGS=--upgrade for the newest)
+	$(UV) pip compile pyproject.toml --output-file requirements/dev.txt --custom-compile-command "make lock" $(ARGS) \
+		--universal --python-version 3.10 --all-extras --group dev --generate-hashes --no-emit-index-url --no-emit-find-links --quiet
+	tools/bootstrap
+
+clean:  ## remove what was built and cached in this checkout
+	rm -rf .venv .cache build dist .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,90 @@
+"""A Kafka consumer-group member for Dagster: it knows which runs work on which offsets, and drains just those.
+
+Owns the list of public names. They load on first use (PEP 562), so that importing the package, or its pure core, loads
+neither dagster, confluent_kafka nor pyspark: a run process and a test pay only for what they use.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.errors import (
+        BatchRefusedError,
+        BrokerError,
+        ClaimError,
+        ConfigurationError,
+        DagsterRebalanceError,
+        IllegalStateError,
+        PartitionLostError,
+        RebalanceInProgressError,
+    )
+    from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+    from dagster_rebalance.orchestration.batch import KafkaBatch
+    from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BatchRefusedError",
+    "BrokerError",
+    "ClaimError",
+    "ConfigurationError",
+    "DagsterRebalanceError",
+    "IllegalStateError",
+    "KafkaBatch",
+    "KafkaConsumerResource",
+    "KafkaSparkResource",
+    "OffsetAndMetadata",
+    "OffsetRange",
+    "PartitionLostError",
+    "RebalanceAwareConsumer",
+    "RebalanceConsumer",
+    "RebalanceInProgressError",
+    "RebalanceListener",
+    "TopicPartition",
+    "__version__",
+    "build_kafka_batch_defs",
+    "build_kafka_batch_sensor",
+]
+
+_HOMES = {
+    "BatchRefusedError": "core.errors",
+    "BrokerError": "core.errors",
+    "ClaimError": "core.errors",
+    "ConfigurationError": "core.errors",
+    "DagsterRebalanceError": "core.errors",
+    "IllegalStateError": "core.errors",
+    "KafkaBatch": "orchestration.batch",
+    "KafkaConsumerResource": "orchestration.resource",
+    "KafkaSparkResource": "orchestration.spark",
+    "OffsetAndMetadata": "core.partition",
+    "OffsetRange": "core.partition",
+    "PartitionLostError": "core.errors",
+    "RebalanceAwareConsumer": "consumer.rebalance_aware",
+    "RebalanceConsumer": "consumer.listener",
+    "RebalanceInProgressError": "core.errors",
+    "RebalanceListener": "consumer.listener",
+    "TopicPartition": "core.partition",
+    "build_kafka_batch_defs": "orchestration.definitions",
+    "build_kafka_batch_sensor": "orchestration.sensor",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
