@@ -1,0 +1,157 @@
+"""What the driver wants done. A shell carries commands out in order and answers with the event that each names, or not at all.
+
+Commands are imperative and complete: a shell decides nothing. One that got no answer (a broker or a database was away) is given again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster_rebalance.core.holds import Receipt
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStoredOffsets:
+    """Read committed offsets with metadata, bounds and the last materialisation. Answer: `StoredOffsetsRead`.
+
+    Attributes:
+        epochs: The partitions, each with the epoch that the answer has to name.
+    """
+
+    epochs: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRuns:
+    """Read all runs of the batches, and all live runs of the group if `live_too`. Answer: `RunsRead`."""
+
+    batch_ids: frozenset[str]
+    live_too: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBounds:
+    """Read the first and the end offsets, of all partitions in one request. Answer: `BoundsRead`."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetWrite:
+    """A new committed offset, or new claims behind the same offset, for one partition.
+
+    Attributes:
+        partition: The partition.
+        epoch: The epoch in which the write is allowed.
+        expected: What Kafka must store now for the write to be sent.
+        new: What it shall store.
+    """
+
+    partition: TopicPartition
+    epoch: int
+    expected: OffsetAndMetadata | None
+    new: OffsetAndMetadata
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOffsets:
+    """Read what is stored, compare, and commit what is as expected, all in one request. Answer: `OffsetsWritten`.
+
+    A partition whose stored value is already the new one counts as written: its first answer was lost.
+    """
+
+    writes: tuple[OffsetWrite, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordCommit:
+    """Record a commit as a materialisation of the partition's offsets. Answer: `CommitRecorded`.
+
+    Attributes:
+        range: What the commit covers.
+        epoch: The epoch of the partition.
+        batch_id: The batch that processed it.
+        run_id: The run that succeeded.
+        lag: Offsets that were still to be read behind it, as far as known.
+        claim_to_commit_s: From the claim to the commit; None when the claim was taken over.
+        drain_s: From the request of the revoke to the commit; None when the partition was not held.
+        is_late: Whether it was committed by an earlier owner that could not record it.
+    """
+
+    range: OffsetRange
+    epoch: int
+    batch_id: str
+    run_id: str
+    lag: int
+    claim_to_commit_s: float | None
+    drain_s: float | None
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRuns:
+    """Cancel runs, and mark them as taken back, so that they do not count as failed attempts."""
+
+    run_ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndDeadRuns:
+    """Stop the Spark work of runs whose process has gone, and mark them as failed."""
+
+    run_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePartitions:
+    """Let Kafka complete the revoke of these partitions."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordReceipt:
+    """Show how a hold ended."""
+
+    receipt: Receipt
+
+
+@dataclass(frozen=True, slots=True)
+class ShowStop:
+    """Show why a partition is stopped; an empty reason says that it goes on."""
+
+    partition: TopicPartition
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Tell people what happened, in one sentence."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup:
+    """Close the member: everything is drained, or time is up."""
+
+    reason: str
+
+
+Command = (
+    ReadStoredOffsets
+    | ReadRuns
+    | ReadBounds
+    | WriteOffsets
+    | RecordCommit
+    | CancelRuns
+    | EndDeadRuns
+    | ReleasePartitions
+    | RecordReceipt
+    | ShowStop
+    | Note
+    | LeaveGroup
+)

@@ -1,0 +1,391 @@
+"""The driver: the one mutable object of the core. Events go in, commands come out.
+
+It owns the partitions of one member, their holds, and when something is asked for again. It reads no clock and does nothing itself: `now` is an
+argument, and a shell carries out the commands. Every command may go unanswered; what matters is given again after `retry_s`.
+
+Outline of one call: apply the event; then each partition, in this order: commit, record, drained?; then the holds: deadline, release, receipt;
+then new claims; then what has to be read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import replace
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, Outcome, named, receipt_of
+from dagster_rebalance.core.offers import Offer, offers_of
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Change, Phase
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.planning import plan
+from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
+from dagster_rebalance.core.runs import InFlight, RunSeen, progress_of, unclaimed_workers
+from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+
+
+class Driver:
+    """Decides for one member. Not safe for several threads: one thread owns it."""
+
+    def __init__(self, settings: DriverSettings, *, new_batch_id: Callable[[], str], now: float) -> None:
+        self.settings = settings
+        self.partitions: dict[TopicPartition, OwnedPartition] = {}
+        self.holds: tuple[Hold, ...] = ()
+        self.leaving: str | None = None
+        self._new_batch_id = new_batch_id
+        self._epoch = 0
+        self._pulse = settings.pulse
+        self._last_tick_at = now
+        self._runs_asked_at = self._runs_read_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
+        self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
+            seen.PartitionsAssigned: self._on_assigned,
+            seen.RevokeRequested: self._on_revoke_requested,
+            seen.PartitionsLost: self._on_lost,
+            seen.HoldSuperseded: self._on_superseded,
+            seen.LeaveRequested: self._on_leave_requested,
+            seen.TickArrived: self._on_tick,
+            seen.TimePassed: self._on_time,
+            seen.StoredOffsetsRead: self._on_stored,
+            seen.RunsRead: self._on_runs,
+            seen.BoundsRead: self._on_bounds,
+            seen.OffsetsWritten: self._on_written,
+            seen.CommitRecorded: self._on_recorded,
+        }
+
+    def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+        """Take in what happened, and say what is to be done."""
+        commands = list(self._handlers[type(event)](event, now))
+        commands += self._commit(now)
+        commands += self._record(now)
+        self._notice_drained(now)
+        commands += self._advance_holds(now)
+        commands += self._claim(now)
+        commands += self._read_again(now)
+        return tuple(commands)
+
+    @property
+    def offers(self) -> tuple[Offer, ...]:
+        """The runs that Dagster shall start."""
+        return offers_of(self.partitions.values())
+
+    @property
+    def held(self) -> frozenset[TopicPartition]:
+        """The partitions whose revoke must still be delayed."""
+        return frozenset(partition for hold in self.holds if hold.cause is Cause.REVOKE for partition in hold.epochs)
+
+    # What Kafka says
+
+    def _on_assigned(self, event: seen.PartitionsAssigned, now: float) -> Iterable[do.Command]:
+        for partition in event.partitions:
+            if partition in self.partitions:
+                raise IllegalStateError(f"{partition} was assigned twice without being given up in between")
+        for partition in event.partitions:
+            self._epoch += 1
+            owned = OwnedPartition(partition, self._epoch)
+            self.partitions[partition] = owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
+        self._stored_asked_at = float("-inf")
+        yield do.Note(f"assigned {named(event.partitions)}")
+
+    def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
+        yield do.Note(f"Kafka asks for {named(event.partitions)} back")
+        yield from self._give_up(event.partitions, Cause.REVOKE, self.settings.budget, now)
+
+    def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
+        if self.leaving is not None:
+            return
+        self.leaving = event.reason
+        budget = self.settings.budget
+        if event.limit_s is not None and event.limit_s < budget.limit_s:
+            budget = HoldBudget(event.limit_s, min(budget.commit_slice_s, event.limit_s / 2))
+        yield do.Note(f"leaving the group: {event.reason}")
+        yield from self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
+
+    def _give_up(self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float) -> Iterable[do.Command]:
+        epochs = {}
+        live: frozenset[str] = frozenset()
+        waiting: frozenset[str] = frozenset()
+        for owned in [self.partitions[partition] for partition in partitions if partition in self.partitions]:
+            pending = owned.pending if owned.pending is not None and owned.pending.commits is not None else None
+            held_since = now if owned.held_since is None else owned.held_since
+            self.partitions[owned.partition] = replace(
+                owned.changed(Change.GIVE_UP_REQUESTED), pending=pending, held_since=held_since
+            )
+            epochs[owned.partition] = owned.epoch
+            live |= owned.live_runs
+            waiting |= owned.ledger.waiting_runs if owned.ledger else frozenset()
+        self.holds = (*self.holds, Hold(cause, epochs, now, budget, run_ids=live, cancelled=waiting))
+        self._runs_asked_at = float("-inf")
+        if waiting:
+            yield do.CancelRuns(tuple(sorted(waiting)), f"they have not started, and {named(epochs)} must be given up")
+
+    def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
+        return self._taken_away(event.partitions, Change.LOSS_NOTICED, Outcome.LOST, now)
+
+    def _on_superseded(self, event: seen.HoldSuperseded, now: float) -> Iterable[do.Command]:
+        return self._taken_away(event.partitions, Change.SUPERSESSION_NOTICED, Outcome.SUPERSEDED, now)
+
+    def _taken_away(
+        self, partitions: tuple[TopicPartition, ...], change: Change, outcome: Outcome, now: float
+    ) -> Iterable[do.Command]:
+        gone = [self.partitions.pop(partition).changed(change) for partition in partitions if partition in self.partitions]
+        yield do.Note(f"{outcome.value}: {named(partitions)}; nothing is committed for them any more")
+        runs = tuple(sorted({run for owned in gone for run in owned.live_runs}))
+        if runs and self.settings.on_lost is LossPolicy.CANCEL:
+            yield do.CancelRuns(runs, f"their partitions were {outcome.value}")
+        kept = []
+        for hold in self.holds:
+            if hold.epochs.keys().isdisjoint(partitions):
+                kept.append(hold)
+                continue
+            yield do.RecordReceipt(receipt_of(hold, now=now, outcome=outcome))
+            rest = {partition: epoch for partition, epoch in hold.epochs.items() if partition in self.partitions}
+            if hold.cause is Cause.LEAVE or rest:
+                kept.append(replace(hold, epochs=rest))
+        self.holds = tuple(kept)
+
+    # What Dagster and the clock say
+
+    def _on_tick(self, event: seen.TickArrived, now: float) -> Iterable[do.Command]:
+        self._last_tick_at = now
+        return ()
+
+    def _on_time(self, event: seen.TimePassed, now: float) -> Iterable[do.Command]:
+        silence_s = now - self._last_tick_at
+        if self.leaving is None and silence_s > self.settings.lease_s:
+            yield from self._on_leave_requested(seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now)
+        if now - self._rechecked_at >= self.settings.recheck_s:
+            self._rechecked_at = now
+            for owned in [o for o in self.partitions.values() if o.phase is Phase.STOPPED and o.ledger is None]:
+                self.partitions[owned.partition] = self._distrusted(owned)
+
+    def _on_stored(self, event: seen.StoredOffsetsRead, now: float) -> Iterable[do.Command]:
+        for partition, epoch in event.epochs.items():
+            owned = self.partitions.get(partition)
+            if owned is None or owned.epoch != epoch or owned.phase is not Phase.RESTORING or owned.ledger is not None:
+                continue
+            recorded_until = event.recorded_until.get(partition)
+            taken = take_in(
+                owned,
+                event.stored[partition],
+                event.bounds[partition],
+                recorded_until,
+                start_from=self.settings.start_from,
+                foreign_metadata=self.settings.foreign_metadata,
+            )
+            if isinstance(taken, Refused):
+                yield from self._stop(owned, taken.reason)
+                continue
+            self.partitions[partition] = taken
+            self._runs_asked_at = float("-inf")
+            moved = moved_offset(taken, recorded_until)
+            if moved is not None:
+                yield do.Note(moved)
+
+    def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
+        self._runs_read_at = now
+        mine = [run for run in event.runs if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)]
+        self._pulse, dead = self._pulse.observe(mine, now)
+        if dead:
+            yield do.EndDeadRuns(dead)
+        for owned in tuple(self.partitions.values()):
+            ledger = owned.ledger
+            if ledger is None:
+                continue
+            for entry in ledger.entries:
+                if entry.batch_id in event.batch_ids:
+                    progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
+                    ledger = ledger.note(owned.epoch, entry.range, progress)
+            self.partitions[owned.partition] = replace(owned, ledger=ledger)
+            if owned.phase is Phase.RESTORING and event.with_live and event.batch_ids >= {entry.batch_id for entry in ledger.entries}:
+                yield from self._restore(self.partitions[owned.partition], event.runs)
+            yield from self._stop_or_go_on(self.partitions[owned.partition])
+
+    def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...]) -> Iterable[do.Command]:
+        blocked_by = unclaimed_workers([owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs)
+        if blocked_by:
+            self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
+            return
+        self.partitions[owned.partition] = replace(owned.changed(Change.RESTORED), blocked_by=())
+        if owned.stop_reason:
+            self.partitions[owned.partition] = replace(self.partitions[owned.partition], stop_reason="")
+            yield do.ShowStop(owned.partition, "")
+        for entry in owned.entries:
+            if isinstance(entry.progress, InFlight):
+                yield do.Note(f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}")
+
+    def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
+        failed = owned.ledger.given_up if owned.ledger else None
+        if failed is not None and owned.phase is Phase.OWNED:
+            range_, progress = failed
+            reason = (
+                f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}. "
+                "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
+            )
+            yield from self._stop(owned, reason)
+        elif failed is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
+            self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CLEARED), stop_reason="")
+            yield do.ShowStop(owned.partition, "")
+
+    def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
+        self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason)
+        if reason != owned.stop_reason:
+            yield do.ShowStop(owned.partition, reason)
+
+    def _on_bounds(self, event: seen.BoundsRead, now: float) -> Iterable[do.Command]:
+        for partition, bounds in event.bounds.items():
+            owned = self.partitions.get(partition)
+            if owned is None or owned.ledger is None:
+                continue
+            ledger = owned.ledger
+            has_backlog = bounds.until > ledger.claimed_until
+            since = (now if owned.backlog_since is None else owned.backlog_since) if has_backlog else None
+            self.partitions[partition] = owned = replace(owned, bounds=bounds, backlog_since=since)
+            problem = out_of_range(partition, ledger.claimed_until, bounds)
+            if problem is not None and owned.phase is Phase.OWNED and owned.pending is None and not ledger.entries:
+                yield from self._stop(replace(owned, ledger=None), problem)
+
+    def _on_written(self, event: seen.OffsetsWritten, now: float) -> Iterable[do.Command]:
+        for write in event.written:
+            owned = self.partitions.get(write.partition)
+            if owned is not None and owned.epoch == write.epoch:
+                self.partitions[write.partition] = after = owned.written(write, now)
+                self._note_committed(owned, after)
+        for write, failure in event.failed:
+            owned = self.partitions.get(write.partition)
+            if owned is None or owned.pending is None or owned.pending.write != write or failure is not seen.WriteFailure.CHANGED:
+                continue
+            yield do.Note(f"the stored offset of {write.partition} is not what this member wrote: it is looked up again")
+            self.partitions[write.partition] = self._distrusted(owned)
+
+    def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
+        if before.ledger is None or after.ledger is None or before.ledger.next_offset == after.ledger.next_offset:
+            return
+        self.holds = tuple(
+            replace(hold, committed={**hold.committed, after.partition: after.ledger.next_offset})
+            if hold.epochs.get(after.partition) == after.epoch
+            else hold
+            for hold in self.holds
+        )
+
+    def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
+        self._stored_asked_at = float("-inf")
+        return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None)
+
+    def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
+        partition = event.record.range.topic_partition
+        owned = self.partitions.get(partition)
+        if owned is not None and owned.unrecorded == event.record:
+            self.partitions[partition] = replace(owned, unrecorded=None, recorded_at=None)
+        return ()
+
+    # What follows
+
+    def _commit(self, now: float) -> Iterable[do.Command]:
+        writes = []
+        for owned in tuple(self.partitions.values()):
+            pending = owned.pending
+            if pending is not None and now - pending.asked_at >= self.settings.retry_s:
+                pending = replace(pending, asked_at=now)
+            elif pending is None:
+                pending = owned.first_write(now) or owned.commit_write(now)
+            if pending is not None and pending is not owned.pending:
+                self.partitions[owned.partition] = replace(owned, pending=pending)
+                writes.append(pending.write)
+        return [do.WriteOffsets(tuple(writes))] if writes else []
+
+    def _record(self, now: float) -> Iterable[do.Command]:
+        for owned in tuple(self.partitions.values()):
+            record = owned.unrecorded
+            is_due = owned.recorded_at is None or now - owned.recorded_at >= self.settings.retry_s
+            if record is not None and is_due and owned.phase is not Phase.RESTORING:
+                self.partitions[owned.partition] = replace(owned, recorded_at=now)
+                yield record
+
+    def _notice_drained(self, now: float) -> None:
+        for owned in tuple(self.partitions.values()):
+            runs_are_current = not owned.entries or (owned.held_since is not None and self._runs_read_at >= owned.held_since)
+            if owned.phase is Phase.DRAINING and owned.is_drained and runs_are_current:
+                self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
+
+    def _advance_holds(self, now: float) -> Iterable[do.Command]:
+        """Revokes first: a partition that is in the hold of a leave as well is released by its revoke."""
+        for hold in sorted(self.holds, key=lambda hold: hold.cause is Cause.LEAVE):
+            current = yield from self._at_deadline(self._with_runs(hold), now)
+            self.holds = tuple(current if other is hold else other for other in self.holds)
+            held = [self.partitions[partition] for partition in current.epochs if partition in self.partitions]
+            if all(owned.phase is Phase.DRAINED for owned in held):
+                yield from self._end(current, held, now)
+
+    def _with_runs(self, hold: Hold) -> Hold:
+        """The hold with every run that turned out to work on its partitions."""
+        live = [self.partitions[partition].live_runs for partition in hold.epochs if partition in self.partitions]
+        return replace(hold, run_ids=hold.run_ids.union(*live))
+
+    def _at_deadline(self, hold: Hold, now: float) -> Generator[do.Command, None, Hold]:
+        draining = [
+            owned
+            for owned in (self.partitions.get(partition) for partition in hold.epochs)
+            if owned is not None and owned.phase is Phase.DRAINING
+        ]
+        if not draining or now < hold.deadline_at:
+            return hold
+        runs = frozenset[str]().union(*(owned.live_runs for owned in draining))
+        cancels = self.settings.on_deadline is DeadlinePolicy.CANCEL
+        if cancels and now < hold.limit_at:
+            if runs - hold.cancelled:
+                yield do.CancelRuns(tuple(sorted(runs - hold.cancelled)), f"the time to drain {named(hold.epochs)} is up")
+            return replace(hold, is_past_deadline=True, cancelled=hold.cancelled | runs)
+        for owned in draining:
+            self.partitions[owned.partition] = owned.changed(Change.DEADLINE_PASSED)
+        return replace(hold, is_past_deadline=True)
+
+    def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+        handed_over = frozenset(owned.partition for owned in held if owned.entries)
+        self.holds = tuple(other for other in self.holds if other is not hold)
+        if hold.cause is Cause.LEAVE:
+            yield do.RecordReceipt(receipt_of(hold, now=now, handed_over=handed_over))
+            yield do.LeaveGroup(self.leaving or "asked to")
+            return
+        for owned in held:
+            owned.changed(Change.RELEASE_COMPLETED)
+            del self.partitions[owned.partition]
+        yield do.ReleasePartitions(tuple(sorted(hold.epochs)))
+        yield do.RecordReceipt(receipt_of(hold, now=now, handed_over=handed_over))
+
+    def _claim(self, now: float) -> Iterable[do.Command]:
+        if self.leaving is not None or now - self._last_tick_at > self.settings.plan_patience_s:
+            return
+        busy = {entry.batch_id for owned in self.partitions.values() for entry in owned.entries if entry.is_open}
+        busy |= {owned.pending.claims[0] for owned in self.partitions.values() if owned.pending and owned.pending.claims}
+        backlogs = [backlog for owned in self.partitions.values() if (backlog := owned.backlog) is not None]
+        batches = plan(
+            backlogs, self.settings.limits, runs_in_flight=len(busy), new_batch_id=self._new_batch_id, now=now
+        )
+        writes = []
+        for batch in batches:
+            for range_ in batch.ranges:
+                owned = self.partitions[range_.topic_partition]
+                pending = owned.claim_write(batch.batch_id, range_.until, now)
+                self.partitions[owned.partition] = replace(owned, pending=pending)
+                writes.append(pending.write)
+        if writes:
+            yield do.WriteOffsets(tuple(writes))
+
+    def _read_again(self, now: float) -> Iterable[do.Command]:
+        owned = self.partitions.values()
+        unread = {o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None}
+        if unread and now - self._stored_asked_at >= self.settings.retry_s:
+            self._stored_asked_at = now
+            yield do.ReadStoredOffsets(unread)
+        poll_s = self.settings.poll_s / 4 if self.holds else self.settings.poll_s
+        restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
+        batch_ids = frozenset(entry.batch_id for o in owned for entry in o.entries)
+        if (batch_ids or restoring) and now - self._runs_asked_at >= poll_s:
+            self._runs_asked_at = now
+            yield do.ReadRuns(batch_ids, live_too=restoring)
+        readable = tuple(sorted(o.partition for o in owned if o.ledger is not None and not o.phase.is_final))
+        if readable and self.leaving is None and now - self._bounds_asked_at >= self.settings.poll_s:
+            self._bounds_asked_at = now
+            yield do.ReadBounds(readable)

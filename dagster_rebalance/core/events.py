@@ -1,0 +1,152 @@
+"""What happened, as the driver is told: from Kafka, from Dagster, and from the clock.
+
+Events are in the past tense and carry facts only. A shell produces them, in the order in which they happened, and never leaves one out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.runs import RunSeen
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets that Kafka has of a partition: `start` is the first one, `until` lies behind the last."""
+
+    start: int
+    until: int
+
+
+class WriteFailure(enum.Enum):
+    """Why the offset of a partition was not written. That a member is fenced is told by the partitions lost, never by a failed write."""
+
+    CHANGED = "changed"
+    """What Kafka stores is not what this member last read or wrote: nothing was written."""
+    RETRIABLE = "retriable"
+    """The request failed for now, or its answer did not arrive: the same write may be tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsAssigned:
+    """Kafka gave partitions to this member."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeRequested:
+    """Kafka wants partitions back. They are held until they are released."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsLost:
+    """Partitions were taken away: fenced, or the session ended."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSuperseded:
+    """A rebalance overtook a hold; its partitions belong to somebody else."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRequested:
+    """The member shall drain all its partitions and leave the group.
+
+    Attributes:
+        reason: Why, as the end of a sentence.
+        limit_s: How long it may take; None for the usual limit of a hold.
+    """
+
+    reason: str
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TickArrived:
+    """Dagster evaluated the sensor: it is there to start runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened; time went on."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredOffsetsRead:
+    """The answer to `ReadStoredOffsets`.
+
+    Attributes:
+        epochs: The partitions, with the epochs of the command.
+        stored: What the group has committed; None for a partition without a commit.
+        bounds: The offsets that Kafka has.
+        recorded_until: The `until` of the last materialisation of the partition in Dagster, if there is one.
+    """
+
+    epochs: Mapping[TopicPartition, int]
+    stored: Mapping[TopicPartition, OffsetAndMetadata | None]
+    bounds: Mapping[TopicPartition, Bounds]
+    recorded_until: Mapping[TopicPartition, int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunsRead:
+    """The answer to `ReadRuns`.
+
+    Attributes:
+        batch_ids: The batches that were asked for.
+        runs: All their runs, and all live runs of the group if `with_live`, oldest first.
+        with_live: Whether all live runs of the group are among them.
+    """
+
+    batch_ids: frozenset[str]
+    runs: tuple[RunSeen, ...]
+    with_live: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BoundsRead:
+    """The answer to `ReadBounds`."""
+
+    bounds: Mapping[TopicPartition, Bounds]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsWritten:
+    """The answer to `WriteOffsets`: which writes were done, and why the others were not."""
+
+    written: tuple[OffsetWrite, ...]
+    failed: tuple[tuple[OffsetWrite, WriteFailure], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRecorded:
+    """The answer to `RecordCommit`."""
+
+    record: RecordCommit
+
+
+Event = (
+    PartitionsAssigned
+    | RevokeRequested
+    | PartitionsLost
+    | HoldSuperseded
+    | LeaveRequested
+    | TickArrived
+    | TimePassed
+    | StoredOffsetsRead
+    | RunsRead
+    | BoundsRead
+    | OffsetsWritten
+    | CommitRecorded
+)

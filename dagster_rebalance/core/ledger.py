@@ -1,0 +1,110 @@
+"""The offset ledger of one partition in one epoch: ranges in flight, finished out of order, and the next offset that may be committed.
+
+An offset may be committed only when the range that ends there, and every earlier range, has succeeded. Ranges are contiguous by construction
+(each starts where the one before it ends), so gaps that transactions or compaction leave between offsets do not matter.
+A completion that carries another epoch belongs to an earlier ownership of the partition and is ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.runs import GaveUp, InFlight, Progress, Succeeded, ToRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A claimed range and how far the work on it is.
+
+    Attributes:
+        range: What is claimed.
+        batch_id: The batch that it belongs to.
+        claimed_at: When this member wrote the claim, on its clock; None when it took the claim over.
+        progress: What the runs of the batch say.
+    """
+
+    range: OffsetRange
+    batch_id: str
+    claimed_at: float | None = None
+    progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a run works on it or is still to be requested."""
+        return isinstance(self.progress, ToRequest | InFlight)
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetLedger:
+    """What is in flight for a partition, in offset order.
+
+    Attributes:
+        partition: The partition.
+        epoch: The assignment of the partition to this member that the ledger belongs to.
+        next_offset: The committed offset.
+        entries: The claimed ranges from `next_offset` on.
+    """
+
+    partition: TopicPartition
+    epoch: int
+    next_offset: int
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def claimed_until(self) -> int:
+        """The offset behind the last claimed range: where the next claim starts."""
+        return self.entries[-1].range.until if self.entries else self.next_offset
+
+    @property
+    def live_runs(self) -> frozenset[str]:
+        """The runs that may still work on the partition."""
+        return frozenset(run for entry in self.entries if isinstance(entry.progress, InFlight) for run in entry.progress.run_ids)
+
+    @property
+    def waiting_runs(self) -> frozenset[str]:
+        """Those of the live runs that have not started."""
+        return frozenset(run for entry in self.entries if isinstance(entry.progress, InFlight) for run in entry.progress.waiting)
+
+    @property
+    def given_up(self) -> tuple[OffsetRange, GaveUp] | None:
+        """The first range on which too many runs failed, if there is one."""
+        return next(((entry.range, entry.progress) for entry in self.entries if isinstance(entry.progress, GaveUp)), None)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no live run touches the partition and nothing more can be committed."""
+        return not self.live_runs and self.committable is None
+
+    @property
+    def committable(self) -> Entry | None:
+        """The first range, if it has succeeded: what may be committed next."""
+        if self.entries and isinstance(self.entries[0].progress, Succeeded):
+            return self.entries[0]
+        return None
+
+    def claim(self, batch_id: str, until: int, claimed_at: float | None = None) -> OffsetLedger:
+        """Add the range `[claimed_until, until)` for a batch."""
+        range_ = OffsetRange(self.partition.topic, self.partition.partition, self.claimed_until, until)
+        return replace(self, entries=(*self.entries, Entry(range_, batch_id, claimed_at)))
+
+    def note(self, epoch: int, range_: OffsetRange, progress: Progress) -> OffsetLedger:
+        """Note how far the work on a range is. News from another epoch, or after a success, changes nothing."""
+        if epoch != self.epoch:
+            return self
+        entries = tuple(
+            replace(entry, progress=progress) if entry.range == range_ and not isinstance(entry.progress, Succeeded) else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
+    def committed(self, entry: Entry) -> OffsetLedger:
+        """Drop a range whose end was committed.
+
+        Raises:
+            IllegalStateError: It is not the one that may be committed next, so an offset would have been skipped.
+        """
+        if entry != self.committable:
+            raise IllegalStateError(f"{entry.range} cannot be committed before {self.committable and self.committable.range}")
+        return replace(self, next_offset=entry.range.until, entries=self.entries[1:])

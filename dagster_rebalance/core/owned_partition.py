@@ -1,0 +1,174 @@
+"""The state of one partition of this member: its phase, what Kafka stores for it, and what is in flight.
+
+A frozen value. Every change of phase goes through the table in `ownership.py`; what is written to Kafka is built here, from the ledger, so that
+the stored claims and the ledger cannot say different things.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
+from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.ledger import Entry, OffsetLedger
+from dagster_rebalance.core.ownership import Change, Phase, after
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.planning import Backlog
+from dagster_rebalance.core.runs import Succeeded
+
+LAST_OFFSET = 2**63 - 1
+"""Kafka's offsets are signed 64-bit numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWrite:
+    """A write that Kafka has not confirmed, and what it means for the ledger: a commit, a claim, or the first position of a group.
+
+    Attributes:
+        write: What is to be written.
+        commits: The entry whose end it commits.
+        claims: The claim that it adds, as (batch id, until).
+        asked_at: When it was given to the shell last.
+    """
+
+    write: OffsetWrite
+    asked_at: float
+    commits: Entry | None = None
+    claims: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedPartition:
+    """One partition in one epoch.
+
+    Attributes:
+        partition: The partition.
+        epoch: Grows with each assignment of any partition to this member.
+        phase: What may be done with it.
+        stored: What Kafka stores, as last read or written; None when the group has no committed offset.
+        ledger: What is in flight; None until the stored offset has been read.
+        last_commit: The last commit that the stored metadata names.
+        bounds: The offsets that Kafka had when last asked.
+        backlog_since: Since when there are offsets to claim, on the caller's clock; None when there are none.
+        pending: The write under way.
+        unrecorded: A commit that Dagster has not recorded yet, and when it was last told.
+        recorded_at: When `unrecorded` was last given to the shell.
+        held_since: When the partition was asked for.
+        stop_reason: Why it is stopped; empty when it is not.
+        blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
+    """
+
+    partition: TopicPartition
+    epoch: int
+    phase: Phase = Phase.RESTORING
+    stored: OffsetAndMetadata | None = None
+    ledger: OffsetLedger | None = None
+    last_commit: LastCommit | None = None
+    bounds: Bounds | None = None
+    backlog_since: float | None = None
+    pending: PendingWrite | None = None
+    unrecorded: RecordCommit | None = None
+    recorded_at: float | None = None
+    held_since: float | None = None
+    stop_reason: str = ""
+    blocked_by: tuple[str, ...] = ()
+
+    def changed(self, change: Change) -> OwnedPartition:
+        """The partition after a change of phase.
+
+        Raises:
+            IllegalStateError: The change is not in the table for the present phase.
+        """
+        return replace(self, phase=after(self.phase, change))
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """The claimed ranges."""
+        return self.ledger.entries if self.ledger else ()
+
+    @property
+    def ahead(self) -> OffsetRange:
+        """Everything that is not committed yet, whether Kafka has it already or not."""
+        start = self.ledger.next_offset if self.ledger else 0
+        return OffsetRange(self.partition.topic, self.partition.partition, start, LAST_OFFSET)
+
+    @property
+    def live_runs(self) -> frozenset[str]:
+        """The runs that may still work on it."""
+        return self.ledger.live_runs if self.ledger else frozenset()
+
+    @property
+    def lag(self) -> int:
+        """Offsets in Kafka that are not committed yet, as far as known."""
+        if self.ledger is None or self.bounds is None:
+            return 0
+        return max(0, self.bounds.until - self.ledger.next_offset)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing of this member is under way for it."""
+        commits = self.pending is not None and self.pending.commits is not None
+        return not commits and self.unrecorded is None and (self.ledger is None or self.ledger.is_drained)
+
+    @property
+    def backlog(self) -> Backlog | None:
+        """What may be planned for it now; None when nothing may."""
+        if not self.phase.may_plan or self.ledger is None or self.bounds is None or self.pending or self.backlog_since is None:
+            return None
+        return Backlog(self.partition, self.ledger.claimed_until, self.bounds.until, self.backlog_since, len(self.entries))
+
+    def commit_write(self, now: float) -> PendingWrite | None:
+        """The commit that is due, if one is and nothing else is under way."""
+        entry = self.ledger.committable if self.ledger else None
+        if entry is None or self.pending or self.unrecorded or not self.phase.may_commit or self.ledger is None:
+            return None
+        if not isinstance(entry.progress, Succeeded):
+            raise IllegalStateError(f"{entry.range} is committable but did not succeed")
+        last = LastCommit(entry.range.start, entry.batch_id, entry.progress.run_id)
+        return PendingWrite(self._write(self.ledger.committed(entry), last), now, commits=entry)
+
+    def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
+        """The claim of the offsets up to `until` for a batch."""
+        if self.ledger is None:
+            raise IllegalStateError(f"{self.partition} cannot be claimed before its offset is known")
+        return PendingWrite(self._write(self.ledger.claim(batch_id, until), self.last_commit), now, claims=(batch_id, until))
+
+    def first_write(self, now: float) -> PendingWrite | None:
+        """The first position of a group that has committed nothing: written at once, so that it cannot move on a rebalance."""
+        if self.stored is not None or self.pending or self.ledger is None or self.phase is not Phase.OWNED:
+            return None
+        return PendingWrite(self._write(self.ledger, None), now)
+
+    def written(self, write: OffsetWrite, now: float) -> OwnedPartition:
+        """The partition after Kafka confirmed a write. An answer to a write that is not under way changes nothing."""
+        pending = self.pending
+        if pending is None or pending.write != write or self.ledger is None:
+            return self
+        done = replace(self, stored=write.new, pending=None)
+        if pending.claims is not None:
+            return replace(done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None)
+        entry = pending.commits
+        if entry is None or not isinstance(entry.progress, Succeeded):
+            return done
+        return replace(
+            done,
+            ledger=self.ledger.committed(entry),
+            last_commit=LastCommit(entry.range.start, entry.batch_id, entry.progress.run_id),
+            recorded_at=None,
+            unrecorded=RecordCommit(
+                range=entry.range,
+                epoch=self.epoch,
+                batch_id=entry.batch_id,
+                run_id=entry.progress.run_id,
+                lag=max(0, self.bounds.until - entry.range.until) if self.bounds else 0,
+                claim_to_commit_s=None if entry.claimed_at is None else now - entry.claimed_at,
+                drain_s=None if self.held_since is None else now - self.held_since,
+            ),
+        )
+
+    def _write(self, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
+        claims = tuple(Claim(entry.range.until, entry.batch_id) for entry in ledger.entries)
+        new = encode(StoredPartition(ledger.next_offset, claims, last))
+        return OffsetWrite(self.partition, self.epoch, self.stored, new)

@@ -1,0 +1,75 @@
+"""Partitions and offsets: the words that everything else is written in.
+
+Owns the half-open offset range. An offset to commit is always the *next* offset to be read; no code outside this file adds one to an offset.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class TopicPartition:
+    """One partition of one topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndMetadata:
+    """What a group has committed for a partition.
+
+    Attributes:
+        offset: The next offset to be read.
+        metadata: Free text stored beside it, at most 4,096 bytes.
+        leader_epoch: The leader epoch of the last record before `offset`, where it is known (KIP-320).
+    """
+
+    offset: int
+    metadata: str = ""
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class OffsetRange:
+    """The offsets `start <= offset < until` of one partition: the unit of claim, adoption, commit and output.
+
+    Raises:
+        ValueError: `start` is negative or not below `until`.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    until: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.until:
+            msg = f"a range of {self.topic}-{self.partition} must have 0 <= start < until, not [{self.start}, {self.until})"
+            raise ValueError(msg)
+
+    def __len__(self) -> int:
+        return self.until - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} [{self.start}, {self.until})"
+
+    @property
+    def topic_partition(self) -> TopicPartition:
+        """The partition that the offsets belong to."""
+        return TopicPartition(self.topic, self.partition)
+
+    @property
+    def key(self) -> str:
+        """A name for the range that is unique in a Kafka cluster, to key an output by: `orders-3-120-240`."""
+        return f"{self.topic}-{self.partition}-{self.start}-{self.until}"
+
+    def overlaps(self, other: OffsetRange) -> bool:
+        """Whether both ranges have an offset in common."""
+        return (
+            self.topic_partition == other.topic_partition and self.start < other.until and other.start < self.until
+        )

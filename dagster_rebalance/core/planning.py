@@ -1,0 +1,85 @@
+"""Planning: which offsets are read next, and by which run.
+
+Owns the batch limits and the choice of ranges. It never looks at a clock or a broker: end offsets and the time are given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How large batches get and how many are worked on at once.
+
+    Attributes:
+        max_records_per_range: Offsets that one range may cover.
+        max_ranges_per_run: Ranges that one run may process, each of another partition.
+        max_runs_in_flight: Runs of this member that may be requested or live at the same time.
+        max_claims_per_partition: Batches of one partition that may be in flight, one behind the other.
+        min_records: A partition waits until it has this many offsets to read ...
+        max_wait_s: ... but no longer than this, counted from when they were first seen.
+    """
+
+    max_records_per_range: int = 100_000
+    max_ranges_per_run: int = 8
+    max_runs_in_flight: int = 4
+    max_claims_per_partition: int = 1
+    min_records: int = 1
+    max_wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """What a partition has to read.
+
+    Attributes:
+        partition: The partition.
+        start: The first offset that is not claimed yet.
+        end: The offset behind the last record in Kafka.
+        waiting_since: When offsets behind `start` were first seen, on the caller's clock.
+        claims: How many batches of the partition are in flight.
+    """
+
+    partition: TopicPartition
+    start: int
+    end: int
+    waiting_since: float
+    claims: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Ranges that one run is asked to process."""
+
+    batch_id: str
+    ranges: tuple[OffsetRange, ...]
+
+
+def plan(
+    backlogs: Sequence[Backlog], limits: BatchLimits, *, runs_in_flight: int, new_batch_id: Callable[[], str], now: float
+) -> tuple[Batch, ...]:
+    """Choose the next batches: the longest backlogs first, spread over as many runs as there is room for."""
+    room = limits.max_runs_in_flight - runs_in_flight
+    ready = sorted(
+        (backlog for backlog in backlogs if _is_ready(backlog, limits, now)),
+        key=lambda backlog: (backlog.start - backlog.end, backlog.partition),
+    )
+    if room <= 0 or not ready:
+        return ()
+    chosen = [
+        OffsetRange(b.partition.topic, b.partition.partition, b.start, min(b.end, b.start + limits.max_records_per_range))
+        for b in ready[: room * limits.max_ranges_per_run]
+    ]
+    runs = min(room, len(chosen))
+    return tuple(Batch(new_batch_id(), tuple(sorted(chosen[run::runs]))) for run in range(runs))
+
+
+def _is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:
+    size = backlog.end - backlog.start
+    if size <= 0 or backlog.claims >= limits.max_claims_per_partition:
+        return False
+    return size >= limits.min_records or now - backlog.waiting_since >= limits.max_wait_s

@@ -1,0 +1,132 @@
+"""What the runs of a batch mean for one of its ranges: work is going on, succeeded, has to be asked for again, or failed too often.
+
+Owns the rules for reading Dagster's runs. A run counts for a range when it carries the batch id and lists exactly that range: bounds never
+change once they are claimed. A run that refused itself, or that a member took back before it worked, says nothing about the batch.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dagster_rebalance.core.partition import OffsetRange
+
+
+class RunState(enum.Enum):
+    """Where a run is in its life, in the words that matter here."""
+
+    WAITING = "waiting"
+    """Created, perhaps queued: it has not started and can be cancelled at no cost."""
+    STARTING = "starting"
+    """Being launched. It cannot be cancelled yet, and has not looked at its claim."""
+    STARTED = "started"
+    """Works, or is about to look at its claim."""
+    CANCELING = "canceling"
+    """Asked to stop, may still work."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELED = "canceled"
+
+
+LIVE = frozenset({RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING})
+WORKING = frozenset({RunState.STARTED, RunState.CANCELING})
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeen:
+    """One run as Dagster shows it.
+
+    Attributes:
+        run_id: Dagster's id of the run.
+        batch_id: The batch that it was requested for.
+        ranges: The ranges that it was given.
+        state: Where it is in its life.
+        is_retry: Whether Dagster or a person started it as a retry of another run; only first runs count as attempts.
+        awaits_retry: It failed, and Dagster is about to start it again.
+        is_refused: It refused itself, so it does not work although it may not have ended yet; not an attempt.
+        is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still work until it ended.
+        heartbeat: The last sign of life of its process; changes while it lives.
+    """
+
+    run_id: str
+    batch_id: str
+    ranges: tuple[OffsetRange, ...]
+    state: RunState
+    is_retry: bool = False
+    awaits_retry: bool = False
+    is_refused: bool = False
+    is_taken_back: bool = False
+    heartbeat: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it may still produce output, itself or through its retry."""
+        return self.state in LIVE or self.awaits_retry
+
+
+@dataclass(frozen=True, slots=True)
+class ToRequest:
+    """No run works on the range: ask for one."""
+
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class InFlight:
+    """Runs that may still work on the range. `waiting` are those that have not started."""
+
+    run_ids: tuple[str, ...]
+    waiting: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """A run succeeded on the range."""
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class GaveUp:
+    """As many runs as the limit allows have failed on the range."""
+
+    attempts: int
+    run_id: str
+
+
+Progress = ToRequest | InFlight | Succeeded | GaveUp
+
+
+def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int) -> Progress:
+    """Say how far the work on a claimed range is, from all runs of its batch."""
+    mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
+    succeeded = [run for run in mine if run.state is RunState.SUCCEEDED]
+    if succeeded:
+        return Succeeded(succeeded[0].run_id)
+    live = [run for run in mine if run.is_live]
+    if live:
+        return InFlight(
+            tuple(run.run_id for run in live), tuple(run.run_id for run in live if run.state is RunState.WAITING)
+        )
+    first_runs = [run for run in mine if not run.is_retry]
+    failed = [run for run in first_runs if not run.is_refused and not run.is_taken_back]
+    if len(failed) >= max_attempts:
+        return GaveUp(len(failed), failed[-1].run_id)
+    return ToRequest(attempt=len(first_runs) + 1)
+
+
+def unclaimed_workers(ranges: Iterable[OffsetRange], claimed: Iterable[tuple[OffsetRange, str]], runs: Iterable[RunSeen]) -> tuple[str, ...]:
+    """The runs that work on any of `ranges` without being the work of a claim: nothing may start there until they ended.
+
+    Happens when an operator moved the committed offset, which erases the claims, while runs were working. Runs that have not started do not
+    count: they refuse themselves when they find no claim.
+    """
+    known = set(claimed)
+    wanted = tuple(ranges)
+    return tuple(
+        run.run_id
+        for run in runs
+        if run.state in WORKING
+        and any(mine.overlaps(other) and (mine, run.batch_id) not in known for mine in run.ranges for other in wanted)
+    )

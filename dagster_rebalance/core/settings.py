@@ -1,0 +1,55 @@
+"""The settings of a member, as the driver knows them. Where they come from (a Dagster resource, a test) is not its business."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+
+
+class LossPolicy(enum.Enum):
+    """What happens to the runs of partitions that were lost."""
+
+    LEAVE = "leave"
+    """They go on; the next owner adopts them through their claims."""
+    CANCEL = "cancel"
+    """They are cancelled; the next owner asks for their batches again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriverSettings:
+    """How a member works.
+
+    Attributes:
+        limits: How large batches get.
+        budget: How long a hold may take.
+        on_deadline: What happens to live runs at the deadline of a hold.
+        on_lost: What happens to live runs of partitions that were lost.
+        max_attempts: Runs that may fail on a range before its partition is stopped. Dagster's own retries are not counted.
+        start_from: Where a group without a committed offset begins.
+        foreign_metadata: What to do with offsets that another application committed.
+        lease_s: Without a tick for so long, the member drains and leaves.
+        plan_patience_s: Without a tick for so long, nothing new is claimed, because nobody would start its run.
+        poll_s: How often runs and end offsets are read; four times as often during a hold.
+        retry_s: When a command that was not answered is given again.
+        recheck_s: How often a stopped partition is looked at again.
+        pulse: After how long a run without a sign of life is dead.
+    """
+
+    limits: BatchLimits = field(default_factory=BatchLimits)
+    budget: HoldBudget = field(default_factory=HoldBudget)
+    on_deadline: DeadlinePolicy = DeadlinePolicy.CANCEL
+    on_lost: LossPolicy = LossPolicy.LEAVE
+    max_attempts: int = 3
+    start_from: StartFrom = StartFrom.EARLIEST
+    foreign_metadata: ForeignMetadata = ForeignMetadata.REFUSE
+    lease_s: float = 60.0
+    plan_patience_s: float = 15.0
+    poll_s: float = 1.0
+    retry_s: float = 1.0
+    recheck_s: float = 10.0
+    pulse: Pulse = field(default_factory=Pulse)

@@ -1,0 +1,56 @@
+"""The check that a run makes before it works on its batch.
+
+By the time it looks, its own start is visible to all others. It may work only if every one of its ranges is still claimed by its batch, and no
+other run of the batch that shares a range has started or succeeded. *Any* such run makes it refuse itself, whichever came first: with a
+tie-break by age or by clocks both could work. If two runs refuse each other, the owner of the partition asks for the batch again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
+
+
+def refusal(
+    me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPartition, OffsetAndMetadata | None]
+) -> str | None:
+    """Why the run `me` must not work, as a sentence; None when it may.
+
+    Args:
+        me: The run that asks.
+        others: All runs of the same batch; `me` may be among them.
+        committed: What Kafka stores for the partitions of the run now.
+    """
+    if me.state is not RunState.STARTED:
+        return f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it works"
+    for range_ in me.ranges:
+        problem = _claim_problem(range_, me.batch_id, committed.get(range_.topic_partition))
+        if problem is not None:
+            return problem
+    for other in others:
+        shared = [range_ for range_ in me.ranges if any(range_.overlaps(theirs) for theirs in other.ranges)]
+        if other.run_id != me.run_id and other.batch_id == me.batch_id and shared and _counts(other):
+            return f"run {other.run_id} of the same batch has {other.state.value} on {shared[0]}"
+    return None
+
+
+def _counts(other: RunSeen) -> bool:
+    return other.state is RunState.SUCCEEDED or (other.state in WORKING and not other.is_refused)
+
+
+def _claim_problem(range_: OffsetRange, batch_id: str, committed: OffsetAndMetadata | None) -> str | None:
+    if committed is None:
+        return f"{range_} is not claimed: the group has no committed offset for {range_.topic_partition}"
+    try:
+        claimed = decode(committed).ranges(range_.topic_partition)
+    except ClaimError as error:
+        return f"{range_} is not claimed: {error}"
+    if (range_, batch_id) in claimed:
+        return None
+    if committed.offset >= range_.until:
+        return f"{range_} is committed already (the group is at {committed.offset})"
+    return f"{range_} is not claimed by batch {batch_id} any more (the group is at {committed.offset})"
