@@ -1,0 +1,235 @@
+"""A real Kafka for tests and demos: one or three KRaft nodes on free ports of 127.0.0.1, in a folder of their own.
+
+Owns the life of the cluster and of its nodes: start, kill, restart, suspend. Nothing outlives the process that started it, and nothing
+listens on another address than 127.0.0.1.
+"""
+
+from __future__ import annotations
+
+import base64
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
+
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr
+from dagster_rebalance.testing.java import find_java
+from dagster_rebalance.testing.kafka_node import START_LIMIT_S, KafkaNode, admin_of
+from dagster_rebalance.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+    from types import TracebackType
+
+    from confluent_kafka.admin import AdminClient
+    from typing_extensions import Self
+
+KAFKA_VERSION = "4.1.1"
+
+KAFKA = JarSet(
+    f"kafka-{KAFKA_VERSION}",
+    # Kafka's own dependencies write no log at all: slf4j-simple writes it to the node's log file.
+    (Coordinates("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), Coordinates("org.slf4j", "slf4j-simple", "1.7.36")),
+)
+
+JAVA_FLAGS = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
+    "-Dorg.slf4j.simpleLogger.log.state.change.logger=warn",
+)
+
+SIZES = (1, 3)
+REQUEST_LIMIT_S = 30.0
+
+
+@dataclass
+class KafkaCluster:
+    """A Kafka of one or three nodes. It starts when entered, and is gone with its data when left.
+
+    Example:
+        ```python
+        with KafkaCluster() as kafka:
+            kafka.create_topic("orders", partitions=8)
+            consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": "g"})
+        ```
+
+    Attributes:
+        nodes: How many; the nodes are numbered from 1.
+        port: The first node's port; a free one by default.
+        settings: Broker settings; they win over those of this kit, which make rebalances quick.
+        heap: The memory of each node, as Java's -Xmx takes it.
+        tell: Gets a sentence at each step of a first fetch of the jars.
+    """
+
+    nodes: int = 1
+    port: int | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
+    heap: str = "384m"
+    tell: Callable[[str], None] = tell_on_stderr
+    _folder: Path | None = field(init=False, default=None)
+    _nodes: dict[int, KafkaNode] = field(init=False, default_factory=dict)
+    _admin: AdminClient = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.nodes not in SIZES:
+            msg = f"A local Kafka has 1 or 3 nodes, not {self.nodes}."
+            raise ConfigurationError(msg)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """What a client's `bootstrap.servers` takes."""
+        return ",".join(node.address for node in self._nodes.values())
+
+    @property
+    def logs(self) -> list[Path]:
+        """The nodes' log files."""
+        return [node.log for node in self._nodes.values()]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the nodes that run."""
+        return [node.process.pid for node in self._nodes.values() if node.is_running]
+
+    def start(self) -> Self:
+        """Fetch the jars if need be, start the nodes, and wait until they form a cluster.
+
+        Raises:
+            DagsterRebalanceError: A node did not start; the message holds the end of its log.
+        """
+        jars = fetch(KAFKA, tell=self.tell)
+        java: list[str | Path] = [find_java().path, f"-Xmx{self.heap}", *JAVA_FLAGS, "-cp", ":".join(map(str, jars))]
+        self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-kafka-"))
+        for number in range(1, self.nodes + 1):
+            port = self.port if self.port is not None and number == 1 else free_port()
+            self._nodes[number] = KafkaNode(number, port, free_port(), self._folder / f"node-{number}", java)
+        try:
+            self._format()
+            for node in self._nodes.values():
+                node.launch()
+            for node in self._nodes.values():
+                node.wait_until_up(self.nodes)
+        except BaseException:
+            self.stop()
+            raise
+        self._admin = admin_of(self.bootstrap_servers)
+        return self
+
+    def _format(self) -> None:
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        formats = [node.format(cluster_id, self._nodes.values(), self.settings) for node in self._nodes.values()]
+        for process in formats:
+            with process:
+                if process.wait(START_LIMIT_S) != 0:
+                    msg = f"{process.name} failed; {process.log} ends with:\n{process.tail()}"
+                    raise BrokerError(msg)
+
+    def stop(self) -> None:
+        """End all nodes and remove their data."""
+        for node in self._nodes.values():
+            node.stop_at_once()
+        self._nodes.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _node(self, number: int) -> KafkaNode:
+        if number not in self._nodes:
+            msg = f"There is no node {number} in this Kafka; there are: {', '.join(map(str, self._nodes)) or 'none, it is not started'}."
+            raise ConfigurationError(msg)
+        return self._nodes[number]
+
+    def kill(self, node: int = 1) -> None:
+        """End a node at once, as a crash would. Its data stays."""
+        self._node(node).process.kill()
+
+    def shut_down(self, node: int = 1) -> None:
+        """End a node in good order, as a rolling restart would: it hands its leaderships over first."""
+        self._node(node).stop()
+
+    def restart(self, node: int = 1) -> None:
+        """Start a node again, on the same port and with its data; one that runs is shut down first. Returns when it answers."""
+        self._node(node).stop()
+        self._node(node).launch()
+        self._node(node).wait_until_up(len(self.pids))
+
+    def suspend(self, node: int = 1) -> None:
+        """Freeze a node: connections stay open, and nothing answers."""
+        self._node(node).process.suspend()
+
+    def resume(self, node: int = 1) -> None:
+        """Let a suspended node go on."""
+        self._node(node).process.resume()
+
+    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+        """Create a topic, with a copy on each node, and wait until every partition has a leader.
+
+        Raises:
+            BrokerError: Kafka refused, for example because the topic exists.
+        """
+        topic = NewTopic(name, num_partitions=partitions, replication_factor=self.nodes, config=dict(config or {}))
+        _settle(self._admin.create_topics([topic], operation_timeout=REQUEST_LIMIT_S)[name], f"create topic {name}")
+        self._wait_for_leaders(name, partitions)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        """Let a topic have `total` partitions, and wait until every one has a leader.
+
+        Raises:
+            BrokerError: Kafka refused, for example because the topic has as many.
+        """
+        more = NewPartitions(name, new_total_count=total)
+        _settle(self._admin.create_partitions([more], operation_timeout=REQUEST_LIMIT_S)[name], f"add partitions to {name}")
+        self._wait_for_leaders(name, total)
+
+    def _wait_for_leaders(self, topic: str, partitions: int) -> None:
+        # Right after a creation a node may lead a partition and not know it yet: list_offsets then fails with NOT_LEADER_FOR_PARTITION.
+        # A client of its own, because list_offsets finds no leader (_NOENT) for partitions that are newer than the client's metadata.
+        admin = admin_of(self.bootstrap_servers)
+        asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
+
+        def all_answer() -> bool:
+            answers = admin.list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
+            return all(answer.exception(REQUEST_LIMIT_S) is None for answer in answers)
+
+        wait_until(all_answer, timeout_s=REQUEST_LIMIT_S, what=f"a leader for each of the {partitions} partitions of {topic}")
+
+    def leaders(self, topic: str) -> list[int]:
+        """The node that leads each partition of a topic; -1 where there is none."""
+        found = self._admin.list_topics(topic, timeout=REQUEST_LIMIT_S).topics[topic].partitions
+        return [found[partition].leader for partition in sorted(found)]
+
+    def coordinator(self, group: str) -> int:
+        """The node that coordinates a consumer group; waits while a new one still loads the group's offsets."""
+
+        def found() -> int | None:
+            try:
+                group_found = self._admin.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S)[group].result()
+            except KafkaException as error:
+                if not error.args[0].retriable():
+                    raise
+                return None
+            return int(group_found.coordinator.id)
+
+        return wait_until(found, timeout_s=REQUEST_LIMIT_S, what=f"the coordinator of group {group}")
+
+
+def _settle(future: Future[None], what: str) -> None:
+    try:
+        future.result(REQUEST_LIMIT_S)
+    except KafkaException as error:
+        msg = f"Kafka would not {what}: {error.args[0].str()}"
+        raise BrokerError(msg, retriable=error.args[0].retriable()) from error

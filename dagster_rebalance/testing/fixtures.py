@@ -1,0 +1,85 @@
+"""Pytest fixtures with a real Kafka and a real Spark.
+
+A project that wants them says so in its top `conftest.py`:
+
+```python
+pytest_plugins = ["dagster_rebalance.testing.fixtures"]
+```
+
+and its tests take what they need; each part starts with the first test that asks, and is gone when pytest is, however pytest ends:
+
+```python
+def test_orders_arrive(kafka_broker, kafka_topic):
+    orders = kafka_topic(partitions=4)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+```
+
+`kafka_broker` (session): a `KafkaCluster` of one node. `kafka_topic`: makes topics whose names no other test has.
+`spark_connect_server` (session): a `SparkConnectServer`.
+Needs Java 17 to 23. The first use ever fetches the jars, about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it).
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.jars import tell_on_stderr
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+class TopicFactory(Protocol):
+    """Makes a topic with a unique name, and returns the name."""
+
+    def __call__(self, partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str: ...  # noqa: D102
+
+
+def unique_name(prefix: str) -> str:
+    """A name for a topic or a group that no other test has."""
+    return f"{prefix}-{uuid.uuid4().hex[:8]}"
+
+
+def _teller(config: pytest.Config) -> Callable[[str], None]:
+    """Tells past pytest's capture: a first fetch takes a minute, and must not look like a hang."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+
+    def tell(sentence: str) -> None:
+        if capture is None:
+            tell_on_stderr(sentence)
+            return
+        with capture.global_and_fixture_disabled():
+            tell_on_stderr(sentence)
+
+    return tell
+
+
+@pytest.fixture(scope="session")
+def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaCluster]:
+    """A real Kafka with one node, for the whole session."""
+    with KafkaCluster(tell=_teller(pytestconfig)) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def kafka_topic(kafka_broker: KafkaCluster) -> TopicFactory:
+    """Makes a topic in `kafka_broker` with a unique name, and returns the name."""
+
+    def create(partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str:
+        name = unique_name(prefix)
+        kafka_broker.create_topic(name, partitions, config)
+        return name
+
+    return create
+
+
+@pytest.fixture(scope="session")
+def spark_connect_server(pytestconfig: pytest.Config) -> Iterator[SparkConnectServer]:
+    """A Spark Connect server with the Kafka connector, for the whole session."""
+    with SparkConnectServer(tell=_teller(pytestconfig)) as server:
+        yield server

@@ -1,0 +1,167 @@
+"""One Kafka process: a KRaft node that is broker and controller.
+
+Owns a node's settings, its files and its process. The settings make rebalances quick, for tests; none of them changes what a rebalance
+does. What several nodes do together is `broker.py`'s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.processes import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+QUICK_REBALANCES: Mapping[str, str] = {
+    "auto.create.topics.enable": "false",
+    "broker.heartbeat.interval.ms": "500",
+    "broker.session.timeout.ms": "6000",
+    "group.consumer.heartbeat.interval.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.min.session.timeout.ms": "2000",
+    "group.consumer.session.timeout.ms": "10000",
+    "group.coordinator.rebalance.protocols": "classic,consumer",
+    "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "log.cleaner.dedupe.buffer.size": "4194304",
+    "num.io.threads": "2",
+    "num.network.threads": "2",
+    "offsets.topic.num.partitions": "6",
+    "transaction.state.log.num.partitions": "3",
+}
+
+START_LIMIT_S = 90.0
+
+
+def admin_of(servers: str) -> AdminClient:
+    """An admin client that keeps silent about nodes that a test has ended."""
+    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
+
+
+@dataclass
+class KafkaNode:
+    """One node. Its ports and data stay the same while processes come and go.
+
+    Attributes:
+        node_id: From 1.
+        port: Where clients connect.
+        controller_port: Where the other nodes' controllers connect.
+        folder: For data and log; made here.
+        java: The command that runs a class of Kafka.
+    """
+
+    node_id: int
+    port: int
+    controller_port: int
+    folder: Path
+    java: Sequence[str | Path]
+    _process: ChildProcess | None = field(init=False, default=None)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"Kafka node {self.node_id}"
+
+    @property
+    def address(self) -> str:
+        """Where clients connect."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def voter(self) -> str:
+        """How `controller.quorum.voters` names it."""
+        return f"{self.node_id}@127.0.0.1:{self.controller_port}"
+
+    @property
+    def log(self) -> Path:
+        """What the node has to say."""
+        return self.folder / "node.log"
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its process runs."""
+        return self._process is not None and self._process.is_running
+
+    @property
+    def process(self) -> ChildProcess:
+        """The node's process.
+
+        Raises:
+            BrokerError: It was never started.
+        """
+        if self._process is None:
+            msg = f"{self.name} was never started"
+            raise BrokerError(msg)
+        return self._process
+
+    def format(self, cluster_id: str, nodes: Iterable[KafkaNode], settings: Mapping[str, str]) -> ChildProcess:
+        """Write the settings and start the formatting of the data folder, which takes two seconds."""
+        self.folder.mkdir()
+        everything = {**QUICK_REBALANCES, **self._own_settings(list(nodes)), **settings}
+        self._settings_file.write_text("".join(f"{key}={value}\n" for key, value in everything.items()))
+        # The `=` keeps an id that begins with a dash from being read as an option.
+        tool: list[str | Path] = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", self._settings_file]
+        return ChildProcess(f"the formatting of {self.name}", [*self.java, *tool], log=self.log)
+
+    @property
+    def _settings_file(self) -> Path:
+        return self.folder / "server.properties"
+
+    def _own_settings(self, nodes: Sequence[KafkaNode]) -> dict[str, str]:
+        copies, majority = str(len(nodes)), str(len(nodes) // 2 + 1)
+        return {
+            "process.roles": "broker,controller",
+            "node.id": str(self.node_id),
+            "controller.quorum.voters": ",".join(node.voter for node in nodes),
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self.address}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": str(self.folder / "data"),
+            "default.replication.factor": copies,
+            "min.insync.replicas": majority,
+            "offsets.topic.replication.factor": copies,
+            "transaction.state.log.replication.factor": copies,
+            "transaction.state.log.min.isr": majority,
+            "share.coordinator.state.topic.replication.factor": copies,
+            "share.coordinator.state.topic.min.isr": majority,
+        }
+
+    def launch(self) -> None:
+        """Start the process; `wait_until_up` tells when it answers."""
+        self._process = ChildProcess(self.name, [*self.java, "kafka.Kafka", self._settings_file], log=self.log)
+
+    def wait_until_up(self, nodes: int) -> None:
+        """Wait until the node answers and sees `nodes` nodes, itself included.
+
+        Raises:
+            DagsterRebalanceError: It has ended, or the time is over; the message holds the end of its log.
+        """
+        # A client learns of the other nodes and then asks any of them: only a new one's first answer is this node's own.
+        admin = admin_of(self.address)
+
+        def answers() -> bool:
+            try:
+                brokers = admin.list_topics(timeout=2).brokers
+            except KafkaException:
+                return False
+            return self.node_id in brokers and len(brokers) >= nodes
+
+        self.process.wait_until_ready(answers, timeout_s=START_LIMIT_S)
+
+    def stop(self) -> None:
+        """End it in good order: it hands its leaderships over first."""
+        if self._process is not None:
+            self._process.stop(timeout_s=60)
+
+    def stop_at_once(self) -> None:
+        """End it without asking."""
+        if self._process is not None:
+            self._process.stop_at_once()

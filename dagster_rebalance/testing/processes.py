@@ -1,0 +1,196 @@
+"""Child processes with a log, a readiness check with a deadline, and an end that is certain.
+
+Owns how tests and the demo start and end programs. Each child runs under a guard (`guard.py`) that ends it and all its descendants when
+this process is gone, however it went. Never signals by name, and never anything that it did not start.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing import guard
+from dagster_rebalance.testing.deadline import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_RUNNING: set[ChildProcess] = set()
+
+
+class ChildProcess:
+    """A program that runs until it is stopped, or until this process ends.
+
+    Example:
+        ```python
+        with ChildProcess("web", ["dagster-webserver", "-p", str(port)], log=folder / "web.log") as web:
+            web.wait_until_ready(lambda: answers(port), timeout_s=60)
+        ```
+
+    Attributes:
+        name: What messages call it.
+        log: The file that gets its standard output and error.
+        pid: The pid of the program itself.
+    """
+
+    def __init__(
+        self, name: str, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+    ) -> None:
+        """Start `command`; `env` comes on top of this process's environment. The log is appended to."""
+        self.name = name
+        self.log = log
+        self._exit_code: int | None = None
+        lifeline, self._lifeline = os.pipe()
+        self._report, report = os.pipe()
+        argv = [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(report), *map(str, command)]
+        try:
+            with log.open("ab") as output:
+                self._guard = subprocess.Popen(  # noqa: S603 - a caller's own command, without a shell
+                    argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, **(env or {})},
+                    cwd=cwd,
+                    pass_fds=(lifeline, report),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(lifeline)
+            os.close(report)
+        self.pid = int(self._read_line())
+        os.set_blocking(self._report, False)
+        _RUNNING.add(self)
+
+    def _read_line(self) -> bytes:
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(self._report, 1)):
+            line += byte
+        return line
+
+    @property
+    def exit_code(self) -> int | None:
+        """The program's exit code, negative for a signal; None while it runs."""
+        if self._exit_code is None:
+            try:
+                line = self._read_line()
+            except BlockingIOError:
+                return None
+            self._exit_code = int(line) if line else -signal.SIGKILL
+        return self._exit_code
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the program itself runs; a child that it left behind may do so longer."""
+        return self.exit_code is None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the program and every descendant of it have ended."""
+        return self._guard.poll() is not None
+
+    def tail(self, lines: int = 30) -> str:
+        """The end of the log."""
+        with self.log.open(errors="replace") as log:
+            return "".join(deque(log, maxlen=lines))
+
+    def wait_until_ready(self, is_ready: Callable[[], bool], *, timeout_s: float) -> None:
+        """Wait for `is_ready`.
+
+        Raises:
+            DagsterRebalanceError: The program ended, or the time is over. The message holds the end of the log.
+        """
+        try:
+            wait_until(lambda: not self.is_running or is_ready(), timeout_s=timeout_s, what=f"{self.name} to be ready")
+        except DagsterRebalanceError as error:
+            raise DagsterRebalanceError(self._with_tail(str(error))) from error
+        if not self.is_running:
+            raise DagsterRebalanceError(self._with_tail(f"{self.name} ended with exit code {self.exit_code} before it was ready"))
+
+    def _with_tail(self, sentence: str) -> str:
+        return f"{sentence}; {self.log} ends with:\n{self.tail()}"
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the program itself; nothing happens when it has ended."""
+        # The guard reports an exit as soon as it has reaped the pid, long before the system could give the pid out again.
+        if self.is_running:
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                return
+
+    def wait(self, timeout_s: float) -> int:
+        """Wait for the program itself to end, and return its exit code.
+
+        Raises:
+            DagsterRebalanceError: It still runs when the time is over.
+        """
+        wait_until(lambda: not self.is_running, timeout_s=timeout_s, what=lambda: self._with_tail(f"{self.name} to end"))
+        return -signal.SIGKILL if self.exit_code is None else self.exit_code
+
+    def kill(self) -> None:
+        """End the program itself at once, as a crash would. What it started stays until `stop`."""
+        self.send(signal.SIGKILL)
+        self.wait(10)
+
+    def suspend(self) -> None:
+        """Freeze the program, as a long pause of its machine would."""
+        self.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a suspended program go on."""
+        self.send(signal.SIGCONT)
+
+    def stop(self, *, timeout_s: float = 10, first: signal.Signals = signal.SIGTERM) -> None:
+        """Ask the program to end, wait for it and its descendants, and end by force what is left when the time is over."""
+        if self._lifeline < 0:
+            return
+        self.send(first)
+        self.resume()
+        try:
+            wait_until(lambda: self.is_gone, timeout_s=timeout_s, what=f"{self.name} to end", interval_s=0.02)
+        except DagsterRebalanceError:
+            self._end_by_force()
+        self._close()
+
+    def stop_at_once(self) -> None:
+        """End the program and all its descendants without asking."""
+        if self._lifeline >= 0:
+            self._end_by_force()
+            self._close()
+
+    def _end_by_force(self) -> None:
+        if not self.is_gone:
+            os.write(self._lifeline, b"!")
+            self._guard.wait()
+
+    def _close(self) -> None:
+        _ = self.exit_code
+        os.close(self._lifeline)
+        os.close(self._report)
+        self._lifeline = -1
+        if self._exit_code is None:
+            self._exit_code = -signal.SIGKILL
+        _RUNNING.discard(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+
+@atexit.register
+def _stop_all() -> None:
+    for child in list(_RUNNING):
+        child.stop_at_once()

@@ -1,0 +1,131 @@
+"""A Spark Connect server for tests and demos, on a free port of 127.0.0.1, with Spark's Kafka connector.
+
+Owns the server's settings and its life. The server is the one that comes with the installed pyspark, and the connector has its version.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, pyspark_folder, tell_on_stderr
+from dagster_rebalance.testing.java import find_java
+from dagster_rebalance.testing.ports import accepts_connections, free_port
+from dagster_rebalance.testing.processes import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+START_LIMIT_S = 120.0
+SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+
+
+def kafka_connector() -> JarSet:
+    """Spark's Kafka connector for the installed pyspark, without what Spark itself brings."""
+    spark = version("pyspark")
+    artifact = Coordinates("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark)
+    return JarSet(f"spark-kafka-{spark}", (artifact,), excluded=("org.apache.hadoop", "org.scala-lang"))
+
+
+@dataclass
+class SparkConnectServer:
+    """A Spark Connect server. It starts when entered, and is gone with its files when left.
+
+    Example:
+        ```python
+        with SparkConnectServer() as server:
+            spark = SparkSession.builder.remote(server.remote).getOrCreate()
+        ```
+
+    Attributes:
+        master: Where Spark works.
+        memory: The driver's memory.
+        settings: Spark settings; they win over those of this kit.
+        tell: Gets a sentence at each step of a first fetch of the jars.
+    """
+
+    master: str = "local[2]"
+    memory: str = "1g"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    tell: Callable[[str], None] = tell_on_stderr
+    port: int = field(init=False, default_factory=free_port)
+    _folder: Path | None = field(init=False, default=None)
+    _process: ChildProcess | None = field(init=False, default=None)
+
+    @property
+    def remote(self) -> str:
+        """What `SparkSession.builder.remote` and the environment variable SPARK_REMOTE take."""
+        return f"sc://127.0.0.1:{self.port}"
+
+    @property
+    def process(self) -> ChildProcess:
+        """The server's process.
+
+        Raises:
+            IllegalStateError: The server is not started.
+        """
+        if self._process is None:
+            msg = "The Spark Connect server is not started: enter it with `with`, or call start()."
+            raise IllegalStateError(msg)
+        return self._process
+
+    def start(self) -> Self:
+        """Fetch the connector's jars if need be, start the server, and wait until it takes connections.
+
+        Raises:
+            DagsterRebalanceError: It did not start; the message holds the end of its log.
+        """
+        spark = pyspark_folder()
+        jars = [jar for jar in fetch(kafka_connector(), tell=self.tell) if not (spark / "jars" / jar.name).exists()]
+        self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-spark-"))
+        command: list[str | Path] = [spark / "bin" / "spark-submit", "--class", SERVER_CLASS, "--name", "dagster-rebalance"]
+        command += ["--jars", ",".join(map(str, jars))]
+        for key, value in {**self._own_settings(self._folder), **self.settings}.items():
+            command += ["--conf", f"{key}={value}"]
+        env = {"JAVA_HOME": str(find_java().home), "SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._process = ChildProcess("Spark Connect", command, log=self._folder / "spark-connect.log", env=env, cwd=self._folder)
+        try:
+            self._process.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _own_settings(self, folder: Path) -> dict[str, str]:
+        return {
+            "spark.master": self.master,
+            "spark.driver.memory": self.memory,
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.host": "127.0.0.1",
+            "spark.connect.grpc.binding.address": "127.0.0.1",
+            "spark.connect.grpc.binding.port": str(self.port),
+            "spark.local.dir": str(folder / "local"),
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.enabled": "false",
+        }
+
+    def kill(self) -> None:
+        """End the server at once, as a crash would."""
+        self.process.kill()
+
+    def stop(self) -> None:
+        """End the server and remove its files."""
+        if self._process is not None:
+            self._process.stop_at_once()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()

@@ -1,0 +1,19 @@
+"""What all tests share: the fixtures of the kit, and an order in which the quick tests speak first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+pytest_plugins = ["dagster_rebalance.testing.fixtures"]
+
+REAL_PARTS = ("broker", "spark", "e2e")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run tests without real parts first, whole deployments last."""
+    items.sort(
+        key=lambda item: max((REAL_PARTS.index(mark.name) + 1 for mark in item.iter_markers() if mark.name in REAL_PARTS), default=0)
+    )
