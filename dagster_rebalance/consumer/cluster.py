@@ -1,0 +1,157 @@
+"""Read-only questions to the cluster: offsets, topics, and whether anything can work at all.
+
+Owns retries of what is retriable, and asking for many partitions in one request. Must never go through the member's client: a list of all
+topics there makes it compare its subscription, which during a hold can supersede it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import Future
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+
+from dagster_rebalance.consumer.kafka_errors import (
+    CREDENTIALS,
+    RETRIABLE,
+    UNKNOWN_TOPIC,
+    Attempt,
+    broker_error,
+    configuration_error,
+    kafka_error,
+)
+from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.consumer.translation import theirs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.partition import TopicPartition
+
+_RETRY_PAUSE_S = 0.1
+_NEW_TOPIC_GRACE_S = 2.0
+
+
+class Cluster:
+    """The brokers, asked (implements `ClusterView`).
+
+    Args:
+        settings: Validated settings; those about the connection are used.
+        clock: A monotonic clock.
+        pause: Waits between two attempts.
+    """
+
+    def __init__(
+        self, settings: Settings, *, clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._pause = pause
+        self._troubles: list[KafkaError] = []
+
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The first offset that exists, for all partitions in one request."""
+        return {tp: found.offset for tp, found in self._offsets(dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s).items()}
+
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The offset that the next record will get (with `read_committed`: the first one of an open transaction), in one request."""
+        return {tp: found.offset for tp, found in self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s).items()}
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time in milliseconds; None where there is no such record."""
+        found = self._offsets({tp: OffsetSpec.for_timestamp(at) for tp, at in timestamps.items()}, timeout_s)
+        return {tp: OffsetAndTimestamp(answer.offset, answer.timestamp) if answer.offset >= 0 else None for tp, answer in found.items()}
+
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
+        """All topics that the principal may see."""
+        attempt = self._attempt("listing the topics")
+        try:
+            topics = self._admin.list_topics(timeout=timeout_s).topics
+        except KafkaException as problem:
+            raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
+        for name, topic in topics.items():
+            if topic.error is not None:
+                raise broker_error(topic.error, self._attempt(f"describing topic '{name}'"))
+        return {
+            name: [PartitionInfo(name, p.id, p.leader, tuple(p.replicas), tuple(p.isrs)) for p in topic.partitions.values()]
+            for name, topic in topics.items()
+        }
+
+    def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
+        """The partitions of a topic.
+
+        Raises:
+            BrokerError: There is no such topic, or the principal may not see it.
+        """
+        # Not a request for the one topic, which would create it on a broker with auto.create.topics.enable.
+        found = self.list_topics(timeout_s).get(topic)
+        if found is None:
+            raise self._missing(topic)
+        return sorted(found, key=lambda info: info.partition)
+
+    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+        """Find out now what would go wrong later: brokers, credentials, topics."""
+        topics = self.list_topics(timeout_s)
+        if isinstance(subscription, re.Pattern):
+            return
+        for topic in subscription:
+            if topic not in topics:
+                raise self._missing(topic)
+
+    @cached_property
+    def _admin(self) -> AdminClient:
+        config: dict[str, Any] = {**self._settings.connection(), "error_cb": self._troubles.append}
+        try:
+            return AdminClient(config)
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise configuration_error(problem) from problem
+
+    def _offsets(self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, ListOffsetsResultInfo]:
+        """Ask for all in one request, and again for those whose leader is just moving or not known yet."""
+        started_at = self._clock()
+        found: dict[TopicPartition, ListOffsetsResultInfo] = {}
+        while len(found) < len(wanted):
+            missing = {tp: spec for tp, spec in wanted.items() if tp not in found}
+            refused: dict[TopicPartition, KafkaError] = {}
+            for tp, answer in self._ask(missing, started_at + timeout_s - self._clock()).items():
+                try:
+                    found[tp] = answer.result()
+                except KafkaException as problem:
+                    refused[tp] = kafka_error(problem)
+            waited = self._clock() - started_at
+            for tp, error in refused.items():
+                new_topic = error.code() in UNKNOWN_TOPIC and waited < _NEW_TOPIC_GRACE_S
+                if waited >= timeout_s or not (new_topic or error.code() in RETRIABLE):
+                    raise broker_error(self._cause(error), self._attempt("reading offsets"), [tp])
+            if refused:
+                self._pause(_RETRY_PAUSE_S)
+        return found
+
+    def _ask(self, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
+        level = IsolationLevel.READ_COMMITTED if self._settings.reads_committed else IsolationLevel.READ_UNCOMMITTED
+        request = {theirs(tp): spec for tp, spec in specs.items()}
+        answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=max(timeout_s, 0.1))
+        return {tp: answers[theirs(tp)] for tp in specs}
+
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """The reason behind a time-out: refused credentials are told only through the error callback."""
+        self._admin.poll(0)
+        causes = [trouble for trouble in self._troubles if trouble.code() in CREDENTIALS]
+        self._troubles.clear()
+        return causes[-1] if causes else error
+
+    def _missing(self, topic: str) -> BrokerError:
+        attempt = self._attempt(f"looking up topic '{topic}'")
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "it does not exist, or the principal may not see it (ACL DESCRIBE)")
+        return broker_error(error, attempt)
+
+    def _attempt(self, doing: str) -> Attempt:
+        return Attempt(doing, self._settings.brokers)

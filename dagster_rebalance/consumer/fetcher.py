@@ -1,0 +1,180 @@
+"""The data plane: a second consumer, outside the group, that reads the partitions which the member owns.
+
+During a hold librdkafka pauses every partition of the member's client, so records come from a client of their own: retained partitions
+were measured at 100 % of their steady rate through a whole hold. It is assigned and never subscribes, never commits, and never decides
+what to read: it follows.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import confluent_kafka
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, Message
+
+from dagster_rebalance.consumer.kafka_errors import PASSING, Attempt, broker_error, configuration_error, kafka_error
+from dagster_rebalance.consumer.translation import theirs
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.consumer.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+Start: TypeAlias = Literal["committed", "earliest", "latest"] | int
+"""Where reading begins. `committed` falls back on `auto.offset.reset`."""
+
+_SPECIAL = {"committed": OFFSET_STORED, "earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a partition was read.
+
+    Attributes:
+        offset: The next offset to be returned; None while that depends on what Kafka answers.
+        start: Where reading began.
+    """
+
+    offset: int | None
+    start: Start
+
+
+class Fetcher:
+    """Reads records of assigned partitions.
+
+    Raises:
+        ConfigurationError: The client refuses a setting; the message names it.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._attempt = Attempt("reading records", settings.brokers)
+        self._staged: dict[TopicPartition, Start] = {}
+        self._started: dict[TopicPartition, Start] = {}
+        self._withheld: set[TopicPartition] = set()
+        self._problem: BrokerError | None = None
+        try:
+            self._consumer = confluent_kafka.Consumer(settings.fetcher())
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise configuration_error(problem) from problem
+
+    def stage(self, partitions: Iterable[TopicPartition]) -> None:
+        """Prepare partitions to be read from their committed offset on; a `seek` before `start_staged` holds before their first record."""
+        self._staged.update(dict.fromkeys(partitions, "committed"))
+
+    def start_staged(self) -> None:
+        """Begin to read what is staged."""
+        starts, self._staged = self._staged, {}
+        if not starts:
+            return
+        self._started.update(starts)
+        self._consumer.incremental_assign([theirs(tp, _offset(start)) for tp, start in starts.items()])
+        self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
+
+    def withhold(self, partitions: Iterable[TopicPartition]) -> None:
+        """Return no more records of these partitions; buffered ones are dropped, and read again should they be resumed."""
+        wanted = set(partitions) - self._withheld
+        self._withheld |= wanted
+        self._consumer.pause([theirs(tp) for tp in wanted.intersection(self._started)])
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions again, from the last record that was returned on."""
+        wanted = self._withheld.intersection(partitions)
+        self._withheld -= wanted
+        self._consumer.resume([theirs(tp) for tp in wanted.intersection(self._started)])
+
+    def drop(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget partitions and all that is buffered of them."""
+        gone = set(partitions)
+        self._withheld -= gone
+        for tp in gone:
+            self._staged.pop(tp, None)
+        running = [tp for tp in gone if self._started.pop(tp, None) is not None]
+        self._consumer.incremental_unassign([theirs(tp) for tp in running])
+
+    def seek(self, partition: TopicPartition, start: Start) -> None:
+        """Read on from somewhere else. What is buffered of the partition is dropped.
+
+        Raises:
+            IllegalStateError: The partition is not assigned.
+        """
+        self.position(partition)
+        # A seek of the client's is refused while the partition's fetching is only starting; a new assignment is not.
+        if self._started.pop(partition, None) is not None:
+            self._consumer.incremental_unassign([theirs(partition)])
+            self._staged[partition] = start
+            self.start_staged()
+        else:
+            self._staged[partition] = start
+
+    def position(self, partition: TopicPartition) -> Position:
+        """How far a partition was read.
+
+        Raises:
+            IllegalStateError: The partition is not assigned.
+        """
+        start = self._staged.get(partition, self._started.get(partition))
+        if start is None:
+            raise IllegalStateError(f"the position of {partition} is not known: it is not assigned to this consumer")
+        reached = -1 if partition in self._staged else self._consumer.position([theirs(partition)])[0].offset
+        if reached >= 0:
+            return Position(reached, start)
+        return Position(start if isinstance(start, int) else None, start)
+
+    def read(self, max_records: int, timeout_s: float) -> list[Message]:
+        """At most `max_records` records; returns when there are so many, or the time is over.
+
+        Raises:
+            BrokerError: An earlier read met an error that does not mend itself.
+        """
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise problem
+        try:
+            batch = self._consumer.consume(max_records, timeout_s)
+        except KafkaException as problem:
+            raise broker_error(kafka_error(problem), self._attempt) from problem
+        if any(map(Message.error, batch)):
+            batch = [message for message in batch if self._is_record(message)]
+        return self._without_withheld(batch) if self._withheld else batch
+
+    def close(self) -> None:
+        """Stop reading."""
+        self._consumer.close()
+
+    def _without_withheld(self, batch: list[Message]) -> list[Message]:
+        """A pause drops what librdkafka has buffered; should a record slip through all the same, it is read again after the resume."""
+        slipped: dict[TopicPartition, int] = {}
+        kept = []
+        for message in batch:
+            tp = _partition(message)
+            if tp in self._withheld:
+                slipped.setdefault(tp, message.offset() or 0)
+            else:
+                kept.append(message)
+        for tp, offset in slipped.items():
+            self.seek(tp, offset)
+        return kept
+
+    def _is_record(self, message: Message) -> bool:
+        error = message.error()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            return True
+        if error.code() in PASSING:
+            logger.info("reading records: %s", error.str())
+        else:
+            self._problem = broker_error(error, self._attempt, [_partition(message)] if message.topic() else ())
+        return False
+
+
+def _offset(start: Start) -> int:
+    return start if isinstance(start, int) else _SPECIAL[start]
+
+
+def _partition(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)

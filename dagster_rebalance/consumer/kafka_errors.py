@@ -1,0 +1,146 @@
+"""The one place where errors of the Kafka client become errors of this package.
+
+Owns what a person is told to do about each of them. Must never swallow an error, and never decide what the caller does next: that a commit
+met a rebalance, or that a partition is lost, is told by the class.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaError, KafkaException
+
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+FENCED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH, KafkaError.FENCED_INSTANCE_ID})
+"""The broker does not know the member any more."""
+
+FENCED_IN_A_HOLD = FENCED | {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
+"""During a hold no newer generation is on its way to the client, so a stale one is final too; at other times it may only be late."""
+
+_UNREACHABLE = frozenset(
+    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT, KafkaError._WAIT_COORD}
+)
+_COORDINATOR = frozenset({KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR})
+_LEADER = frozenset(
+    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
+)
+UNKNOWN_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+CREDENTIALS = frozenset(
+    {
+        KafkaError._AUTHENTICATION,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError.UNSUPPORTED_SASL_MECHANISM,
+        KafkaError.ILLEGAL_SASL_STATE,
+        KafkaError._SSL,
+    }
+)
+_NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE})
+
+RETRIABLE = _UNREACHABLE | _COORDINATOR | _LEADER | {KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError._RETRY}
+
+PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT_QUEUE, KafkaError.REBALANCE_IN_PROGRESS}
+"""What the client mends by itself while it is polled."""
+
+_ADVICE: dict[int, str] = {
+    **dict.fromkeys(
+        _UNREACHABLE, "check that the brokers of 'bootstrap.servers' run and can be reached from here; the client goes on trying"
+    ),
+    **dict.fromkeys(_COORDINATOR, "the group's coordinator is moving; try again"),
+    **dict.fromkeys(_LEADER, "the partition's leader is moving; try again"),
+    **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
+    **dict.fromkeys(CREDENTIALS, "check 'security.protocol', 'sasl.mechanism', 'sasl.username' and 'sasl.password'"),
+    **dict.fromkeys(
+        _NO_CONSUMER_PROTOCOL,
+        "the broker lacks the consumer protocol of Kafka 4 (KIP-848): set 'group.protocol' to 'classic' (in Dagster `group_protocol: classic`)",
+    ),
+    KafkaError._SSL: "check 'security.protocol' and the certificates in 'ssl.ca.location', 'ssl.certificate.location' and 'ssl.key.location'",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the ACLs READ and DESCRIBE on the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "grant the principal the ACL READ on the group",
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
+    KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
+        "the group is in use with another protocol or assignment strategy: use another 'group.id', let the other members move to "
+        "'cooperative-sticky' first, or set 'group.protocol' to what they use"
+    ),
+    KafkaError.UNSUPPORTED_ASSIGNOR: "set 'group.remote.assignor' to one that the broker offers",
+    KafkaError.INVALID_GROUP_ID: "use another 'group.id'",
+    KafkaError.GROUP_MAX_SIZE_REACHED: "the group is full: run fewer members, or raise the broker's limit for the size of a group",
+    KafkaError.INVALID_SESSION_TIMEOUT: "set 'session.timeout.ms' within the broker's group.min.session.timeout.ms and group.max.session.timeout.ms",
+    KafkaError.OFFSET_OUT_OF_RANGE: "records were deleted by retention before they were read: commit an offset that exists",
+    KafkaError._AUTO_OFFSET_RESET: (
+        "there is no usable committed offset and 'auto.offset.reset' forbids to choose one: commit an offset that exists, "
+        "or set it to 'earliest' or 'latest'"
+    ),
+    KafkaError.OFFSET_METADATA_TOO_LARGE: "the broker stores at most 4,096 bytes of metadata per partition (offset.metadata.max.bytes)",
+    KafkaError._MAX_POLL_EXCEEDED: "`poll` was not called within 'max.poll.interval.ms': call it more often, or raise the hold limit",
+    KafkaError.REBALANCE_IN_PROGRESS: "the partitions are still yours: poll, then commit again",
+    **dict.fromkeys(FENCED_IN_A_HOLD, "the member was fenced: stop the work on its partitions, and commit nothing for them"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What was tried, for the message.
+
+    Attributes:
+        doing: The attempt as a noun: "the commit of 3 partitions of group 'etl'".
+        brokers: The brokers that were asked.
+    """
+
+    doing: str
+    brokers: str
+
+    def explain(self, error: KafkaError, subject: str = "") -> str:
+        """The message: what happened, to what, and what to do."""
+        at = f" by {self.brokers}" if error.code() in _UNREACHABLE else ""
+        about = f" for {subject}" if subject else ""
+        advice = _ADVICE.get(error.code())
+        return f"{self.doing} failed{about}{at}: {error.str()} ({error.name()})" + (f"; {advice}" if advice else "")
+
+
+def kafka_error(exception: KafkaException) -> KafkaError:
+    """The error inside an exception of the client."""
+    first = exception.args[0] if exception.args else None
+    return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
+
+
+def broker_error(error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition] = ()) -> BrokerError:
+    """The error of a request that is not a commit."""
+    reasons = dict.fromkeys(partitions, error.str())
+    retriable = error.code() in RETRIABLE or error.retriable()
+    return BrokerError(attempt.explain(error, names(reasons)), retriable=retriable, partitions=reasons)
+
+
+def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition], *, holding: bool) -> BrokerError:
+    """The error of a commit. Its class says who owns the partitions now."""
+    reasons = dict.fromkeys(partitions, error.str())
+    code = error.code()
+    message = attempt.explain(error, names(reasons))
+    if code in FENCED or (holding and code in FENCED_IN_A_HOLD):
+        return PartitionLostError(message, partitions=reasons)
+    if code in FENCED_IN_A_HOLD:
+        message = (
+            f"{attempt.doing} met a rebalance: {error.str()} ({error.name()}); poll, then commit again if the partitions are still assigned"
+        )
+        return RebalanceInProgressError(message, partitions=reasons)
+    if code == KafkaError.REBALANCE_IN_PROGRESS:
+        return RebalanceInProgressError(message, partitions=reasons)
+    return BrokerError(message, retriable=code in RETRIABLE or error.retriable(), partitions=reasons)
+
+
+def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
+    """The error of a client that could not be made from its settings; librdkafka's own text names the setting."""
+    text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
+    return ConfigurationError(f"the Kafka client refuses its settings: {text}; correct or remove the named setting")
+
+
+def names(partitions: Iterable[TopicPartition], most: int = 5) -> str:
+    """Partitions for a message; the first few of many."""
+    each = [str(tp) for tp in sorted(partitions)]
+    return ", ".join(each[:most]) + (f" and {len(each) - most} more" if len(each) > most else "")

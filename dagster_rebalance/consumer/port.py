@@ -1,0 +1,108 @@
+"""What a member of a consumer group must be able to do, and what the cluster must answer, whoever plays them.
+
+Owns the contract that the real member, librdkafka's mock cluster and the fake group in `testing` share; one test suite checks all three.
+An offset is always the *next* offset to be read. Nothing here may mention the Kafka client.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Collection, Mapping
+
+    from dagster_rebalance.consumer.events import CommitResult, MemberEvent
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """Where a partition lives: broker ids."""
+
+    topic: str
+    partition: int
+    leader: int
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetAndTimestamp:
+    """A record found by its time, in milliseconds."""
+
+    offset: int
+    timestamp: int
+
+
+class GroupMember(Protocol):
+    """One member of a consumer group, owned by one thread."""
+
+    @property
+    def member_id(self) -> str:
+        """The id the group knows this member by; empty before it joined."""
+
+    @property
+    def held(self) -> frozenset[TopicPartition]:
+        """The partitions of the revoke that was requested and is not released yet."""
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """What this member owns, held partitions included."""
+
+    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
+        """Take part in the group for these topics. During a hold it takes effect after the release."""
+
+    def unsubscribe(self) -> None:
+        """Leave the group; what is still held goes with it."""
+
+    def poll(self, timeout_s: float) -> list[MemberEvent]:
+        """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did.
+
+        Raises:
+            IllegalStateError: Called from inside itself.
+        """
+
+    def release(self) -> None:
+        """Let the group complete the held revoke, for all of its partitions at once.
+
+        Raises:
+            IllegalStateError: Nothing is held.
+        """
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+        """Store next offsets and metadata, all in one request; a partition that is not assigned fails without being asked for."""
+
+    def committed(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed; None where it has nothing.
+
+        Raises:
+            BrokerError: The broker did not answer, or refused.
+        """
+
+    def close(self, timeout_s: float) -> None:
+        """Leave the group within `timeout_s`; may be called again."""
+
+
+class ClusterView(Protocol):
+    """Read-only questions to the cluster. Each raises `BrokerError` when it gets no answer in time, or is refused."""
+
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The first offset that exists, for all partitions in one request."""
+
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The offset that the next record will get, for all partitions in one request."""
+
+    def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time in milliseconds; None where there is no such record."""
+
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
+        """All topics that the principal may see."""
+
+    def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
+        """The partitions of a topic."""
+
+    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+        """Find out now what would go wrong later: brokers, credentials, topics."""

@@ -1,0 +1,231 @@
+"""One membership in the group: from joining to leaving, one confluent Consumer, told as a list of events.
+
+Owns the callbacks of the client, which partitions are assigned, and the hold. Every partition stays paused: records come from elsewhere.
+Callbacks never raise and never block; they note what happened. Must never decide what follows from it: probing, giving up and joining anew
+are the member's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException
+
+from dagster_rebalance.consumer import held_revoke
+from dagster_rebalance.consumer.events import LostReason, MemberEvent, PartitionsAssigned, PartitionsLost, RequestFailed, RevokeRequested
+from dagster_rebalance.consumer.kafka_errors import CREDENTIALS, PASSING, Attempt, broker_error, configuration_error, kafka_error, names
+from dagster_rebalance.consumer.translation import ours, theirs
+from dagster_rebalance.core.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+_client_logger = logging.getLogger("dagster_rebalance.librdkafka")
+
+_HOLDING_STATE = "wait-unassign-call"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A revoke that was requested and is not released yet."""
+
+    partitions: frozenset[TopicPartition]
+    requested_at: float
+    member_id: str
+
+
+class Session:
+    """One confluent Consumer in the group.
+
+    Raises:
+        ConfigurationError: The client refuses a setting; the message names it.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._events: list[MemberEvent] = []
+        self._owned: set[TopicPartition] = set()
+        self._closing = False
+        self._reports_in_hold = 0
+        self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
+        self.hold: Hold | None = None
+        self.ended: LostReason | None = None
+        self.consumer = self._connect()
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        """What is assigned and neither released nor lost."""
+        return frozenset(self._owned)
+
+    @property
+    def member_id(self) -> str:
+        """The id the broker knows this member by; empty while it is not known there."""
+        return self.consumer.memberid() or ""
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Join the group for these topics, or change them."""
+        self.consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+
+    def serve(self, timeout_s: float) -> None:
+        """Let the client call back, for at most `timeout_s`."""
+        try:
+            message = self.consumer.poll(timeout_s)
+        except KafkaException as problem:
+            self._note(kafka_error(problem))
+        else:
+            error = message.error() if message is not None else None
+            if error is not None:
+                self._note(error)
+
+    def take(self) -> list[MemberEvent]:
+        """What happened since the last call, in its order."""
+        happened, self._events = self._events, []
+        return happened
+
+    def release(self) -> None:
+        """Complete the held revoke, for all of its partitions.
+
+        Raises:
+            IllegalStateError: Nothing is held.
+        """
+        if self.hold is None:
+            raise IllegalStateError("release without a held revoke: there is nothing to give up")
+        try:
+            held_revoke.complete(self.consumer, self.hold.partitions)
+        except KafkaException as problem:
+            # The client does not hold them any more: another rebalance was faster.
+            logger.warning("the release of %s was refused: %s", names(self.hold.partitions), problem)
+            self.ended = LostReason.SUPERSEDED
+            return
+        self._owned -= self.hold.partitions
+        self.hold = None
+
+    def close(self, timeout_s: float) -> bool:
+        """Leave the group; a hold that is not released yet goes with it.
+
+        Returns:
+            Whether the client was gone in time. It goes on leaving in the background otherwise.
+        """
+        self._closing = True
+        leaving = threading.Thread(target=self._leave, name=f"leave-{self._settings.group_id}", daemon=True)
+        leaving.start()
+        leaving.join(timeout_s)
+        if leaving.is_alive():
+            logger.warning("leaving group '%s' takes longer than %g s: it goes on in the background", self._settings.group_id, timeout_s)
+        return not leaving.is_alive()
+
+    def _leave(self) -> None:
+        try:
+            self.consumer.close()
+        except (KafkaException, RuntimeError) as problem:
+            logger.warning("leaving group '%s' failed: %s", self._settings.group_id, problem)
+
+    def _connect(self) -> confluent_kafka.Consumer:
+        config = self._settings.member()
+        config["error_cb"] = _chained(self._on_error, config.get("error_cb"))
+        if self._settings.is_classic:
+            config["stats_cb"] = _chained(self._on_statistics, config.get("stats_cb"))
+        config.setdefault("logger", _client_logger)
+        try:
+            return confluent_kafka.Consumer(config)
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise configuration_error(problem) from problem
+
+    def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        granted = [ours(tp) for tp in partitions]
+        if self.hold is not None and not self.hold.partitions.isdisjoint(granted):
+            self.ended = LostReason.SUPERSEDED
+        # A partition that is granted twice would raise _CONFLICT out of poll (seen after a superseded hold).
+        known = {ours(tp) for tp in consumer.assignment()}
+        fresh = [tp for tp in granted if tp not in known]
+        # An absolute offset keeps the client from looking up the committed one: nothing is ever read here.
+        starts = [theirs(tp, 0) for tp in fresh]
+        try:
+            consumer.incremental_assign(starts)
+            consumer.pause(starts)
+        except KafkaException as problem:
+            self._note(kafka_error(problem))
+            return
+        self._owned.update(fresh)
+        self._events.append(PartitionsAssigned(tuple(fresh)))
+
+    def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        if self._closing or not partitions:
+            return
+        if self.hold is not None:
+            self.ended = LostReason.SUPERSEDED
+            return
+        held = tuple(map(ours, partitions))
+        held_revoke.suppress_unassign(consumer)
+        self.hold = Hold(frozenset(held), self._clock(), self.member_id)
+        self._reports_in_hold = 0
+        self._events.append(RevokeRequested(held))
+
+    def _on_lost(self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        if self._closing:
+            return
+        # The client names the retained partitions only; held ones are as lost as they are.
+        gone = set(map(ours, partitions)) & self._owned
+        if self.hold is not None:
+            gone |= self.hold.partitions
+            self.hold = None
+        self._owned -= gone
+        self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() in CREDENTIALS or error.fatal():
+            self._note(error)
+        else:
+            logger.info("group '%s': %s", self._settings.group_id, error.str())
+
+    def _note(self, error: KafkaError) -> None:
+        if self.hold is not None and error.code() == KafkaError._MAX_POLL_EXCEEDED:
+            self.ended = LostReason.SESSION
+        elif error.code() in PASSING:
+            logger.info("group '%s': %s", self._settings.group_id, error.str())
+        else:
+            self._events.append(RequestFailed(broker_error(error, self._attempt)))
+
+    def _on_statistics(self, raw: str) -> None:
+        if self.hold is None:
+            return
+        self._reports_in_hold += 1
+        # The first report may have been made before the hold began.
+        if self._reports_in_hold > 1 and _join_state(raw) != _HOLDING_STATE:
+            self.ended = LostReason.SUPERSEDED
+
+    @property
+    def reports_in_hold(self) -> int:
+        """How many statistics were looked at since the hold began."""
+        return self._reports_in_hold
+
+
+def _join_state(raw: str) -> str:
+    # The statistics of a member with many partitions are megabytes; the part about the group is a few hundred characters at the end.
+    start = raw.rfind('"cgrp":')
+    if start < 0:
+        return _HOLDING_STATE
+    group: Mapping[str, Any] = json.JSONDecoder().raw_decode(raw, raw.index("{", start))[0]
+    return str(group.get("join_state", _HOLDING_STATE))
+
+
+def _chained(first: Callable[[Any], None], second: Callable[[Any], None] | None) -> Callable[[Any], None]:
+    if second is None:
+        return first
+
+    def both(argument: Any) -> None:
+        first(argument)
+        second(argument)
+
+    return both

@@ -1,0 +1,185 @@
+"""One config mapping of the user's becomes the settings of the member, the fetcher and the read-only requests.
+
+Owns which settings are refused, and what is derived from the hold limit. Must never connect: that the client itself accepts the settings
+shows when it is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOLD_MARGIN_S = 15.0
+"""From the end of the hold limit to the moment when the broker fences the member: the last commit and the release fit in."""
+
+_DEFAULT_SESSION_TIMEOUT_MS = 45_000
+
+_CONNECTION = ("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "socket.", "client.", "broker.", "reconnect.")
+_CONNECTION_EXACT = frozenset({"enable.ssl.certificate.verification", "oauth_cb", "log_level", "debug", "api.version.request"})
+_GROUP_ONLY = frozenset(
+    {
+        "group.protocol",
+        "group.remote.assignor",
+        "partition.assignment.strategy",
+        "session.timeout.ms",
+        "heartbeat.interval.ms",
+        "max.poll.interval.ms",
+        "statistics.interval.ms",
+        "stats_cb",
+        "on_commit",
+    }
+)
+_BROKER_DECIDES = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
+_EARLIEST = frozenset({"earliest", "smallest", "beginning"})
+_LATEST = frozenset({"latest", "largest", "end"})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Validated settings.
+
+    Attributes:
+        user: The mapping as it was given.
+        group_id: The consumer group.
+        group_protocol: `consumer` (KIP-848) or `classic`.
+        hold_limit_s: How long a revoke may be held by intention.
+        max_poll_interval_s: When the broker ends a hold.
+        refreshes_metadata: Whether the member's client looks for new partitions by itself, which in classic can supersede a hold.
+    """
+
+    user: Mapping[str, Any]
+    group_id: str
+    group_protocol: str
+    hold_limit_s: float
+    max_poll_interval_s: float
+    refreshes_metadata: bool
+
+    @property
+    def is_classic(self) -> bool:
+        """Whether the classic protocol is used."""
+        return self.group_protocol == "classic"
+
+    @property
+    def brokers(self) -> str:
+        """The addresses that were configured, for messages."""
+        return str(self.user.get("bootstrap.servers") or self.user.get("metadata.broker.list") or "the mock cluster")
+
+    @property
+    def offset_reset(self) -> str:
+        """Where reading starts without a committed offset: `earliest`, `latest` or `error`."""
+        value = str(self.user.get("auto.offset.reset", "latest"))
+        return "earliest" if value in _EARLIEST else "latest" if value in _LATEST else "error"
+
+    @property
+    def reads_committed(self) -> bool:
+        """Whether records of open and aborted transactions are hidden (librdkafka's default)."""
+        return str(self.user.get("isolation.level", "read_committed")) == "read_committed"
+
+    def member(self) -> dict[str, Any]:
+        """The settings of the group member."""
+        config = {**self.user, "enable.auto.commit": False, "group.protocol": self.group_protocol}
+        config["max.poll.interval.ms"] = round(self.max_poll_interval_s * 1000)
+        if self.is_classic:
+            config["partition.assignment.strategy"] = "cooperative-sticky"
+            # A metadata change during a hold makes librdkafka rejoin without the held partitions and without a callback; with the
+            # refresh off the hold was seen to survive. The member looks for new partitions between holds instead.
+            config.setdefault("topic.metadata.refresh.interval.ms", -1)
+            # The only sign of a superseded hold is the join state in the statistics.
+            config.setdefault("statistics.interval.ms", 500)
+        return config
+
+    def fetcher(self) -> dict[str, Any]:
+        """The settings of the group-less consumer that reads records. It never joins and never commits."""
+        config = {key: value for key, value in self.user.items() if key not in _GROUP_ONLY}
+        config["client.id"] = f"{self.user.get('client.id', 'rdkafka')}-fetch"
+        # Only members of a group are expected to poll; this one may rest as long as its user likes.
+        return {**config, "enable.auto.commit": False, "max.poll.interval.ms": 86_400_000}
+
+    def connection(self) -> dict[str, Any]:
+        """The settings that say how to reach and trust the brokers."""
+        return {k: v for k, v in self.user.items() if k.startswith(_CONNECTION) or k in _CONNECTION_EXACT}
+
+
+def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
+    """Check a config mapping.
+
+    Raises:
+        ConfigurationError: A setting cannot work; the message names it and what to change.
+    """
+    for needed in ("group.id", "bootstrap.servers"):
+        if not config.get(needed) and not (
+            needed == "bootstrap.servers" and ("metadata.broker.list" in config or "test.mock.num.brokers" in config)
+        ):
+            raise ConfigurationError(f"the setting '{needed}' is missing")
+    if _is_on(config.get("enable.auto.commit", False)):
+        raise ConfigurationError(
+            "'enable.auto.commit' is on: it would commit offsets of work that has not succeeded. Remove it and commit what is done"
+        )
+    if config.get("group.instance.id"):
+        raise ConfigurationError(
+            "'group.instance.id' is set: a static member does not hand its partitions over when it leaves, and a second process with the same "
+            "id (a reload, a deploy) would fence the first one. Remove it"
+        )
+    if not hold_limit_s > 0:
+        raise ConfigurationError(f"hold_limit_s must be above 0, not {hold_limit_s}")
+    protocol = str(config.get("group.protocol", "consumer"))
+    _check_protocol(config, protocol)
+    return Settings(
+        user=dict(config),
+        group_id=str(config["group.id"]),
+        group_protocol=protocol,
+        hold_limit_s=hold_limit_s,
+        max_poll_interval_s=_max_poll_interval_s(config, protocol, hold_limit_s),
+        refreshes_metadata=_int(config, "topic.metadata.refresh.interval.ms", -1) >= 0,
+    )
+
+
+def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
+    if protocol not in {"consumer", "classic"}:
+        raise ConfigurationError(f"'group.protocol' must be 'consumer' or 'classic', not '{protocol}'")
+    if protocol == "consumer":
+        for name in _BROKER_DECIDES:
+            if name in config:
+                raise ConfigurationError(
+                    f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
+                )
+        return
+    strategy = str(config.get("partition.assignment.strategy", "cooperative-sticky"))
+    if strategy != "cooperative-sticky":
+        raise ConfigurationError(
+            f"'partition.assignment.strategy' must be 'cooperative-sticky', not '{strategy}': with an eager strategy every partition stops on each "
+            "rebalance, and no revoke can be held. Remove the setting"
+        )
+
+
+def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s: float) -> float:
+    if "max.poll.interval.ms" in config:
+        chosen = _int(config, "max.poll.interval.ms", 0) / 1000
+        if chosen <= hold_limit_s:
+            raise ConfigurationError(
+                f"hold_limit_s={hold_limit_s:g} does not fit into 'max.poll.interval.ms'={chosen * 1000:.0f}: the broker would fence the member before "
+                "the hold ends. Lower the one, raise the other, or leave 'max.poll.interval.ms' out to have it derived"
+            )
+        return chosen
+    derived = hold_limit_s + HOLD_MARGIN_S
+    if protocol == "classic":
+        # librdkafka refuses a poll interval below the session time-out.
+        derived = max(derived, _int(config, "session.timeout.ms", _DEFAULT_SESSION_TIMEOUT_MS) / 1000)
+    return derived
+
+
+def _is_on(value: object) -> bool:
+    return value is True or str(value).lower() in {"true", "1", "yes", "on"}
+
+
+def _int(config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name, default)
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"'{name}' must be a whole number of milliseconds, not {value!r}") from None

@@ -1,0 +1,124 @@
+"""The three lists of KIP-983: to be revoked in the next poll, in the poll thereafter, and lost in the last poll.
+
+Owns when a requested revoke is completed, and what a delay answers. Every partition is on at most one list. It must never talk to Kafka: it
+says when the release has to be sent, and the shell sends it.
+
+The client completes one revoke request as a whole (librdkafka: the first unassign ends it for all of its partitions). So completion has two
+levels. A partition that was not delayed is *completed*: gone for the API. Its *release* goes to Kafka together with the others of the
+same request, when the last of them has left both lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class PollStarted:
+    """What has to be carried out at the start of a poll.
+
+    Attributes:
+        completed: The partitions whose revoke is completed now; they leave the assignment of the API.
+        release: The partitions to be released to Kafka now, in one request; those of `completed` or of earlier polls.
+    """
+
+    completed: frozenset[TopicPartition]
+    release: frozenset[TopicPartition]
+
+
+class RevokeLists:
+    """The revoke-next, revoke-thereafter and lost lists of one consumer.
+
+    Example:
+        ```python
+        lists = RevokeLists()
+        lists.request({orders_0})
+        lists.delay({orders_0})  # True: not in the next poll
+        lists.start_poll()  # nothing is completed, and orders_0 is on the revoke-next list again
+        lists.start_poll()  # orders_0 was not delayed again: completed and released
+        ```
+    """
+
+    def __init__(self) -> None:
+        self._next: set[TopicPartition] = set()
+        self._thereafter: set[TopicPartition] = set()
+        self._lost: frozenset[TopicPartition] = frozenset()
+        self._denied: set[TopicPartition] = set()
+        self._unreleased: set[TopicPartition] = set()
+
+    @property
+    def to_be_revoked(self) -> frozenset[TopicPartition]:
+        """The partitions that will be revoked in the next poll, unless they are delayed."""
+        return frozenset(self._next)
+
+    @property
+    def delayed(self) -> frozenset[TopicPartition]:
+        """The partitions that will be revoked in the poll thereafter."""
+        return frozenset(self._thereafter)
+
+    @property
+    def lost(self) -> frozenset[TopicPartition]:
+        """The partitions that were lost during the last poll."""
+        return self._lost
+
+    @property
+    def unreleased(self) -> frozenset[TopicPartition]:
+        """The partitions of a revoke request that was not released to Kafka yet, completed ones included."""
+        return frozenset(self._unreleased)
+
+    def start_poll(self) -> PollStarted:
+        """Complete what is on the revoke-next list, forget what was lost, and move the delayed ones up."""
+        completed = frozenset(self._next)
+        self._next, self._thereafter = self._thereafter, set()
+        self._lost = frozenset()
+        if self._next:
+            return PollStarted(completed, frozenset())
+        release, self._unreleased = frozenset(self._unreleased), set()
+        return PollStarted(completed, release)
+
+    def request(self, partitions: Iterable[TopicPartition]) -> None:
+        """A revoke is requested: the partitions go on the revoke-next list.
+
+        librdkafka sends no second request while one is held. Should one come all the same, it joins the first: one that is delayed stays
+        delayed, and all are released together.
+        """
+        requested = set(partitions)
+        self._next |= requested - self._thereafter
+        self._unreleased |= requested
+
+    def delay(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Move partitions from the revoke-next to the revoke-thereafter list.
+
+        Those that are on no list are left as they are. The others are delayed even when one of the given ones is lost.
+
+        Returns:
+            False when some of the partitions were lost, in the last poll or before, and were not assigned again since.
+        """
+        wanted = set(partitions)
+        moved = wanted & self._next
+        self._next -= moved
+        self._thereafter |= moved
+        return wanted.isdisjoint(self._denied)
+
+    def lose(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions are lost: they leave the other lists, and are never released.
+
+        One whose revoke was completed, and that only waits to be released with the others, is no loss to anybody: it just ends.
+        """
+        named = frozenset(partitions)
+        gone = named - (self._unreleased - self._next - self._thereafter)
+        self._next -= gone
+        self._thereafter -= gone
+        self._unreleased -= named
+        self._lost |= gone
+        self._denied |= gone
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions are assigned: what happened in an earlier ownership is no reason to deny a delay."""
+        self._denied -= set(partitions)
