@@ -1,0 +1,165 @@
+"""Sentences for people: what a hold waits for, why a partition does or does not make progress, and a member in a few lines.
+
+Reads the state and words it; decides nothing and changes nothing. Ids of runs are cut to eight characters, as Dagster's pages show them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.holds import Cause, Hold
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.runs import GaveUp, InFlight, ToRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dagster_rebalance.core.driver import Driver
+    from dagster_rebalance.core.ledger import Entry
+    from dagster_rebalance.core.owned_partition import OwnedPartition, PendingWrite
+
+
+def explain_hold(hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition], now: float) -> str:
+    """What a hold waits for, and how much time it has.
+
+    Example:
+        `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240); 278 s left`
+    """
+    held = [owned for owned in (partitions.get(partition) for partition in sorted(hold.epochs)) if owned is not None]
+    waits = [text for owned in held if owned.phase is Phase.DRAINING for text in _waits_for(owned)]
+    verb = "holding" if hold.cause is Cause.REVOKE else "leaving the group with"
+    what = f"waiting for {', '.join(waits)}" if waits else "nothing left to wait for"
+    return f"{verb} {compact(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {_time_left(hold, now)}"
+
+
+def explain_partition(owned: OwnedPartition, now: float) -> str:
+    """Why a partition does or does not make progress right now."""
+    return f"{owned.partition}: {_state(owned, now)}"
+
+
+def summary(driver: Driver, now: float) -> tuple[str, ...]:
+    """A member in a few lines: what it owns, and all that does not simply work."""
+    partitions = driver.partitions.values()
+    count = len(driver.partitions)
+    runs = len({run for owned in partitions for run in owned.live_runs})
+    first = f"owns {compact(driver.partitions)}"
+    if count:
+        lag = sum(owned.lag for owned in partitions)
+        first += f" ({count} partition{_s(count)}), lag {lag}, {runs} run{_s(runs)} in flight"
+    return (
+        first,
+        *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
+        *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
+        *(explain_partition(o, now) for o in partitions if o.phase is Phase.STOPPED or o.phase is Phase.RESTORING),
+    )
+
+
+def compact(partitions: Iterable[TopicPartition]) -> str:
+    """Partitions with three or more in a row drawn together: `orders-0..3, orders-7`."""
+    rows: list[list[TopicPartition]] = []
+    for partition in sorted(partitions):
+        if rows and partition == TopicPartition(rows[-1][0].topic, rows[-1][0].partition + len(rows[-1])):
+            rows[-1].append(partition)
+        else:
+            rows.append([partition])
+    return ", ".join(_row(row) for row in rows) or "no partitions"
+
+
+def _state(owned: OwnedPartition, now: float) -> str:
+    match owned.phase:
+        case Phase.RESTORING:
+            return _restoring(owned)
+        case Phase.OWNED:
+            return _work(owned, now) or _backlog(owned, now)
+        case Phase.STOPPED:
+            return f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
+        case Phase.DRAINING:
+            return f"has to be given up, waits for {', '.join(_waits_for(owned))}"
+        case Phase.DRAINED:
+            return "drained, waits for the other partitions that are given up with it"
+        case _:
+            return f"{owned.phase.value}, not this member's any more"
+
+
+def _row(row: list[TopicPartition]) -> str:
+    return ", ".join(map(str, row)) if len(row) <= 2 else f"{row[0]}..{row[-1].partition}"  # noqa: PLR2004 - two are shorter in full
+
+
+def _waits_for(owned: OwnedPartition) -> tuple[str, ...]:
+    """What a partition that must be given up waits for, each as a noun."""
+    waits = [f"{_runs(entry.progress.run_ids)} on {entry.range}" for entry in owned.entries if isinstance(entry.progress, InFlight)]
+    if owned.pending is not None:
+        waits.append(f"Kafka to confirm {_write(owned.pending)} of {owned.partition}")
+    if owned.unrecorded is not None:
+        waits.append(f"Dagster to record the commit of {owned.unrecorded.range}")
+    return tuple(waits) or (f"Dagster to say which runs work on {owned.partition}",)
+
+
+def _time_left(hold: Hold, now: float) -> str:
+    if now < hold.deadline_at:
+        return f"{hold.deadline_at - now:.0f} s left"
+    return f"past its deadline, released in {max(0.0, hold.limit_at - now):.0f} s whatever happens"
+
+
+def _restoring(owned: OwnedPartition) -> str:
+    if owned.ledger is None:
+        return "being taken in, reads its committed offset"
+    if owned.blocked_by:
+        return f"being taken in, waits for {_runs(owned.blocked_by)}, at work on it without a claim"
+    return "being taken in, asks Dagster for the runs of its claims"
+
+
+def _work(owned: OwnedPartition, now: float) -> str:
+    """What is under way; empty when nothing is."""
+    texts = [_entry(entry) for entry in owned.entries]
+    if owned.pending is not None:
+        texts.append(f"{_write(owned.pending)} is not confirmed by Kafka since {now - owned.pending.asked_at:.1f} s")
+    if owned.unrecorded is not None:
+        texts.append(f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet")
+    return "; ".join(texts)
+
+
+def _entry(entry: Entry) -> str:
+    match entry.progress:
+        case ToRequest(attempt):
+            return f"batch {entry.batch_id} of {_span(entry.range)} is requested, waits for Dagster to start its run (attempt {attempt})"
+        case InFlight(run_ids, waiting) if set(run_ids) <= set(waiting):
+            return f"{_runs(run_ids)} for {_span(entry.range)} waits in Dagster's queue"
+        case InFlight(run_ids):
+            return f"{_runs(run_ids)} works on {_span(entry.range)}"
+        case GaveUp(attempts):
+            return f"{attempts} runs failed on {_span(entry.range)}"
+        case _:
+            return f"{_span(entry.range)} has succeeded and is committed in its turn"
+
+
+def _backlog(owned: OwnedPartition, now: float) -> str:
+    if owned.bounds is None or owned.ledger is None:
+        return "waits for Kafka's end offset"
+    size = owned.bounds.until - owned.ledger.claimed_until
+    if size <= 0:
+        return f"idle at the end, offset {owned.ledger.claimed_until}"
+    since = "" if owned.backlog_since is None else f" since {now - owned.backlog_since:.0f} s"
+    return f"{size} offset{_s(size)} to read wait{since} for room among the runs in flight, for min_records, or for a tick of the sensor"
+
+
+def _write(pending: PendingWrite) -> str:
+    if pending.commits is not None:
+        return f"the commit at {pending.write.new.offset}"
+    if pending.claims is not None:
+        return f"the claim up to {pending.claims[1]}"
+    return f"the first position {pending.write.new.offset}"
+
+
+def _span(range_: OffsetRange) -> str:
+    return f"[{range_.start}, {range_.until})"
+
+
+def _runs(run_ids: Iterable[str]) -> str:
+    short = [run_id[:8] for run_id in run_ids]
+    return f"run{_s(len(short))} {', '.join(short)}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
