@@ -22,7 +22,7 @@ from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr
 from dagster_rebalance.testing.java import find_java
 from dagster_rebalance.testing.kafka_node import START_LIMIT_S, KafkaNode, admin_of
-from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.ports import free_port, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,6 +84,9 @@ class KafkaCluster:
         if self.nodes not in SIZES:
             msg = f"A local Kafka has 1 or 3 nodes, not {self.nodes}."
             raise ConfigurationError(msg)
+        if self.port is not None and not is_free(self.port):
+            msg = f"Port {self.port} is in use on this machine. Choose another, or none to get a free one."
+            raise ConfigurationError(msg)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -99,6 +102,10 @@ class KafkaCluster:
     def pids(self) -> list[int]:
         """The processes of the nodes that run."""
         return [node.process.pid for node in self._nodes.values() if node.is_running]
+
+    def tail(self) -> str:
+        """The end of each node's log."""
+        return "\n".join(f"{node.name}:\n{node.process.tail()}" for node in self._nodes.values())
 
     def start(self) -> Self:
         """Fetch the jars if need be, start the nodes, and wait until they form a cluster.

@@ -62,14 +62,14 @@ def _major(path: Path) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def find_java(env: Mapping[str, str] | None = None, installed_in: tuple[Path, ...] = INSTALLED_IN) -> Java:
+def find_java(env: Mapping[str, str] | None = None, installed_in: tuple[Path, ...] | None = None) -> Java:
     """The first Java from 17 to 23 in JAVA_HOME, on PATH, or where systems install it.
 
     Raises:
         ConfigurationError: There is none. The message names those found, and the command that installs one.
     """
     rejected: dict[Path, int | None] = {}
-    for path in _candidates(os.environ if env is None else env, installed_in):
+    for path in _candidates(os.environ if env is None else env, INSTALLED_IN if installed_in is None else installed_in):
         real = path.resolve()
         if real in rejected or not os.access(real, os.X_OK):
             continue

@@ -18,12 +18,13 @@ def free_port() -> int:
     """A port of 127.0.0.1 that nobody listens on, different at each call."""
     while True:
         port = random.randint(LOWEST, HIGHEST)  # noqa: S311 - no secret
-        if port not in _HANDED_OUT and _is_free(port):
+        if port not in _HANDED_OUT and is_free(port):
             _HANDED_OUT.add(port)
             return port
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether a server could listen on this port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -1,0 +1,58 @@
+"""Finds the command that was asked for, and says errors as sentences.
+
+Owns the list of commands. Each is a function of a module of its own that is imported only when it is needed, so that no command waits for
+the imports of another.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated
+
+try:
+    import typer
+except ModuleNotFoundError:
+    sys.exit("dagster-rebalance needs typer and rich, which are not installed. Install the extra: pip install 'dagster-rebalance[testing]'")
+
+import dagster_rebalance
+from dagster_rebalance.core.errors import DagsterRebalanceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+COMMANDS = {
+    "broker": "dagster_rebalance.cli.broker",
+}
+"""Each command's module; the function in it has the command's name."""
+
+
+def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback
+    if wanted:
+        typer.echo(f"dagster-rebalance {dagster_rebalance.__version__}")
+        raise typer.Exit
+
+
+def _root(
+    *,
+    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Kafka partitions for Dagster runs: drained before they are handed over."""
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """The Typer app with the command that the arguments name, or with all of them when they name none."""
+    app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+    app.callback()(_root)
+    for name in COMMANDS.keys() & set(arguments[:1]) or COMMANDS:
+        app.command(name)(getattr(import_module(COMMANDS[name]), name))
+    return app
+
+
+def main() -> None:
+    """The console script. An error of this package is a sentence and exit code 1, never a traceback."""
+    try:
+        build_app(sys.argv[1:])()
+    except DagsterRebalanceError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(1)

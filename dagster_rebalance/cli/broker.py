@@ -1,0 +1,71 @@
+"""`dagster-rebalance broker`: a real Kafka in the foreground, to try things against.
+
+Owns what is shown while it runs. It is gone, with its data, when the command ends, also when the command is killed.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.testing.broker import KafkaCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import FrameType
+
+
+def _parse_topic(text: str) -> tuple[str, int]:
+    name, colon, partitions = text.rpartition(":")
+    if not colon:
+        return text, 1
+    if not name or not partitions.isdecimal() or int(partitions) < 1:
+        msg = f"--topic takes NAME or NAME:PARTITIONS, for example orders:8, not {text!r}."
+        raise ConfigurationError(msg)
+    return name, int(partitions)
+
+
+def broker(
+    nodes: Annotated[int, typer.Option(help="1 or 3.")] = 1,
+    port: Annotated[int | None, typer.Option(help="The first node's port; a free one by default.")] = None,
+    topic: Annotated[list[str] | None, typer.Option(help="NAME:PARTITIONS to create; may be given several times.")] = None,
+) -> None:
+    """Run a local Kafka until Ctrl-C, in a temporary folder, for trying things out."""
+    topics = [_parse_topic(text) for text in topic or []]
+    console = Console()
+    stop = threading.Event()
+
+    def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
+        stop.set()
+
+    with console.status("starting Kafka") as status, KafkaCluster(nodes=nodes, port=port, tell=status.update) as kafka:
+        for name, partitions in topics:
+            status.update(f"creating topic {name}")
+            kafka.create_topic(name, partitions)
+        status.stop()
+        _tell(console, kafka, topics)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, ask_to_stop)
+        while not stop.wait(0.5):
+            if len(kafka.pids) < nodes:
+                msg = f"A Kafka node has ended by itself. The nodes' logs end with:\n{kafka.tail()}"
+                raise BrokerError(msg)
+        console.print("stopping Kafka")
+    console.print("Kafka is gone, with its data")
+
+
+def _tell(console: Console, kafka: KafkaCluster, topics: Sequence[tuple[str, int]]) -> None:
+    rows = {
+        "bootstrap servers": kafka.bootstrap_servers,
+        "topics": ", ".join(f"{name} ({partitions} partitions)" for name, partitions in topics)
+        or "none (--topic NAME:PARTITIONS makes one)",
+        "log": ", ".join(map(str, kafka.logs)),
+        "to stop": "Ctrl-C",
+    }
+    for name, value in rows.items():
+        console.print(f"[bold]{name:>18}[/bold]  {value}", soft_wrap=True, highlight=False)
