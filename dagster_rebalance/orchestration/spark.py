@@ -1,0 +1,193 @@
+"""The Spark session of a run: local, on a cluster, or on a Spark Connect server, by config.
+
+Owns when a session starts (at its first use, so never in a sensor), which id it has, and that a run leaves no Spark work behind when it
+ends, however it ends. Never ends a session that the process had before, nor one that another step of the same run still needs.
+"""
+
+# No `from __future__ import annotations`: Dagster reads the annotations of resources at run time.
+
+import logging
+import threading
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from pydantic import Field, PrivateAttr
+
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.spark import jobs, sessions
+from dagster_rebalance.spark.connector import kafka_connector_package
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import SparkSession
+
+_log = logging.getLogger(__name__)
+
+CLOSE_LIMIT_S = 5.0
+_PACKAGES = "spark.jars.packages"
+
+
+class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A Spark session that can read Kafka, made through dagster-pyspark.
+
+    A cancelled or failed run stops its Spark jobs; a run that was killed leaves none behind on a Spark Connect server either, because its
+    session carries the run's id, by which its work is stopped before the batch is processed again.
+
+    Example:
+        ```python
+        spark = KafkaSparkResource(remote="sc://spark.example.com:15002")
+
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
+            write_parquet_by_range(kafka_batch.dataframe(spark), "/data/orders")
+        ```
+    """
+
+    remote: str | None = Field(
+        default=None, repr=False, description="A Spark Connect server: sc://host:port, then parameters as /;key=value."
+    )
+    master: str | None = Field(default=None, description="A cluster, for a session without Spark Connect. Default: local[*].")
+    app_name: str = Field(default="dagster-rebalance", description="The name that Spark shows.")
+    spark_config: dict[str, Any] = Field(default_factory=dict, repr=False, description="Spark settings, flat or nested.")
+
+    _session: Any = PrivateAttr(default=None)
+    _session_id: str | None = PrivateAttr(default=None)
+    _is_own_session: bool = PrivateAttr(default=True)
+    _run_id: str | None = PrivateAttr(default=None)
+    _tag: str = PrivateAttr(default_factory=lambda: f"dagster-rebalance-{uuid.uuid4()}")
+
+    @property
+    def spark_session(self) -> "SparkSession":
+        """The session. It starts at the first use, which takes seconds.
+
+        Raises:
+            ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or no server answers at `remote`.
+        """
+        if self._session is not None:
+            known: SparkSession = self._session
+            return known
+        session = self._connect() if self.remote else self._start()
+        jobs.make_interruptible(session)
+        jobs.add_tag(session, self._tag)
+        self._session = session
+        return session
+
+    def stop_abandoned_work(self, run_id: str) -> None:
+        """Stop all Spark work of a run whose process is gone, and keep the run from submitting more.
+
+        Without Spark Connect there is nothing to do: the driver is a child of the run's process and ends with it.
+
+        Raises:
+            ConfigurationError: The server did not answer, so the work may still run.
+        """
+        if self.remote:
+            stop_abandoned_work(self.remote, run_id)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Remember the run. Starts nothing: a sensor sets its resources up at every tick."""
+        self._run_id = context.run.run_id if context.run else None
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Stop what the run left working in Spark, and give its session back."""
+        if self.remote and self._session_id:
+            self._disconnect(self.remote, self._session_id, is_over=_is_over(context))
+        elif self._session is not None:
+            jobs.interrupt(self._session, self._tag)
+            if self._is_own_session:
+                self._session.stop()
+        self._session = self._session_id = None
+
+    def _connect(self) -> "SparkSession":
+        if self.master:
+            msg = "the Spark resource has both `remote` and `master`: a Spark Connect server has a master of its own. Remove one of them."
+            raise ConfigurationError(msg)
+        remote = self.remote or ""
+        session_id = sessions.connect_session_id(self._run_id or str(uuid.uuid4()))
+        url = sessions.remote_with_session(remote, session_id)
+        make_session = _session_maker()
+        sessions.check_reachable(remote)
+        self._session_id = session_id
+        session: Any = make_session({**_flat(self.spark_config), "spark.remote": url})
+        if not jobs.is_connect(session) or session.session_id != session_id:
+            msg = (
+                "this process has another Spark session already, which pyspark gives back instead of one with the run's id: its work "
+                "could not be stopped from elsewhere. Stop that session first; in assets use only the session of the resource."
+            )
+            raise ConfigurationError(msg)
+        connected: SparkSession = session
+        return connected
+
+    def _start(self) -> "SparkSession":
+        make_session = _session_maker()
+        self._is_own_session = not jobs.has_classic_session()
+        with jobs.signal_handlers_kept():
+            session: SparkSession = make_session(self._classic_config())
+        return session
+
+    def _classic_config(self) -> dict[str, Any]:
+        config = {"spark.master": "local[*]", **_flat(self.spark_config), "spark.app.name": self.app_name}
+        if self.master:
+            config["spark.master"] = self.master
+        given = [config.get(_PACKAGES), config.get("spark.jars")]
+        if not any("spark-sql-kafka" in str(jars) for jars in given if jars):
+            config[_PACKAGES] = ",".join(filter(None, [config.get(_PACKAGES), kafka_connector_package()]))
+        return config
+
+    def _disconnect(self, remote: str, session_id: str, *, is_over: bool) -> None:
+        try:
+            if is_over:
+                sessions.stop_session(remote, session_id)
+            else:
+                sessions.interrupt_tag(remote, session_id, self._tag)
+        except DagsterRebalanceError:
+            # The run ends as its steps did. If it has to be done again, its owner stops its work first.
+            _log.warning("the Spark work of run %s could not be stopped at its end", self._run_id, exc_info=True)
+        if self._session is not None:
+            _within(CLOSE_LIMIT_S, self._session.client.close)
+
+
+def stop_abandoned_work(remote: str, run_id: str) -> None:
+    """Stop all Spark work of a run on a Spark Connect server, and keep the run from submitting more. Works from any process.
+
+    Raises:
+        ConfigurationError: The server did not answer, so the work may still run.
+    """
+    sessions.stop_session(remote, sessions.connect_session_id(run_id))
+
+
+def _session_maker() -> "Callable[[dict[str, Any]], Any]":
+    try:
+        from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415 - Spark is an extra
+    except ImportError as error:
+        msg = "the Spark resource needs dagster-pyspark and pyspark: install them with `pip install 'dagster-rebalance[spark]'`."
+        raise ConfigurationError(msg) from error
+    return lambda config: LazyPySparkResource(spark_config=config).spark_session
+
+
+def _is_over(context: dg.InitResourceContext) -> bool:
+    """Whether no step of the run needs its session any more. With an executor of many processes, each step's process tears down its own."""
+    run, instance = context.run, context.instance
+    if run is None or instance is None or run.execution_plan_snapshot_id is None:
+        return True
+    now = instance.get_run_by_id(run.run_id)
+    if now is None or now.is_finished or now.status == dg.DagsterRunStatus.CANCELING:
+        return True
+    steps = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id).step_keys_to_execute
+    ended = {step.step_key for step in instance.get_run_step_stats(run.run_id) if step.end_time is not None}
+    return ended.issuperset(steps)
+
+
+def _flat(config: "Mapping[str, Any]", prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in config.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat
+
+
+def _within(limit_s: float, close: "Callable[[], object]") -> None:
+    """Close a client, but do not wait for one whose server has gone: it would retry for minutes."""
+    closing = threading.Thread(target=close, name="close-spark-connect", daemon=True)
+    closing.start()
+    closing.join(limit_s)

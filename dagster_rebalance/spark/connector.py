@@ -1,0 +1,66 @@
+"""Which build of Spark's own Kafka connector belongs to the installed pyspark.
+
+pyspark ships without the connector: it must be named in `spark.jars.packages` of the session (or of the Spark Connect server), in exactly
+Spark's version and built for Spark's Scala version. Owns that coordinate and the decision which pyspark is supported. Starts nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from importlib import metadata, util
+from pathlib import Path
+
+from dagster_rebalance.core.errors import ConfigurationError
+
+# Spark 4 is built for this Scala version only; a pyspark without jars (the Connect-only client) cannot be asked.
+SPARK_4_SCALA_VERSION = "2.13"
+
+
+def kafka_connector_package() -> str:
+    """The Maven coordinate of the Kafka connector for the installed pyspark.
+
+    Returns:
+        For pyspark 4.0.0: `org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0`.
+
+    Raises:
+        ConfigurationError: pyspark is missing, or is not a release of Spark 4.
+    """
+    return connector_coordinate(installed_pyspark_version(), installed_scala_version())
+
+
+def connector_coordinate(pyspark_version: str, scala_version: str) -> str:
+    """The Maven coordinate of the Kafka connector for a pyspark and a Scala version.
+
+    Raises:
+        ConfigurationError: The version is not a release of Spark 4.
+    """
+    if re.fullmatch(r"4\.\d+\.\d+", pyspark_version) is None:
+        msg = (
+            f"pyspark {pyspark_version} is installed, but dagster-rebalance needs a release of Spark 4 (pyspark>=4.0,<5): "
+            "install one with `pip install 'dagster-rebalance[spark]'`."
+        )
+        raise ConfigurationError(msg)
+    return f"org.apache.spark:spark-sql-kafka-0-10_{scala_version}:{pyspark_version}"
+
+
+def installed_pyspark_version() -> str:
+    """The version of the installed pyspark, or of the Connect-only pyspark-client, without importing it.
+
+    Raises:
+        ConfigurationError: Neither is installed.
+    """
+    for distribution in ("pyspark", "pyspark-client"):
+        with suppress(metadata.PackageNotFoundError):
+            return metadata.version(distribution)
+    msg = "pyspark is not installed, so no Spark session can be made: install the extra with `pip install 'dagster-rebalance[spark]'`."
+    raise ConfigurationError(msg)
+
+
+def installed_scala_version() -> str:
+    """The Scala version of the installed Spark, read off its jars; Spark 4's only one where pyspark came without jars."""
+    spec = util.find_spec("pyspark")
+    roots = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    names = [jar.name for root in roots for jar in (root / "jars").glob("spark-core_*.jar")]
+    found = [match.group(1) for name in names if (match := re.match(r"spark-core_(\d+\.\d+)-", name))]
+    return found[0] if found else SPARK_4_SCALA_VERSION

@@ -1,0 +1,113 @@
+"""The tag of a batch on its Spark jobs, and calls into Spark that a signal can end.
+
+A classic session calls the JVM over a socket per thread. An exception that a signal raises in the middle of a call leaves the answer
+unread: the next call of that thread waits for the whole running job, and every later one reads the answer before its own. py4j cleans up
+after `KeyboardInterrupt` only, not after the exception that Dagster raises to cancel a run. `make_interruptible` mends that. Measured with
+pyspark 4.0.0: without it a cancelled run hung until its Spark job ended by itself; with it the exception arrives in 0.01 s.
+
+Never stops jobs of another batch.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+_MARK = "_dagster_rebalance_interruptible"
+
+
+def is_connect(session: SparkSession) -> bool:
+    """Whether the session talks to a Spark Connect server."""
+    return type(session).__module__.startswith("pyspark.sql.connect")
+
+
+def batch_tag(batch_id: str) -> str:
+    """The tag on the Spark jobs of a batch. Spark separates tags by commas, so there are none in it."""
+    return f"dagster-rebalance-{batch_id.replace(',', '_')}"
+
+
+def tag_batch(session: SparkSession, batch_id: str) -> str:
+    """Let all Spark work that this thread starts from now on carry the tag of a batch.
+
+    Returns:
+        The tag, as the Spark UI shows it.
+    """
+    tag = batch_tag(batch_id)
+    add_tag(session, tag)
+    return tag
+
+
+def add_tag(session: SparkSession, tag: str) -> None:
+    """Let all Spark work that this thread starts from now on carry a tag."""
+    if is_connect(session):
+        session.addTag(tag)
+    else:
+        # Not session.addTag(): a classic session keeps those tags per thread, so no other thread could stop the jobs by them.
+        session.sparkContext.addJobTag(tag)
+
+
+def interrupt(session: SparkSession, tag: str) -> None:
+    """Stop the Spark work of the session that carries a tag, from any thread of the process."""
+    if is_connect(session):
+        session.interruptTag(tag)
+    else:
+        session.sparkContext.cancelJobsWithTag(tag)
+
+
+def has_classic_session() -> bool:
+    """Whether the process has a classic Spark session already, which a new one would only be another name for."""
+    from pyspark import SparkContext  # noqa: PLC0415 - Spark is an extra
+
+    return SparkContext._active_spark_context is not None  # noqa: SLF001 - no public way to ask without starting one
+
+
+def make_interruptible(session: SparkSession) -> None:
+    """Let any exception that a signal raises during a call of a classic session end that call cleanly. A Connect session needs no help."""
+    if is_connect(session):
+        return
+    gateway: Any = session.sparkContext._gateway  # noqa: SLF001 - no public way to it
+    client = gateway._gateway_client  # noqa: SLF001 - as above
+    if getattr(client, _MARK, False):
+        return
+    send_command = client.send_command
+
+    def send_or_hang_up(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - py4j's own signature
+        try:
+            return send_command(*args, **kwargs)
+        except Exception:
+            raise
+        except BaseException:
+            # The next call of this thread opens a new connection, as after py4j's own clean-up for KeyboardInterrupt.
+            connection = client.get_thread_connection()
+            if connection is not None:
+                connection.close()
+            raise
+
+    client.send_command = send_or_hang_up
+    setattr(client, _MARK, True)
+
+
+@contextmanager
+def signal_handlers_kept() -> Iterator[None]:
+    """Undo what happens to the handlers of SIGINT and SIGTERM inside.
+
+    A new SparkContext takes SIGINT for itself. Its handler calls the JVM in the middle of another call, which fails with an error of py4j
+    instead of cancelling the run, and the jobs go on (pyspark 4.0.0).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)

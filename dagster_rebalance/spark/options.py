@@ -1,0 +1,153 @@
+"""librdkafka's settings in the words of Spark's Kafka connector, which is a Java client.
+
+Owns the translation of how to reach a cluster and how to log in to it, so that one configuration serves the group member and Spark.
+Settings that only concern the member (group, polling, batching) are left out. What decides about security and has no counterpart is an
+error: it is never dropped in silence. Never shows a secret: the result hides them in its `repr`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.spark import pem
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SECRETS = frozenset({"kafka.sasl.jaas.config", "kafka.ssl.keystore.key"})
+
+_SAME_IN_JAVA = {
+    "bootstrap.servers": "bootstrap.servers",
+    "metadata.broker.list": "bootstrap.servers",
+    "client.id": "client.id",
+    "client.rack": "client.rack",
+    "sasl.mechanism": "sasl.mechanism",
+    "sasl.mechanisms": "sasl.mechanism",
+    "sasl.jaas.config": "sasl.jaas.config",
+    "sasl.kerberos.service.name": "sasl.kerberos.service.name",
+    "ssl.key.password": "ssl.key.password",
+    "ssl.keystore.password": "ssl.keystore.password",
+    "ssl.truststore.location": "ssl.truststore.location",
+    "ssl.truststore.password": "ssl.truststore.password",
+    "ssl.truststore.type": "ssl.truststore.type",
+}
+# Used while another setting is translated, or true of every Java client.
+_HANDLED_TOGETHER = frozenset({"sasl.username", "sasl.password", "ssl.certificate.location", "ssl.certificate.pem"})
+_SECURITY_PREFIXES = ("sasl.", "ssl.", "ssl_", "security.", "enable.ssl.", "enable.sasl.", "https.", "oauth")
+_INSTEAD = {
+    "enable.ssl.certificate.verification": "leave certificates verified and name the authority with ssl.ca.location",
+    "sasl.kerberos.keytab": "give kafka.sasl.jaas.config with a Krb5LoginModule",
+    "sasl.kerberos.principal": "give kafka.sasl.jaas.config with a Krb5LoginModule",
+    "ssl.cipher.suites": "give kafka.ssl.cipher.suites with Java's names of the suites",
+    "ssl.crl.location": "leave it out: Java checks revocation by the JVM's own properties",
+}
+_LOGIN_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+}
+
+
+class ConnectorOptions(dict[str, str]):
+    """Options of the Kafka connector, by Spark's names. Shows `***` in place of secrets."""
+
+    def __repr__(self) -> str:
+        return repr({key: "***" if _is_secret(key) else value for key, value in self.items()})
+
+    __str__ = __repr__
+
+
+def spark_kafka_options(librdkafka_config: Mapping[str, object]) -> ConnectorOptions:
+    """Translate a librdkafka configuration for Spark's Kafka connector.
+
+    Certificates and keys are read here and travel inside the options, so that no file has to exist on the executors or on a Spark Connect
+    server. Spark masks options whose names contain "password" or "secret"; a Connect server that shows its queries to others should also
+    mask `sasl.jaas.config` and `keystore.key` through its setting `spark.redaction.string.regex`.
+
+    Args:
+        librdkafka_config: The member's configuration. Keys that start with `kafka.` are taken to be Spark's own and win.
+
+    Returns:
+        The options, each with the prefix `kafka.`.
+
+    Raises:
+        ConfigurationError: A setting about the connection has no counterpart, contradicts another one, or names a file that cannot be read.
+    """
+    java = {"isolation.level": "read_committed"}  # librdkafka's default; Java's is read_uncommitted, which would read aborted records.
+    for key, value in librdkafka_config.items():
+        if not key.startswith("kafka."):
+            java.update(_translated(key, _text(value), librdkafka_config))
+    options = ConnectorOptions({f"kafka.{key}": value for key, value in java.items()})
+    options.update({key: _text(value) for key, value in librdkafka_config.items() if key.startswith("kafka.")})
+    if "kafka.bootstrap.servers" not in options:
+        msg = "the Kafka configuration has no `bootstrap.servers`: name at least one broker, as host:port."
+        raise ConfigurationError(msg)
+    return options
+
+
+def _translated(key: str, value: str, config: Mapping[str, object]) -> dict[str, str]:
+    """The Java settings for one of librdkafka; empty for one that a read of exact offsets has no use for."""
+    if key in _SAME_IN_JAVA:
+        return {_SAME_IN_JAVA[key]: value}
+    if key in _TRANSLATIONS:
+        return _TRANSLATIONS[key](value, config)
+    if key not in _HANDLED_TOGETHER and key.startswith(_SECURITY_PREFIXES):
+        instead = _INSTEAD.get(key, f"give what the Java client needs as `kafka.{key}`, by the names of the Java client's documentation")
+        msg = f"the Kafka setting `{key}` cannot be translated for Spark's Kafka connector: {instead}."
+        raise ConfigurationError(msg)
+    return _sasl_login(config) if key == "sasl.username" else {}
+
+
+def _sasl_login(config: Mapping[str, object]) -> dict[str, str]:
+    if "sasl.jaas.config" in config or "kafka.sasl.jaas.config" in config:
+        return {}
+    mechanism = _text(config.get("sasl.mechanism", config.get("sasl.mechanisms", "")))
+    module = _LOGIN_MODULES.get(mechanism.upper())
+    if module is None:
+        msg = (
+            f"`sasl.username` cannot be translated for Spark's Kafka connector with the SASL mechanism {mechanism or '(none)'}: set "
+            f"`sasl.mechanism` to one of {', '.join(_LOGIN_MODULES)}, or give `kafka.sasl.jaas.config`."
+        )
+        raise ConfigurationError(msg)
+    user, password = (_jaas_quoted(_text(config.get(key, ""))) for key in ("sasl.username", "sasl.password"))
+    return {"sasl.jaas.config": f"{module} required username={user} password={password};"}
+
+
+def _jaas_quoted(value: str) -> str:
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _truststore(value: str, _config: Mapping[str, object]) -> dict[str, str]:
+    return {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": value}
+
+
+def _private_key(value: str, config: Mapping[str, object]) -> dict[str, str]:
+    if "ssl.certificate.pem" in config:
+        chain = _text(config["ssl.certificate.pem"])
+    elif "ssl.certificate.location" in config:
+        chain = pem.certificates("ssl.certificate.location", _text(config["ssl.certificate.location"]))
+    else:
+        msg = "a private key is set for Kafka but no certificate: set `ssl.certificate.location` (or `ssl.certificate.pem`) too."
+        raise ConfigurationError(msg)
+    return {"ssl.keystore.type": "PEM", "ssl.keystore.key": pem.private_key(value), "ssl.keystore.certificate.chain": chain}
+
+
+_TRANSLATIONS: dict[str, Callable[[str, Mapping[str, object]], dict[str, str]]] = {
+    "isolation.level": lambda value, _: {"isolation.level": value},
+    "security.protocol": lambda value, _: {"security.protocol": value.upper()},
+    "ssl.endpoint.identification.algorithm": lambda value, _: {"ssl.endpoint.identification.algorithm": "" if value == "none" else value},
+    "ssl.ca.location": lambda value, config: _truststore(pem.certificates("ssl.ca.location", value), config),
+    "ssl.ca.pem": _truststore,
+    "ssl.key.location": lambda value, config: _private_key(pem.text("ssl.key.location", value), config),
+    "ssl.key.pem": _private_key,
+    "ssl.keystore.location": lambda value, _: {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": value},
+}
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_secret(key: str) -> bool:
+    return key in SECRETS or any(word in key.lower() for word in ("password", "secret", "token", "jaas"))

@@ -1,0 +1,180 @@
+"""A DataFrame over exactly the offsets of some ranges, read through Spark's own Kafka connector.
+
+Works on classic and Connect sessions alike: expressions are SQL text, because pyspark's column functions choose their side by the process
+and not by the session. Reads what it is told to; never asks Kafka which offsets there are, never commits, and never lets data loss pass.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.spark.connector import kafka_connector_package
+from dagster_rebalance.spark.options import spark_kafka_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+# Ranges of one partition that follow each other without a gap: read as one.
+Span = tuple[OffsetRange, ...]
+
+_OURS = frozenset({"assign", "subscribe", "subscribepattern", "startingoffsets", "endingoffsets", "failondataloss"})
+_LOST_RECORDS = re.compile(r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)")
+_NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
+
+
+def read_ranges(
+    session: SparkSession,
+    ranges: Sequence[OffsetRange],
+    kafka_options: Mapping[str, object],
+    *,
+    connector_options: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """A DataFrame over exactly the records of the ranges.
+
+    Args:
+        session: A classic or a Connect session, with the Kafka connector.
+        ranges: Of any topics and partitions; several of one partition are allowed as long as they do not overlap.
+        kafka_options: How to reach Kafka, by librdkafka's names; keys that start with `kafka.` go to the connector as they are.
+        connector_options: Further options of the connector, by Spark's names, such as `includeHeaders` or `minPartitions`.
+
+    Returns:
+        The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`), and `range_start` and
+        `range_until`: the bounds of the range that the record belongs to, to key an output by. It is lazy: an action on it fails if
+        Kafka no longer has all of the offsets (`explained_read_errors` says so in words).
+
+    Raises:
+        ConfigurationError: The options cannot work, or the session has no Kafka connector.
+        IllegalStateError: There are no ranges, or they overlap.
+    """
+    rounds = read_rounds(ranges)
+    options = {**spark_kafka_options(kafka_options), **_checked(connector_options or {})}
+    frames = [_read_round(session, spans, options) for spans in rounds]
+    frame = frames[0]
+    for other in frames[1:]:
+        frame = frame.unionAll(other)
+    with explained_read_errors():
+        # A Connect session would look for the connector only at the first action, far from here.
+        _ = frame.schema
+    return frame
+
+
+def read_rounds(ranges: Sequence[OffsetRange]) -> list[list[Span]]:
+    """Ranges grouped so that each round has one gapless span per partition: the connector takes one start and end per partition.
+
+    Raises:
+        IllegalStateError: There are no ranges, or they overlap: a record would be read twice.
+    """
+    if not ranges:
+        msg = "a batch without ranges cannot be read: give at least one range."
+        raise IllegalStateError(msg)
+    rounds: list[list[Span]] = []
+    spans_of: dict[TopicPartition, int] = {}
+    for span in _spans(sorted(ranges)):
+        position = spans_of.get(span[0].topic_partition, 0)
+        spans_of[span[0].topic_partition] = position + 1
+        if position == len(rounds):
+            rounds.append([])
+        rounds[position].append(span)
+    return rounds
+
+
+@contextmanager
+def explained_read_errors() -> Iterator[None]:
+    """Say what a failed read of Kafka means, and what to do, in this package's errors.
+
+    Raises:
+        BrokerError: Kafka no longer has some of the offsets, or the partition.
+        ConfigurationError: The session has no Kafka connector.
+    """
+    try:
+        yield
+    except Exception as error:
+        explained = _explained(str(error))
+        if explained is None:
+            raise
+        raise explained from error
+
+
+def _spans(in_order: Sequence[OffsetRange]) -> Iterator[Span]:
+    span: list[OffsetRange] = []
+    for following in in_order:
+        if span and following.overlaps(span[-1]):
+            msg = (
+                f"the ranges {span[-1]} and {following} overlap: reading them together would read records twice. Plan them without overlap."
+            )
+            raise IllegalStateError(msg)
+        if span and (following.topic_partition != span[-1].topic_partition or following.start != span[-1].until):
+            yield tuple(span)
+            span = []
+        span.append(following)
+    yield tuple(span)
+
+
+def _read_round(session: SparkSession, spans: Sequence[Span], options: Mapping[str, str]) -> DataFrame:
+    by_topic: dict[str, list[Span]] = {}
+    for span in spans:
+        by_topic.setdefault(span[0].topic, []).append(span)
+    offsets = {
+        "assign": {topic: [span[0].partition for span in each] for topic, each in by_topic.items()},
+        "startingOffsets": {topic: {str(span[0].partition): span[0].start for span in each} for topic, each in by_topic.items()},
+        "endingOffsets": {topic: {str(span[0].partition): span[-1].until for span in each} for topic, each in by_topic.items()},
+    }
+    reader = session.read.format("kafka").options(**options).option("failOnDataLoss", "true")
+    for key, value in offsets.items():
+        reader = reader.option(key, json.dumps(value))
+    with explained_read_errors():
+        frame = reader.load()
+    starts = _lookup(by_topic, lambda one: one.start)
+    untils = _lookup(by_topic, lambda one: one.until)
+    return frame.selectExpr(
+        "*",
+        f"array_max(filter({starts}, bound -> bound <= offset)) AS range_start",
+        f"array_min(filter({untils}, bound -> bound > offset)) AS range_until",
+    )
+
+
+def _lookup(by_topic: Mapping[str, Sequence[Span]], bound: Callable[[OffsetRange], int]) -> str:
+    """SQL for the bounds of the ranges of a row's partition, in arrays indexed by partition: a look-up by key would scan all of them."""
+    cases = []
+    for topic, spans in by_topic.items():
+        bounds = {span[0].partition: ", ".join(f"{bound(one)}L" for one in span) for span in spans}
+        rows = ", ".join(f"array({bounds.get(partition, '')})" for partition in range(max(bounds) + 1))
+        cases.append(f"WHEN '{topic}' THEN element_at(array({rows}), partition + 1)")
+    return f"CASE topic {' '.join(cases)} END"
+
+
+def _checked(connector_options: Mapping[str, str]) -> Mapping[str, str]:
+    taken = sorted(key for key in connector_options if key.lower() in _OURS)
+    if taken:
+        msg = f"the connector option(s) {', '.join(taken)} cannot be set: the ranges of the batch decide them. Remove them."
+        raise ConfigurationError(msg)
+    return connector_options
+
+
+def _explained(text: str) -> BrokerError | ConfigurationError | None:
+    lost = _LOST_RECORDS.search(text)
+    if lost is not None:
+        start, until, partition = lost[1], lost[2], TopicPartition(lost[3], int(lost[4]))
+        msg = (
+            f"Kafka no longer has all of the offsets [{start}, {until}) of {partition}: retention deleted them before they were processed, "
+            "or the topic was made anew. Nothing was committed. If the records are really gone, set the group's committed offset of this "
+            "partition past them (kafka-consumer-groups --reset-offsets). To prevent it, set retention.ms above the longest backlog."
+        )
+        return BrokerError(msg, partitions={partition: f"offset out of range: [{start}, {until})"})
+    if _NO_SUCH_PARTITION in text:
+        msg = "Kafka does not know a topic or partition of the batch: it was deleted after the batch was planned. Nothing was committed."
+        return BrokerError(msg)
+    if re.search(r"[Ff]ailed to find (the )?data source: kafka\b", text):
+        msg = (
+            "the Spark session has no Kafka connector: start the Spark Connect server, or the session, with "
+            f"`--packages {kafka_connector_package()}` (setting `spark.jars.packages`), in the version of that Spark."
+        )
+        return ConfigurationError(msg)
+    return None
