@@ -1,11 +1,11 @@
 """Claims: what a partition's committed offset says about work that was asked for but is not committed yet.
 
-Owns the text that is stored as metadata of the committed offset: which ranges after the offset are claimed by which batch, and what the last
-commit was. It is written before any work starts, so whoever owns the partition next finds the same ranges under the same batch ids.
+Owns the text that is stored as metadata of the committed offset: which ranges after the offset are claimed by which batch, and what the
+last commit was. It is written before any work starts, so whoever owns the partition next finds the same ranges under the same batch ids.
 
 Format: `dr1 <crc32> <json>`, JSON with `c` = `[[until, batch_id], ...]` in offset order and `l` = `[start, batch_id, run_id]`.
-Text that is empty means "no claims". Text by others, by a newer version or damaged is refused with a reason, never guessed at: overwriting it
-could erase somebody's work.
+Text that is empty means "no claims". Text by others, by a newer version or damaged is refused with a reason, never guessed at: overwriting
+it could erase somebody's work.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     """
     problem = _problem(stored)
     if problem is not None:
-        raise IllegalStateError(f"refusing to store {stored}: {problem}")
+        msg = f"refusing to store {stored}: {problem}"
+        raise IllegalStateError(msg)
     if not stored.claims and stored.last_commit is None:
         return OffsetAndMetadata(stored.next_offset)
     body: dict[str, object] = {}
@@ -98,18 +99,22 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
         return StoredPartition(committed.offset)
     header = _HEADER.fullmatch(text)
     if header is None:
-        raise ClaimError(f"the metadata {_excerpt(text)} was not written by dagster_rebalance: another application commits to this group")
+        raise _unreadable(text, "was not written by dagster_rebalance: another application commits to this group")
     if header["version"] != "1":
-        raise ClaimError(f"the metadata {_excerpt(text)} has format version {header['version']}, this release reads version 1: upgrade it")
+        raise _unreadable(text, f"has format version {header['version']}, this release reads version 1: upgrade it")
     if header["crc"] != _crc(header["body"]):
-        raise ClaimError(f"the metadata {_excerpt(text)} is damaged: its checksum does not match")
+        raise _unreadable(text, "is damaged: its checksum does not match")
     stored = _parse(committed.offset, header["body"])
     if stored is None:
-        raise ClaimError(f"the metadata {_excerpt(text)} is damaged: it does not have the fields of a claim")
+        raise _unreadable(text, "is damaged: it does not have the fields of a claim")
     problem = _problem(stored)
     if problem is not None:
-        raise ClaimError(f"the metadata {_excerpt(text)} does not fit the committed offset {committed.offset}: {problem}")
+        raise _unreadable(text, f"does not fit the committed offset {committed.offset}: {problem}")
     return stored
+
+
+def _unreadable(text: str, why: str) -> ClaimError:
+    return ClaimError(f"the metadata {_excerpt(text)} {why}")
 
 
 def _parse(offset: int, body: str) -> StoredPartition | None:
@@ -156,7 +161,7 @@ def _problem(stored: StoredPartition) -> str | None:
 
 
 def _crc(text: str) -> str:
-    return f"{zlib.crc32(text.encode()):08x}"
+    return f"{zlib.crc32(text.encode(errors='surrogatepass')):08x}"
 
 
 def _excerpt(text: str) -> str:
