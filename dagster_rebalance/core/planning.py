@@ -5,10 +5,17 @@ Owns the batch limits and the choice of ranges. It never looks at a clock or a b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MOST_CLAIMS = 40
+"""So many claims of one partition fit the 4,096 bytes of its metadata, however long their offsets and batch ids are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +29,9 @@ class BatchLimits:
         max_claims_per_partition: Batches of one partition that may be in flight, one behind the other.
         min_records: A partition waits until it has this many offsets to read ...
         max_wait_s: ... but no longer than this, counted from when they were first seen.
+
+    Raises:
+        ConfigurationError: A limit is below 1 or too high, or `min_records` could have no effect.
     """
 
     max_records_per_range: int = 100_000
@@ -30,6 +40,18 @@ class BatchLimits:
     max_claims_per_partition: int = 1
     min_records: int = 1
     max_wait_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_records_per_range", "max_ranges_per_run", "max_runs_in_flight", "max_claims_per_partition", "min_records"):
+            if getattr(self, name) < 1:
+                msg = f"{name}={getattr(self, name)} must be at least 1"
+                raise ConfigurationError(msg)
+        if self.max_claims_per_partition > MOST_CLAIMS:
+            msg = f"max_claims_per_partition={self.max_claims_per_partition} must be at most {MOST_CLAIMS}: Kafka cannot store more claims"
+            raise ConfigurationError(msg)
+        if self.min_records > 1 and self.max_wait_s <= 0:
+            msg = f"min_records={self.min_records} needs a max_wait_s above 0: how long a partition may wait for so many records"
+            raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True)
