@@ -1,29 +1,37 @@
 """The driver: the one mutable object of the core. Events go in, commands come out.
 
-It owns the partitions of one member, their holds, and when something is asked for again. It reads no clock and does nothing itself: `now` is an
-argument, and a shell carries out the commands. Every command may go unanswered; what matters is given again after `retry_s`.
+It owns the partitions of one member, their holds, and when something is asked for again. It reads no clock and does nothing itself: `now`
+is an argument, and a shell carries out the commands. Every command may go unanswered; what matters is given again after `retry_s`.
 
-Outline of one call: apply the event; then each partition, in this order: commit, record, drained?; then the holds: deadline, release, receipt;
-then new claims; then what has to be read again.
+Outline of one call: apply the event; then each partition, in this order: commit, record, drained?; then the holds: cancel, deadline,
+release, receipt; then new claims; then what has to be read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, Outcome, named, receipt_of
-from dagster_rebalance.core.offers import Offer, offers_of
+from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
-from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, progress_of, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+
+_SHORTEST_LEAVE_S = 0.01
+"""A leave without any time still takes what is over at once to the end."""
 
 
 class Driver:
@@ -59,7 +67,7 @@ class Driver:
         commands = list(self._handlers[type(event)](event, now))
         commands += self._commit(now)
         commands += self._record(now)
-        self._notice_drained(now)
+        self._notice_drained()
         commands += self._advance_holds(now)
         commands += self._claim(now)
         commands += self._read_again(now)
@@ -77,10 +85,11 @@ class Driver:
 
     # What Kafka says
 
-    def _on_assigned(self, event: seen.PartitionsAssigned, now: float) -> Iterable[do.Command]:
+    def _on_assigned(self, event: seen.PartitionsAssigned, _now: float) -> Iterable[do.Command]:
         for partition in event.partitions:
             if partition in self.partitions:
-                raise IllegalStateError(f"{partition} was assigned twice without being given up in between")
+                msg = f"{partition} was assigned twice without being given up in between"
+                raise IllegalStateError(msg)
         for partition in event.partitions:
             self._epoch += 1
             owned = OwnedPartition(partition, self._epoch)
@@ -90,7 +99,7 @@ class Driver:
 
     def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
         yield do.Note(f"Kafka asks for {named(event.partitions)} back")
-        yield from self._give_up(event.partitions, Cause.REVOKE, self.settings.budget, now)
+        self._give_up(event.partitions, Cause.REVOKE, self.settings.budget, now)
 
     def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
         if self.leaving is not None:
@@ -98,27 +107,19 @@ class Driver:
         self.leaving = event.reason
         budget = self.settings.budget
         if event.limit_s is not None and event.limit_s < budget.limit_s:
-            budget = HoldBudget(event.limit_s, min(budget.commit_slice_s, event.limit_s / 2))
+            limit_s = max(event.limit_s, _SHORTEST_LEAVE_S)
+            budget = HoldBudget(limit_s, min(budget.commit_slice_s, limit_s / 2))
         yield do.Note(f"leaving the group: {event.reason}")
-        yield from self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
+        self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
 
-    def _give_up(self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float) -> Iterable[do.Command]:
+    def _give_up(self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float) -> None:
         epochs = {}
-        live: frozenset[str] = frozenset()
-        waiting: frozenset[str] = frozenset()
         for owned in [self.partitions[partition] for partition in partitions if partition in self.partitions]:
-            pending = owned.pending if owned.pending is not None and owned.pending.commits is not None else None
             held_since = now if owned.held_since is None else owned.held_since
-            self.partitions[owned.partition] = replace(
-                owned.changed(Change.GIVE_UP_REQUESTED), pending=pending, held_since=held_since
-            )
+            self.partitions[owned.partition] = replace(owned.changed(Change.GIVE_UP_REQUESTED), held_since=held_since)
             epochs[owned.partition] = owned.epoch
-            live |= owned.live_runs
-            waiting |= owned.ledger.waiting_runs if owned.ledger else frozenset()
-        self.holds = (*self.holds, Hold(cause, epochs, now, budget, run_ids=live, cancelled=waiting))
+        self.holds = (*self.holds, Hold(cause, epochs, now, budget))
         self._runs_asked_at = float("-inf")
-        if waiting:
-            yield do.CancelRuns(tuple(sorted(waiting)), f"they have not started, and {named(epochs)} must be given up")
 
     def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
         return self._taken_away(event.partitions, Change.LOSS_NOTICED, Outcome.LOST, now)
@@ -126,32 +127,32 @@ class Driver:
     def _on_superseded(self, event: seen.HoldSuperseded, now: float) -> Iterable[do.Command]:
         return self._taken_away(event.partitions, Change.SUPERSESSION_NOTICED, Outcome.SUPERSEDED, now)
 
-    def _taken_away(
-        self, partitions: tuple[TopicPartition, ...], change: Change, outcome: Outcome, now: float
-    ) -> Iterable[do.Command]:
+    def _taken_away(self, partitions: tuple[TopicPartition, ...], change: Change, outcome: Outcome, now: float) -> Iterable[do.Command]:
         gone = [self.partitions.pop(partition).changed(change) for partition in partitions if partition in self.partitions]
         yield do.Note(f"{outcome.value}: {named(partitions)}; nothing is committed for them any more")
         runs = tuple(sorted({run for owned in gone for run in owned.live_runs}))
         if runs and self.settings.on_lost is LossPolicy.CANCEL:
             yield do.CancelRuns(runs, f"their partitions were {outcome.value}")
+        yield from _no_longer_stopped(gone)
         kept = []
         for hold in self.holds:
-            if hold.epochs.keys().isdisjoint(partitions):
-                kept.append(hold)
-                continue
-            yield do.RecordReceipt(receipt_of(hold, now=now, outcome=outcome))
-            rest = {partition: epoch for partition, epoch in hold.epochs.items() if partition in self.partitions}
-            if hold.cause is Cause.LEAVE or rest:
+            taken = {partition: epoch for partition, epoch in hold.epochs.items() if partition in partitions}
+            rest = {partition: epoch for partition, epoch in hold.epochs.items() if partition not in taken}
+            if taken:
+                committed = {partition: offset for partition, offset in hold.committed.items() if partition in taken}
+                part = replace(hold, epochs=taken, committed=committed)
+                yield do.RecordReceipt(receipt_of(part, now=now, outcome=outcome, handed_over=_with_claims(gone) & taken.keys()))
+            if rest or hold.cause is Cause.LEAVE:
                 kept.append(replace(hold, epochs=rest))
         self.holds = tuple(kept)
 
     # What Dagster and the clock say
 
-    def _on_tick(self, event: seen.TickArrived, now: float) -> Iterable[do.Command]:
+    def _on_tick(self, _event: seen.TickArrived, now: float) -> Iterable[do.Command]:
         self._last_tick_at = now
         return ()
 
-    def _on_time(self, event: seen.TimePassed, now: float) -> Iterable[do.Command]:
+    def _on_time(self, _event: seen.TimePassed, now: float) -> Iterable[do.Command]:
         silence_s = now - self._last_tick_at
         if self.leaving is None and silence_s > self.settings.lease_s:
             yield from self._on_leave_requested(seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now)
@@ -160,7 +161,7 @@ class Driver:
             for owned in [o for o in self.partitions.values() if o.phase is Phase.STOPPED and o.ledger is None]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
-    def _on_stored(self, event: seen.StoredOffsetsRead, now: float) -> Iterable[do.Command]:
+    def _on_stored(self, event: seen.StoredOffsetsRead, _now: float) -> Iterable[do.Command]:
         for partition, epoch in event.epochs.items():
             owned = self.partitions.get(partition)
             if owned is None or owned.epoch != epoch or owned.phase is not Phase.RESTORING or owned.ledger is not None:
@@ -273,7 +274,7 @@ class Driver:
         self._stored_asked_at = float("-inf")
         return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None)
 
-    def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
+    def _on_recorded(self, event: seen.CommitRecorded, _now: float) -> Iterable[do.Command]:
         partition = event.record.range.topic_partition
         owned = self.partitions.get(partition)
         if owned is not None and owned.unrecorded == event.record:
@@ -303,66 +304,66 @@ class Driver:
                 self.partitions[owned.partition] = replace(owned, recorded_at=now)
                 yield record
 
-    def _notice_drained(self, now: float) -> None:
+    def _notice_drained(self) -> None:
         for owned in tuple(self.partitions.values()):
             runs_are_current = not owned.entries or (owned.held_since is not None and self._runs_read_at >= owned.held_since)
             if owned.phase is Phase.DRAINING and owned.is_drained and runs_are_current:
                 self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
 
     def _advance_holds(self, now: float) -> Iterable[do.Command]:
-        """Revokes first: a partition that is in the hold of a leave as well is released by its revoke."""
+        """Revokes end first: a partition that is in the hold of a leave as well is released by its revoke."""
+        advanced = [self._advanced(hold, now) for hold in self.holds]
+        self.holds = tuple(hold for hold, _ in advanced)
+        for _, cancels in advanced:
+            yield from cancels
         for hold in sorted(self.holds, key=lambda hold: hold.cause is Cause.LEAVE):
-            current = yield from self._at_deadline(self._with_runs(hold), now)
-            self.holds = tuple(current if other is hold else other for other in self.holds)
-            held = [self.partitions[partition] for partition in current.epochs if partition in self.partitions]
+            held = [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
             if all(owned.phase is Phase.DRAINED for owned in held):
-                yield from self._end(current, held, now)
+                yield from self._end(hold, held, now)
 
-    def _with_runs(self, hold: Hold) -> Hold:
-        """The hold with every run that turned out to work on its partitions."""
-        live = [self.partitions[partition].live_runs for partition in hold.epochs if partition in self.partitions]
-        return replace(hold, run_ids=hold.run_ids.union(*live))
-
-    def _at_deadline(self, hold: Hold, now: float) -> Generator[do.Command, None, Hold]:
-        draining = [
-            owned
-            for owned in (self.partitions.get(partition) for partition in hold.epochs)
-            if owned is not None and owned.phase is Phase.DRAINING
-        ]
-        if not draining or now < hold.deadline_at:
-            return hold
-        runs = frozenset[str]().union(*(owned.live_runs for owned in draining))
-        cancels = self.settings.on_deadline is DeadlinePolicy.CANCEL
-        if cancels and now < hold.limit_at:
-            if runs - hold.cancelled:
-                yield do.CancelRuns(tuple(sorted(runs - hold.cancelled)), f"the time to drain {named(hold.epochs)} is up")
-            return replace(hold, is_past_deadline=True, cancelled=hold.cancelled | runs)
-        for owned in draining:
+    def _advanced(self, hold: Hold, now: float) -> tuple[Hold, list[do.Command]]:
+        """Runs that have not started are cancelled at once, the others at the deadline; again after a while, should it not have worked."""
+        held = [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
+        draining = [owned for owned in held if owned.phase is Phase.DRAINING]
+        live = frozenset[str]().union(*(owned.live_runs for owned in draining))
+        is_late = now >= hold.deadline_at
+        cancels_all = is_late and self.settings.on_deadline is DeadlinePolicy.CANCEL
+        unwanted = live if cancels_all else frozenset[str]().union(*(owned.waiting_runs for owned in draining))
+        is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= self.settings.retry_s
+        due = unwanted if is_due_again else unwanted - hold.cancelled
+        hold = replace(hold, run_ids=hold.run_ids | live)
+        cancels: list[do.Command] = []
+        if due:
+            reason = "the time to drain is up" if cancels_all else "they have not started"
+            cancels.append(do.CancelRuns(tuple(sorted(due)), f"{named(hold.epochs)} must be given up, and {reason}"))
+            hold = replace(hold, cancelled=hold.cancelled | due, cancelled_at=now)
+        waits_for_commits_only = is_late and not cancels_all
+        overdue = [o for o in draining if now >= hold.limit_at or (waits_for_commits_only and not o.is_committing)]
+        for owned in overdue:
             self.partitions[owned.partition] = owned.changed(Change.DEADLINE_PASSED)
-        return replace(hold, is_past_deadline=True)
+        return replace(hold, is_past_deadline=hold.is_past_deadline or bool(overdue) or (cancels_all and bool(live))), cancels
 
     def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
-        handed_over = frozenset(owned.partition for owned in held if owned.entries)
+        # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
+        outcome = Outcome.DEADLINE if any(owned.live_runs for owned in held) else None
         self.holds = tuple(other for other in self.holds if other is not hold)
+        if hold.cause is Cause.REVOKE:
+            for owned in held:
+                owned.changed(Change.RELEASE_COMPLETED)
+                del self.partitions[owned.partition]
+            yield do.ReleasePartitions(tuple(sorted(hold.epochs)))
+        if hold.epochs:
+            yield do.RecordReceipt(receipt_of(hold, now=now, outcome=outcome, handed_over=_with_claims(held)))
+        yield from _no_longer_stopped(held)
         if hold.cause is Cause.LEAVE:
-            yield do.RecordReceipt(receipt_of(hold, now=now, handed_over=handed_over))
             yield do.LeaveGroup(self.leaving or "asked to")
-            return
-        for owned in held:
-            owned.changed(Change.RELEASE_COMPLETED)
-            del self.partitions[owned.partition]
-        yield do.ReleasePartitions(tuple(sorted(hold.epochs)))
-        yield do.RecordReceipt(receipt_of(hold, now=now, handed_over=handed_over))
 
     def _claim(self, now: float) -> Iterable[do.Command]:
         if self.leaving is not None or now - self._last_tick_at > self.settings.plan_patience_s:
             return
-        busy = {entry.batch_id for owned in self.partitions.values() for entry in owned.entries if entry.is_open}
-        busy |= {owned.pending.claims[0] for owned in self.partitions.values() if owned.pending and owned.pending.claims}
         backlogs = [backlog for owned in self.partitions.values() if (backlog := owned.backlog) is not None]
-        batches = plan(
-            backlogs, self.settings.limits, runs_in_flight=len(busy), new_batch_id=self._new_batch_id, now=now
-        )
+        under_way = len(batches_under_way(self.partitions.values()))
+        batches = plan(backlogs, self.settings.limits, runs_in_flight=under_way, new_batch_id=self._new_batch_id, now=now)
         writes = []
         for batch in batches:
             for range_ in batch.ranges:
@@ -385,7 +386,16 @@ class Driver:
         if (batch_ids or restoring) and now - self._runs_asked_at >= poll_s:
             self._runs_asked_at = now
             yield do.ReadRuns(batch_ids, live_too=restoring)
-        readable = tuple(sorted(o.partition for o in owned if o.ledger is not None and not o.phase.is_final))
+        readable = tuple(sorted(o.partition for o in owned if o.ledger is not None))
         if readable and self.leaving is None and now - self._bounds_asked_at >= self.settings.poll_s:
             self._bounds_asked_at = now
             yield do.ReadBounds(readable)
+
+
+def _with_claims(partitions: Iterable[OwnedPartition]) -> frozenset[TopicPartition]:
+    return frozenset(owned.partition for owned in partitions if owned.entries)
+
+
+def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
+    """What stops a partition is shown by its owner: the next one says it again if it still holds."""
+    return [do.ShowStop(owned.partition, "") for owned in partitions if owned.stop_reason]

@@ -6,12 +6,15 @@ Events are in the past tense and carry facts only. A shell produces them, in the
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.runs import RunSeen
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.runs import RunSeen
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class LeaveRequested:
 
     Attributes:
         reason: Why, as the end of a sentence.
-        limit_s: How long it may take; None for the usual limit of a hold.
+        limit_s: How long it may take, at most the usual limit of a hold; None for that limit.
     """
 
     reason: str

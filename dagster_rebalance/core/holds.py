@@ -7,11 +7,15 @@ A member that leaves the group on its own account holds all its partitions in th
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.partition import TopicPartition
 
 
 class Outcome(enum.Enum):
@@ -82,8 +86,9 @@ class Hold:
         budget: How long it may take.
         run_ids: Every run that was waited for.
         cancelled: The runs that were cancelled for it.
+        cancelled_at: When runs were last cancelled.
         committed: The offsets committed meanwhile, by partition.
-        is_past_deadline: Whether the deadline has passed and its policy was applied.
+        is_past_deadline: Whether runs were still live at the deadline, so that its policy was applied.
     """
 
     cause: Cause
@@ -92,6 +97,7 @@ class Hold:
     budget: HoldBudget
     run_ids: frozenset[str] = frozenset()
     cancelled: frozenset[str] = frozenset()
+    cancelled_at: float | None = None
     committed: dict[TopicPartition, int] = field(default_factory=dict)
     is_past_deadline: bool = False
 

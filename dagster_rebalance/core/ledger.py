@@ -1,7 +1,7 @@
 """The offset ledger of one partition in one epoch: ranges in flight, finished out of order, and the next offset that may be committed.
 
-An offset may be committed only when the range that ends there, and every earlier range, has succeeded. Ranges are contiguous by construction
-(each starts where the one before it ends), so gaps that transactions or compaction leave between offsets do not matter.
+An offset may be committed only when the range that ends there, and every earlier range, has succeeded. Ranges are contiguous by
+construction (each starts where the one before it ends), so gaps that transactions or compaction leave between offsets do not matter.
 A completion that carries another epoch belongs to an earlier ownership of the partition and is ignored.
 """
 
@@ -31,9 +31,9 @@ class Entry:
     progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
 
     @property
-    def is_open(self) -> bool:
-        """Whether a run works on it or is still to be requested."""
-        return isinstance(self.progress, ToRequest | InFlight)
+    def succeeded_by(self) -> str | None:
+        """The run that succeeded on it, if one has."""
+        return self.progress.run_id if isinstance(self.progress, Succeeded) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,7 @@ class OffsetLedger:
     @property
     def committable(self) -> Entry | None:
         """The first range, if it has succeeded: what may be committed next."""
-        if self.entries and isinstance(self.entries[0].progress, Succeeded):
-            return self.entries[0]
-        return None
+        return self.entries[0] if self.entries and self.entries[0].succeeded_by is not None else None
 
     def claim(self, batch_id: str, until: int, claimed_at: float | None = None) -> OffsetLedger:
         """Add the range `[claimed_until, until)` for a batch."""
@@ -94,8 +92,7 @@ class OffsetLedger:
         if epoch != self.epoch:
             return self
         entries = tuple(
-            replace(entry, progress=progress) if entry.range == range_ and not isinstance(entry.progress, Succeeded) else entry
-            for entry in self.entries
+            replace(entry, progress=progress) if entry.range == range_ and entry.succeeded_by is None else entry for entry in self.entries
         )
         return replace(self, entries=entries)
 
@@ -106,5 +103,6 @@ class OffsetLedger:
             IllegalStateError: It is not the one that may be committed next, so an offset would have been skipped.
         """
         if entry != self.committable:
-            raise IllegalStateError(f"{entry.range} cannot be committed before {self.committable and self.committable.range}")
+            msg = f"{entry.range} cannot be committed at offset {self.next_offset}: it is not the first range, or has not succeeded"
+            raise IllegalStateError(msg)
         return replace(self, next_offset=entry.range.until, entries=self.entries[1:])

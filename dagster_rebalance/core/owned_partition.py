@@ -1,22 +1,24 @@
 """The state of one partition of this member: its phase, what Kafka stores for it, and what is in flight.
 
-A frozen value. Every change of phase goes through the table in `ownership.py`; what is written to Kafka is built here, from the ledger, so that
-the stored claims and the ledger cannot say different things.
+A frozen value. Every change of phase goes through the table in `ownership.py`; what is written to Kafka is built here, from the ledger, so
+that the stored claims and the ledger cannot say different things.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.events import Bounds
-from dagster_rebalance.core.ledger import Entry, OffsetLedger
 from dagster_rebalance.core.ownership import Change, Phase, after
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.planning import Backlog
-from dagster_rebalance.core.runs import Succeeded
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.events import Bounds
+    from dagster_rebalance.core.ledger import Entry, OffsetLedger
 
 LAST_OFFSET = 2**63 - 1
 """Kafka's offsets are signed 64-bit numbers."""
@@ -76,12 +78,13 @@ class OwnedPartition:
     blocked_by: tuple[str, ...] = ()
 
     def changed(self, change: Change) -> OwnedPartition:
-        """The partition after a change of phase.
+        """The partition after a change of phase. A write under way is forgotten where none is allowed: its answer comes too late.
 
         Raises:
             IllegalStateError: The change is not in the table for the present phase.
         """
-        return replace(self, phase=after(self.phase, change))
+        phase = after(self.phase, change)
+        return replace(self, phase=phase, pending=self.pending if phase.may_commit else None)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -100,6 +103,11 @@ class OwnedPartition:
         return self.ledger.live_runs if self.ledger else frozenset()
 
     @property
+    def waiting_runs(self) -> frozenset[str]:
+        """Those of the live runs that have not started."""
+        return self.ledger.waiting_runs if self.ledger else frozenset()
+
+    @property
     def lag(self) -> int:
         """Offsets in Kafka that are not committed yet, as far as known."""
         if self.ledger is None or self.bounds is None:
@@ -107,10 +115,15 @@ class OwnedPartition:
         return max(0, self.bounds.until - self.ledger.next_offset)
 
     @property
+    def is_committing(self) -> bool:
+        """Whether a commit is due, not confirmed, or not recorded."""
+        is_pending = self.pending is not None and self.pending.commits is not None
+        return is_pending or self.unrecorded is not None or (self.ledger is not None and self.ledger.committable is not None)
+
+    @property
     def is_drained(self) -> bool:
-        """Whether nothing of this member is under way for it."""
-        commits = self.pending is not None and self.pending.commits is not None
-        return not commits and self.unrecorded is None and (self.ledger is None or self.ledger.is_drained)
+        """Whether no live run touches it and no commit is under way."""
+        return not self.is_committing and (self.ledger is None or self.ledger.is_drained)
 
     @property
     def backlog(self) -> Backlog | None:
@@ -121,18 +134,19 @@ class OwnedPartition:
 
     def commit_write(self, now: float) -> PendingWrite | None:
         """The commit that is due, if one is and nothing else is under way."""
-        entry = self.ledger.committable if self.ledger else None
-        if entry is None or self.pending or self.unrecorded or not self.phase.may_commit or self.ledger is None:
+        if self.ledger is None or self.pending or self.unrecorded or not self.phase.may_commit:
             return None
-        if not isinstance(entry.progress, Succeeded):
-            raise IllegalStateError(f"{entry.range} is committable but did not succeed")
-        last = LastCommit(entry.range.start, entry.batch_id, entry.progress.run_id)
+        entry = self.ledger.committable
+        if entry is None or entry.succeeded_by is None:
+            return None
+        last = LastCommit(entry.range.start, entry.batch_id, entry.succeeded_by)
         return PendingWrite(self._write(self.ledger.committed(entry), last), now, commits=entry)
 
     def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
         """The claim of the offsets up to `until` for a batch."""
         if self.ledger is None:
-            raise IllegalStateError(f"{self.partition} cannot be claimed before its offset is known")
+            msg = f"{self.partition} cannot be claimed before its committed offset is known"
+            raise IllegalStateError(msg)
         return PendingWrite(self._write(self.ledger.claim(batch_id, until), self.last_commit), now, claims=(batch_id, until))
 
     def first_write(self, now: float) -> PendingWrite | None:
@@ -150,18 +164,18 @@ class OwnedPartition:
         if pending.claims is not None:
             return replace(done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None)
         entry = pending.commits
-        if entry is None or not isinstance(entry.progress, Succeeded):
+        if entry is None or entry.succeeded_by is None:
             return done
         return replace(
             done,
             ledger=self.ledger.committed(entry),
-            last_commit=LastCommit(entry.range.start, entry.batch_id, entry.progress.run_id),
+            last_commit=LastCommit(entry.range.start, entry.batch_id, entry.succeeded_by),
             recorded_at=None,
             unrecorded=RecordCommit(
                 range=entry.range,
                 epoch=self.epoch,
                 batch_id=entry.batch_id,
-                run_id=entry.progress.run_id,
+                run_id=entry.succeeded_by,
                 lag=max(0, self.bounds.until - entry.range.until) if self.bounds else 0,
                 claim_to_commit_s=None if entry.claimed_at is None else now - entry.claimed_at,
                 drain_s=None if self.held_since is None else now - self.held_since,

@@ -1,8 +1,8 @@
 """The state machine of the ownership of one partition by one member, in one epoch.
 
 Everything that decides which transitions exist lives here, in `TRANSITIONS`. An event that is not in the table for a phase is illegal: it
-raises and nothing changes. The diagram in ARCHITECTURE.md is generated from the table. What a phase allows (planning, claiming, committing) is
-asked of the phase, never of a flag beside it.
+raises and nothing changes. The diagram in ARCHITECTURE.md is generated from the table. What a phase allows (planning, claiming, committing)
+is asked of the phase, never of a flag beside it.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Change(enum.Enum):
     DEADLINE_PASSED = "deadline passed"
     """The hold may not wait longer; the claims stay for the next owner."""
     RELEASE_COMPLETED = "release completed"
-    """Kafka was told that the revoke is done, or the member has left."""
+    """Kafka was told that the revoke is done."""
     LOSS_NOTICED = "loss noticed"
     """The member was fenced, or its session ended."""
     SUPERSESSION_NOTICED = "supersession noticed"
@@ -109,7 +109,8 @@ def after(phase: Phase, change: Change) -> Phase:
     """
     following = TRANSITIONS.get((phase, change))
     if following is None:
-        raise IllegalStateError(f"'{change.value}' cannot happen to a partition that is {phase.value}")
+        msg = f"'{change.value}' cannot happen to a partition that is {phase.value}"
+        raise IllegalStateError(msg)
     return following
 
 
