@@ -1,15 +1,19 @@
 """What the driver wants done. A shell carries commands out in order and answers with the event that each names, or not at all.
 
-Commands are imperative and complete: a shell decides nothing. One that got no answer (a broker or a database was away) is given again later.
+Commands are imperative and complete: a shell decides nothing. One that got no answer (a broker or a database was away) is given again
+later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.holds import Receipt
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagster_rebalance.core.holds import Receipt
+    from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)

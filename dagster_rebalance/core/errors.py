@@ -30,9 +30,7 @@ class BrokerError(DagsterRebalanceError):
         partitions: The partitions that the request failed for, with the broker's reason; empty when it failed as a whole.
     """
 
-    def __init__(
-        self, message: str, *, retriable: bool = False, partitions: Mapping[TopicPartition, str] | None = None
-    ) -> None:
+    def __init__(self, message: str, *, retriable: bool = False, partitions: Mapping[TopicPartition, str] | None = None) -> None:
         super().__init__(message)
         self.retriable = retriable
         self.partitions: dict[TopicPartition, str] = dict(partitions or {})

@@ -1,6 +1,6 @@
 """Partitions and offsets: the words that everything else is written in.
 
-Owns the half-open offset range. An offset to commit is always the *next* offset to be read; no code outside this file adds one to an offset.
+Owns the half-open offset range. An offset to commit is always the *next* offset to be read; no code adds one to an offset.
 """
 
 from __future__ import annotations
@@ -70,6 +70,4 @@ class OffsetRange:
 
     def overlaps(self, other: OffsetRange) -> bool:
         """Whether both ranges have an offset in common."""
-        return (
-            self.topic_partition == other.topic_partition and self.start < other.until and other.start < self.until
-        )
+        return self.topic_partition == other.topic_partition and self.start < other.until and other.start < self.until

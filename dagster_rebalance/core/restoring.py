@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition, decode
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.events import Bounds
+    from dagster_rebalance.core.owned_partition import OwnedPartition
 
 
 class StartFrom(enum.Enum):
@@ -91,7 +94,9 @@ def moved_offset(owned: OwnedPartition, recorded_until: int | None) -> str | Non
     here = owned.ledger.next_offset
     if recorded_until == here:
         return None
-    return f"{owned.partition} continues at offset {here}, which was set by somebody else: the last recorded commit ended at {recorded_until}"
+    return (
+        f"{owned.partition} continues at offset {here}, which was set by somebody else: the last recorded commit ended at {recorded_until}"
+    )
 
 
 def _position(bounds: Bounds, start_from: StartFrom) -> StoredPartition:

@@ -7,10 +7,13 @@ change once they are claimed. A run that refused itself, or that a member took b
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.partition import OffsetRange
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.partition import OffsetRange
 
 
 class RunState(enum.Enum):
@@ -106,9 +109,7 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
         return Succeeded(succeeded[0].run_id)
     live = [run for run in mine if run.is_live]
     if live:
-        return InFlight(
-            tuple(run.run_id for run in live), tuple(run.run_id for run in live if run.state is RunState.WAITING)
-        )
+        return InFlight(tuple(run.run_id for run in live), tuple(run.run_id for run in live if run.state is RunState.WAITING))
     first_runs = [run for run in mine if not run.is_retry]
     failed = [run for run in first_runs if not run.is_refused and not run.is_taken_back]
     if len(failed) >= max_attempts:
@@ -116,7 +117,9 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
     return ToRequest(attempt=len(first_runs) + 1)
 
 
-def unclaimed_workers(ranges: Iterable[OffsetRange], claimed: Iterable[tuple[OffsetRange, str]], runs: Iterable[RunSeen]) -> tuple[str, ...]:
+def unclaimed_workers(
+    ranges: Iterable[OffsetRange], claimed: Iterable[tuple[OffsetRange, str]], runs: Iterable[RunSeen]
+) -> tuple[str, ...]:
     """The runs that work on any of `ranges` without being the work of a claim: nothing may start there until they ended.
 
     Happens when an operator moved the committed offset, which erases the claims, while runs were working. Runs that have not started do not

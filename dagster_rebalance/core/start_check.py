@@ -1,23 +1,25 @@
 """The check that a run makes before it works on its batch.
 
-By the time it looks, its own start is visible to all others. It may work only if every one of its ranges is still claimed by its batch, and no
-other run of the batch that shares a range has started or succeeded. *Any* such run makes it refuse itself, whichever came first: with a
+By the time it looks, its own start is visible to all others. It may work only if every one of its ranges is still claimed by its batch, and
+no other run of the batch that shares a range has started or succeeded. *Any* such run makes it refuse itself, whichever came first: with a
 tie-break by age or by clocks both could work. If two runs refuse each other, the owner of the partition asks for the batch again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
-def refusal(
-    me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPartition, OffsetAndMetadata | None]
-) -> str | None:
+    from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+
+
+def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPartition, OffsetAndMetadata | None]) -> str | None:
     """Why the run `me` must not work, as a sentence; None when it may.
 
     Args:
