@@ -1,0 +1,113 @@
+"""`KafkaBatch`: the resource that an asset takes its batch from.
+
+Owns the check that a run makes before it works: by then Dagster shows it as started, so any other run of the batch can see it. A run that must
+not work marks itself as refused, so that it does not count as a failed attempt, and fails with the reason.
+"""
+
+# No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import BatchRefusedError
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import BATCH_TAG, REFUSED_TAG, read_range
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_BEATS_PER_TIMEOUT = 6
+
+
+class HasSparkSession(Protocol):
+    """Anything with a Spark session: `KafkaSparkResource`, dagster-pyspark's resources, or one of the user's own."""
+
+    @property
+    def spark_session(self) -> "SparkSession":
+        """The session."""
+
+
+class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """The offsets that a run has to process. The sensor fills it in.
+
+    Example:
+        ```python
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
+            write_by_range(kafka_batch.dataframe(spark), "/data/orders")
+        ```
+    """
+
+    kafka: dg.ResourceDependency[KafkaConsumerResource]
+    batch_id: str = Field(default="", description="Filled in by the sensor.")
+    ranges: list[str] = Field(default_factory=list, description="topic:partition:start:until of each range. Filled in by the sensor.")
+
+    @property
+    def offset_ranges(self) -> tuple[OffsetRange, ...]:
+        """The half-open ranges to process. Key the output by range: a range is all that is ever done again, with the same bounds."""
+        return tuple(read_range(text) for text in self.ranges)
+
+    @property
+    def records(self) -> int:
+        """How many offsets the ranges cover. With transactions or compaction there are fewer records."""
+        return sum(len(range_) for range_ in self.offset_ranges)
+
+    def dataframe(self, spark: HasSparkSession) -> "DataFrame":
+        """A Spark DataFrame over exactly the ranges of the batch.
+
+        It has the columns of Spark's Kafka source, and `range_start` and `range_until`.
+
+        Raises:
+            ConfigurationError: A security setting cannot be passed on to Spark.
+        """
+        from dagster_rebalance.spark.options import spark_kafka_options  # noqa: PLC0415 - Spark is an extra
+        from dagster_rebalance.spark.ranges import read_ranges  # noqa: PLC0415
+
+        return read_ranges(spark.spark_session, self.offset_ranges, spark_kafka_options(self.kafka.consumer_config()))
+
+    def metadata(self) -> dict[str, Any]:
+        """What is worth showing on the materialisation of an asset: the batch, its ranges and the number of records."""
+        return {
+            "batch": self.batch_id,
+            "ranges": dg.MetadataValue.md("\n".join(f"- `{range_}`" for range_ in self.offset_ranges)),
+            "dagster/row_count": self.records,
+        }
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["KafkaBatch"]:
+        """Check that the run may work, and show that it lives while it does."""
+        run, instance = context.run, context.instance
+        if run is None or instance is None or not self.batch_id or not self.ranges:
+            raise dg.Failure(
+                "This run has no batch of Kafka offsets. Runs of this job are started by its sensor, which gives them one: turn the sensor on. "
+                "To process a batch again after a failure, re-execute its run; to process old offsets again, stop the sensor and move the "
+                "group's committed offset.",
+                allow_retries=False,
+            )
+        why_not = self._refusal(instance, run.run_id)
+        if why_not is not None:
+            instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id})
+            raise dg.Failure(f"This run must not process batch {self.batch_id}: {why_not}", allow_retries=False) from BatchRefusedError(
+                why_not
+            )
+        with Heartbeat(instance, run.run_id, interval_s=self.kafka.heartbeat_timeout_s / _BEATS_PER_TIMEOUT):
+            yield self
+
+    def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
+        runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id])
+        me = next((run for run in runs if run.run_id == run_id), None)
+        if me is None:
+            return f"it does not carry the tag {BATCH_TAG}={self.batch_id}, by which its owner looks for it"
+        if me.ranges != self.offset_ranges:
+            return "its ranges are not those of its run config"
+        with RebalanceAwareConsumer(self.kafka.consumer_config(), fetch=False) as consumer:
+            committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
+        return refusal(me, runs, committed)

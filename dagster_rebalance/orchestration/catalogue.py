@@ -1,0 +1,198 @@
+"""What a member shows in Dagster's catalogue: commits, holds, who is a member, and partitions that are stopped.
+
+Commits are materialisations of the offsets asset, one for each, partitioned by topic-partition (a Dagster partition for each range would pass
+Dagster's limit within days). Receipts and memberships are observations of the group asset, so that they trigger nothing downstream.
+Everything is reported at once and without a run: events in a sensor's result are thrown away when the tick times out.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.orchestration.stopped import evaluation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from dagster_rebalance.core.commands import RecordCommit
+    from dagster_rebalance.core.holds import Receipt
+    from dagster_rebalance.core.partition import TopicPartition
+
+_EVENTS_READ = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAssets:
+    """The assets that stand for a consumer group.
+
+    Attributes:
+        offsets: Its committed offsets; one partition for each topic-partition.
+        group: Its members and holds.
+    """
+
+    offsets: dg.AssetKey
+    group: dg.AssetKey
+
+    @classmethod
+    def of(cls, group_id: str) -> GroupAssets:
+        """The assets of a group, by its id."""
+        return cls(dg.AssetKey(["kafka", group_id, "offsets"]), dg.AssetKey(["kafka", group_id, "group"]))
+
+    @property
+    def partitions_name(self) -> str:
+        """The name under which Dagster keeps the partitions of the offsets asset."""
+        return "/".join(self.offsets.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The process that a member lives in.
+
+    Attributes:
+        location: The code location.
+        sensor: The sensor that asks for the member.
+        incarnation: A name for this process that is never used again.
+    """
+
+    location: str
+    sensor: str
+    incarnation: str
+
+
+class Catalogue:
+    """Reports for one member."""
+
+    def __init__(self, instance: dg.DagsterInstance, assets: GroupAssets, host: Host) -> None:
+        self._instance = instance
+        self._assets = assets
+        self._host = host
+        self._stopped: dict[TopicPartition, str] = {}
+        self._known: set[str] = set()
+        self._newest_event: int | None = None
+
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Make topic-partitions known as partitions of the offsets asset."""
+        keys = {str(partition) for partition in partitions} - self._known
+        if keys:
+            self._instance.add_dynamic_partitions(self._assets.partitions_name, sorted(keys))
+            self._known |= keys
+
+    def recorded_until(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset behind the last recorded commit of each partition that has one."""
+        found = {}
+        for partition in partitions:
+            records = self._instance.fetch_materializations(
+                dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=1
+            ).records
+            materialisation = records[0].asset_materialization if records else None
+            until = materialisation.metadata.get("until") if materialisation else None
+            if until is not None and isinstance(until.value, int):
+                found[partition] = until.value
+        return found
+
+    def record_commit(self, commit: RecordCommit) -> None:
+        """Record a commit as the materialisation of its partition."""
+        partition = commit.range.topic_partition
+        metadata: dict[str, Any] = {
+            "start": commit.range.start,
+            "until": commit.range.until,
+            "records": len(commit.range),
+            "dagster/row_count": len(commit.range),
+            "dagster/partition_row_count": len(commit.range),
+            "dagster/uri": f"kafka://{partition.topic}/{partition.partition}",
+            "lag": commit.lag,
+            "run": dg.MetadataValue.dagster_run(commit.run_id),
+            "batch": commit.batch_id,
+            "epoch": commit.epoch,
+            "member": self._host.location,
+        }
+        if commit.claim_to_commit_s is not None:
+            metadata["claim_to_commit_seconds"] = round(commit.claim_to_commit_s, 3)
+        if commit.drain_s is not None:
+            metadata["drain_seconds"] = round(commit.drain_s, 3)
+        if commit.is_late:
+            metadata["recorded_late"] = True
+        self._instance.report_runless_asset_event(
+            dg.AssetMaterialization(
+                asset_key=self._assets.offsets,
+                partition=str(partition),
+                description=f"{commit.range} committed",
+                metadata=metadata,
+            )
+        )
+
+    def record_receipt(self, receipt: Receipt) -> None:
+        """Record how a hold ended."""
+        self._observe(
+            "hold",
+            str(receipt),
+            {
+                "outcome": receipt.outcome.value,
+                "cause": receipt.cause.value,
+                "partitions": dg.MetadataValue.json([str(partition) for partition in receipt.partitions]),
+                "seconds": round(receipt.seconds, 3),
+                "ended_at": dg.MetadataValue.timestamp(time.time()),
+                "committed": dg.MetadataValue.json({str(partition): offset for partition, offset in receipt.committed.items()}),
+                "runs": dg.MetadataValue.json(list(receipt.run_ids)),
+                "cancelled": dg.MetadataValue.json(list(receipt.cancelled)),
+                "handed_over": dg.MetadataValue.json([str(partition) for partition in receipt.handed_over]),
+            },
+        )
+
+    def show_stop(self, partition: TopicPartition, reason: str) -> None:
+        """Show that a partition is stopped, or, without a reason, that it goes on."""
+        if reason:
+            self._stopped[partition] = reason
+        else:
+            self._stopped.pop(partition, None)
+        self._instance.report_runless_asset_event(evaluation(self._stopped, self._assets.offsets))
+
+    def record_joined(self) -> None:
+        """Record that this process is a member from now on. A predecessor of it finds that with `successor`."""
+        self._observe("joined", f"{self._host.location} joined the group", {})
+        for storage_id, said in self._observed(limit=_EVENTS_READ):
+            if said.get("incarnation") == self._host.incarnation:
+                self._newest_event = storage_id
+                return
+
+    def record_left(self, reason: str) -> None:
+        """Record that this process is no member any more."""
+        self._observe("left", f"{self._host.location} left the group: {reason}", {"reason": reason})
+
+    def successor(self) -> str | None:
+        """The incarnation of a newer process for the same sensor of the same code location, if one joined after this one did."""
+        mine = ("joined", self._host.location, self._host.sensor)
+        for storage_id, said in self._observed(limit=_EVENTS_READ, after=self._newest_event, ascending=True):
+            self._newest_event = storage_id
+            if (said.get("event"), said.get("code_location"), said.get("sensor")) == mine and said.get(
+                "incarnation"
+            ) != self._host.incarnation:
+                return str(said.get("incarnation"))
+        return None
+
+    def _observed(self, *, limit: int, after: int | None = None, ascending: bool = False) -> Iterator[tuple[int, dict[str, object]]]:
+        records = self._instance.fetch_observations(
+            dg.AssetRecordsFilter(asset_key=self._assets.group, after_storage_id=after), limit=limit, ascending=ascending
+        ).records
+        for record in records:
+            if record.asset_observation is not None:
+                yield record.storage_id, {name: value.value for name, value in record.asset_observation.metadata.items()}
+
+    def _observe(self, event: str, description: str, metadata: Mapping[str, Any]) -> None:
+        self._instance.report_runless_asset_event(
+            dg.AssetObservation(
+                asset_key=self._assets.group,
+                description=description,
+                metadata={
+                    "event": event,
+                    "code_location": self._host.location,
+                    "sensor": self._host.sensor,
+                    "incarnation": self._host.incarnation,
+                    **metadata,
+                },
+            )
+        )

@@ -1,0 +1,106 @@
+"""`build_kafka_batch_defs`: everything that a team needs to process topics with its assets, as one `Definitions`.
+
+Owns how the pieces are put together: the job, its sensor, and the assets that stand for the group in the catalogue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.stopped import build_stopped_check
+
+if TYPE_CHECKING:
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+
+def build_kafka_batch_defs(
+    *,
+    kafka: KafkaConsumerResource,
+    assets: Sequence[dg.AssetsDefinition],
+    spark: KafkaSparkResource | None = None,
+    name: str = "kafka_batches",
+    resources: Mapping[str, Any] | None = None,
+    job_tags: Mapping[str, str] | None = None,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.Definitions:
+    """Process the topics of a consumer group with assets, one run for each batch of offsets.
+
+    The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, if `spark` is given, their session from the resource
+    `spark`. They are materialised together, in one process: Spark is the parallelism, and a process for each step would cost seconds.
+
+    Args:
+        kafka: The group to join.
+        assets: What processes a batch.
+        spark: The Spark session of a run.
+        name: The name of the job; the sensor is called the same with `_sensor` behind it.
+        resources: More resources that the assets need.
+        job_tags: Tags for each run.
+        minimum_interval_seconds: Seconds between ticks of the sensor.
+        default_status: Whether the sensor runs without being turned on.
+
+    Returns:
+        The assets, the job, the sensor, the assets of the group (committed offsets, and members and holds), their check, and the resources.
+
+    Raises:
+        ConfigurationError: There is no asset, or a resource key is taken.
+    """
+    if not assets:
+        raise ConfigurationError(f"{name} has no assets: give at least one that takes a KafkaBatch")
+    own = {"kafka": kafka, "kafka_batch": KafkaBatch(kafka=kafka)} | ({"spark": spark} if spark else {})
+    taken = sorted(own.keys() & (resources or {}).keys())
+    if taken:
+        raise ConfigurationError(f"the resource key {taken[0]!r} is used by {name} itself: choose another one")
+    group_id = _now(kafka.group_id)
+    job = dg.define_asset_job(name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {}))
+    sensor = build_kafka_batch_sensor(
+        name=f"{name}_sensor",
+        job=job,
+        spark_key="spark" if spark else None,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+    )
+    group = GroupAssets.of(group_id)
+    offsets = dg.AssetSpec(
+        group.offsets,
+        deps=[key for asset in assets for key in asset.keys],
+        partitions_def=dg.DynamicPartitionsDefinition(name=group.partitions_name),
+        description=f"The committed offsets of consumer group {group_id}: each materialisation is one commit.",
+        group_name="streaming",
+        kinds={"kafka"},
+    )
+    members = dg.AssetSpec(
+        group.group,
+        description=f"The members of consumer group {group_id} and the receipts of its holds, as observations.",
+        group_name="streaming",
+        kinds={"kafka"},
+    )
+    return dg.Definitions(
+        assets=[*assets, offsets, members],
+        asset_checks=[build_stopped_check(group.offsets)],
+        jobs=[job],
+        sensors=[sensor],
+        resources={**own, **(resources or {})},
+    )
+
+
+def _now(setting: str) -> str:
+    """The value of a setting that names assets, and is therefore needed before anything runs.
+
+    Raises:
+        ConfigurationError: It is an environment variable that is not set.
+    """
+    if not isinstance(setting, dg.EnvVar):
+        return setting
+    value = setting.get_value()
+    if not value:
+        raise ConfigurationError(f"group_id is taken from the environment variable {setting.env_var_name}, which is not set")
+    return value

@@ -1,0 +1,57 @@
+"""The mailbox between the ticks of a sensor and the thread of a member.
+
+All that the two share. A tick puts in that it came, and takes what is there; it never waits for the member, and the member never for a tick.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.events import Event
+    from dagster_rebalance.core.offers import Offer
+
+_NOTES_KEPT = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """What a tick finds: the runs to start, and what to tell people."""
+
+    offers: tuple[Offer, ...] = ()
+    summary: tuple[str, ...] = ("the member is starting",)
+
+
+class Mailbox:
+    """Safe for several threads."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
+        self.mail = Mail()
+
+    def tell(self, event: Event) -> None:
+        """Put something into the member's inbox."""
+        self._events.put(event)
+
+    def take_events(self) -> list[Event]:
+        """What was put in, oldest first."""
+        events = []
+        while not self._events.empty():
+            events.append(self._events.get())
+        return events
+
+    def note(self, text: str) -> None:
+        """Leave a sentence for the next tick's log."""
+        self._notes.append(f"{time.strftime('%H:%M:%S')} {text}")
+
+    def take_notes(self) -> list[str]:
+        """What happened since notes were last taken, oldest first."""
+        notes = []
+        while self._notes:
+            notes.append(self._notes.popleft())
+        return notes

@@ -1,0 +1,125 @@
+"""The members of this process: at most one for each sensor, in a daemon thread, from its first real tick to its departure.
+
+A process-wide registry, because Dagster builds resources anew for every tick. It must never be filled on import or in a run: run processes
+import the user's code too. After a reload the old process gets no more ticks, but lives until its runs have ended: its members drain, commit and
+leave without them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
+from dagster_rebalance.orchestration.pump import Parts, Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from contextlib import AbstractContextManager
+
+_log = logging.getLogger("dagster_rebalance")
+_EXIT_MARGIN_S = 5.0
+
+
+class HostedMember:
+    """A member in a thread of its own.
+
+    Args:
+        name: For the thread and for logs.
+        make_parts: Makes what the member works with, in its thread, and puts it away afterwards.
+        shutdown_timeout_s: How long it may drain when the process ends.
+    """
+
+    def __init__(self, name: str, make_parts: Callable[[], AbstractContextManager[Parts]], *, shutdown_timeout_s: float) -> None:
+        self._name = name
+        self._make_parts = make_parts
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._mailbox = Mailbox()
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._main, name=f"dagster_rebalance member {name}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has left or failed."""
+        return not self._thread.is_alive()
+
+    def tick(self) -> tuple[Mail, list[str]]:
+        """Exchange a tick for what the member has to say: its mail, and notes for the log.
+
+        Raises:
+            DagsterRebalanceError: The member has failed; the message says why and what to do.
+        """
+        if self._failure is not None:
+            raise self._failure
+        self._mailbox.tell(TickArrived())
+        return self._mailbox.mail, self._mailbox.take_notes()
+
+    def leave(self, reason: str) -> None:
+        """Ask the member to drain and leave. Does not wait."""
+        self._mailbox.tell(LeaveRequested(reason, self._shutdown_timeout_s))
+
+    def join(self, until: float) -> None:
+        """Wait for the end of the member, until a time of the monotonic clock."""
+        self._thread.join(max(0.0, until - time.monotonic()))
+
+    @property
+    def exit_limit_s(self) -> float:
+        """How long the end of the process may wait for it."""
+        return self._shutdown_timeout_s + _EXIT_MARGIN_S
+
+    def _main(self) -> None:
+        try:
+            with self._make_parts() as parts:
+                Pump(parts, self._mailbox).run()
+        except Exception as error:  # handed to the next tick, which shows it
+            _log.exception("the member %s failed", self._name)
+            self._failure = error
+
+
+class Members:
+    """A registry of hosted members."""
+
+    def __init__(self) -> None:
+        self._members: dict[Hashable, HostedMember] = {}
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> HostedMember | None:
+        """The member for a key, if there is one. A preview uses this: it starts nothing."""
+        with self._lock:
+            return self._members.get(key)
+
+    def tick(self, key: Hashable, make: Callable[[], HostedMember]) -> tuple[Mail, list[str]]:
+        """Exchange a tick with the member for a key; one is made if there is none, or the last one is over.
+
+        Raises:
+            DagsterRebalanceError: The member has failed. The next tick makes another one.
+        """
+        with self._lock:
+            member = self._members.get(key)
+            if member is None:
+                member = self._members[key] = make()
+            if member.is_over:
+                del self._members[key]
+        return member.tick()
+
+    def shut_down(self) -> None:
+        """Let all members drain and leave, within their time-outs."""
+        with self._lock:
+            members = list(self._members.values())
+        for member in members:
+            member.leave("its process ends")
+        until = time.monotonic() + max((member.exit_limit_s for member in members), default=0.0)
+        for member in members:
+            member.join(until)
+
+
+MEMBERS = Members()
+"""The members of this process."""
+
+# Daemon threads and `atexit` are the only clean-up that ran in every graceful end of a code server.
+atexit.register(MEMBERS.shut_down)

@@ -1,0 +1,241 @@
+"""The pump: the one thread that owns a member. It polls Kafka all the time, so that membership depends on no tick, run or callback.
+
+It is a user of `RebalanceAwareConsumer` like any other: it polls, asks what is to be revoked, and delays the revoke until the driver has
+drained it. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not answered;
+the driver gives it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.consumer.events import LostReason
+from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.explain import summary
+from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.driver import Driver
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.orchestration.catalogue import Catalogue
+    from dagster_rebalance.orchestration.runs import RunLedger
+
+_log = logging.getLogger("dagster_rebalance")
+_POLL_S = 0.1
+_SUCCESSOR_POLL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a pump works with; made and owned by its thread."""
+
+    consumer: RebalanceAwareConsumer
+    driver: Driver
+    ledger: RunLedger
+    catalogue: Catalogue
+    topics: Sequence[str]
+    clock: Callable[[], float] = time.monotonic
+
+
+class _Witness(RebalanceListener):
+    """Keeps what Kafka did to the assignment within one poll, in order."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[type[seen.PartitionsAssigned | seen.PartitionsLost], tuple[TopicPartition, ...]]] = []
+
+    def on_partitions_assigned(self, partitions: Sequence[TopicPartition], consumer: RebalanceConsumer) -> None:
+        self.seen.append((seen.PartitionsAssigned, tuple(partitions)))
+
+    def on_partitions_revoked(self, partitions: Sequence[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Nothing to do: the driver released them."""
+
+    def on_partitions_lost(self, partitions: Sequence[TopicPartition], consumer: RebalanceConsumer) -> None:
+        self.seen.append((seen.PartitionsLost, tuple(partitions)))
+
+
+class Pump:
+    """One member at work."""
+
+    def __init__(self, parts: Parts, mailbox: Mailbox) -> None:
+        self.parts = parts
+        self._mailbox = mailbox
+        self._witness = _Witness()
+        self._left: str | None = None
+        self._looked_for_successor_at = float("-inf")
+
+    def run(self) -> None:
+        """Be a member until the driver leaves the group.
+
+        Raises:
+            BrokerError: Kafka refuses, and waiting would not help.
+            ConfigurationError: The settings cannot work.
+        """
+        parts = self.parts
+        parts.consumer.check()
+        parts.consumer.subscribe(list(parts.topics))
+        parts.consumer.set_rebalance_listener(self._witness)
+        self._try(parts.catalogue.record_joined)
+        while self._left is None:
+            self._turn()
+        self._try(lambda: parts.catalogue.record_left(self._left or ""))
+
+    def _turn(self) -> None:
+        parts = self.parts
+        try:
+            parts.consumer.poll(_POLL_S)
+        except BrokerError as error:
+            self._give_up_unless_retriable(error)
+        for event in self._from_kafka():
+            self._feed(event)
+        for event in self._mailbox.take_events():
+            self._feed(event)
+        self._look_for_successor()
+        self._feed(seen.TimePassed())
+        parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
+        self._mailbox.mail = Mail(parts.driver.offers, summary(parts.driver, parts.clock()))
+
+    def _from_kafka(self) -> list[seen.Event]:
+        parts = self.parts
+        happened, self._witness.seen = self._witness.seen, []
+        reasons = parts.consumer.lost_reasons()
+        events: list[seen.Event] = []
+        for kind, partitions in happened:
+            if kind is seen.PartitionsAssigned:
+                if partitions:
+                    events.append(seen.PartitionsAssigned(partitions))
+                continue
+            overtaken = tuple(p for p in partitions if reasons.get(p) is LostReason.SUPERSEDED)
+            others = tuple(p for p in partitions if p not in overtaken)
+            events += [seen.HoldSuperseded(overtaken)] if overtaken else []
+            events += [seen.PartitionsLost(others)] if others else []
+        requested = parts.consumer.get_to_be_revoked_partitions() - parts.driver.held
+        if requested:
+            events.append(seen.RevokeRequested(tuple(sorted(requested))))
+        return events
+
+    def _feed(self, event: seen.Event) -> None:
+        """Tell the driver, and carry out what follows, and what follows from that."""
+        todo = deque([event])
+        while todo:
+            for command in self.parts.driver.handle(todo.popleft(), self.parts.clock()):
+                answer = self._carry_out(command)
+                if answer is not None:
+                    todo.append(answer)
+
+    def _carry_out(self, command: do.Command) -> seen.Event | None:
+        try:
+            return self._answer(command)
+        except (ConfigurationError, IllegalStateError):
+            raise
+        except BrokerError as error:
+            self._give_up_unless_retriable(error)
+        except Exception as error:  # whatever Dagster's storage raises: it may be away for a while
+            self._note(f"{type(command).__name__} failed and is tried again: {error}")
+            _log.warning("%s failed and is tried again", type(command).__name__, exc_info=True)
+        return None
+
+    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0911 - one case for each command
+        parts = self.parts
+        match command:
+            case do.ReadStoredOffsets(epochs):
+                return self._stored(dict(epochs))
+            case do.ReadRuns(batch_ids, live_too):
+                return seen.RunsRead(batch_ids, parts.ledger.read(batch_ids, live_too=live_too), live_too)
+            case do.ReadBounds(partitions):
+                return seen.BoundsRead(self._bounds(partitions))
+            case do.WriteOffsets(writes):
+                return self._written(writes)
+            case do.RecordCommit():
+                parts.catalogue.record_commit(command)
+                return seen.CommitRecorded(command)
+            case do.CancelRuns(run_ids, reason):
+                self._note(f"cancelling {len(run_ids)} run(s): {reason}")
+                parts.ledger.cancel(run_ids)
+            case do.EndDeadRuns(run_ids):
+                self._note(f"no sign of life from {', '.join(run_ids)}: ended")
+                parts.ledger.end_dead(run_ids)
+            case do.ReleasePartitions():
+                pass  # what the driver no longer holds is no longer delayed, and so released by the next poll
+            case do.RecordReceipt(receipt):
+                self._note(str(receipt))
+                parts.catalogue.record_receipt(receipt)
+            case do.ShowStop(partition, reason):
+                self._note(f"stopped: {reason}" if reason else f"{partition} goes on")
+                parts.catalogue.show_stop(partition, reason)
+            case do.Note(text):
+                self._note(text)
+            case do.LeaveGroup(reason):
+                self._left = reason
+        return None
+
+    def _stored(self, epochs: dict[TopicPartition, int]) -> seen.Event:
+        parts = self.parts
+        parts.catalogue.add_partitions(epochs)
+        return seen.StoredOffsetsRead(
+            epochs=epochs,
+            stored=parts.consumer.committed(list(epochs)),
+            bounds=self._bounds(tuple(epochs)),
+            recorded_until=parts.catalogue.recorded_until(epochs),
+        )
+
+    def _bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, seen.Bounds]:
+        starts = self.parts.consumer.beginning_offsets(list(partitions))
+        ends = self.parts.consumer.end_offsets(list(partitions))
+        return {partition: seen.Bounds(starts[partition], ends[partition]) for partition in partitions}
+
+    def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
+        """Read before write: what is not as the driver expects is left alone."""
+        stored = self.parts.consumer.committed([write.partition for write in writes])
+        done = [write for write in writes if _same(stored[write.partition], write.new)]
+        due = [write for write in writes if write not in done and _same(stored[write.partition], write.expected)]
+        failed = [(write, seen.WriteFailure.CHANGED) for write in writes if write not in done and write not in due]
+        if due:
+            result = self.parts.consumer.commit_offsets({write.partition: write.new for write in due})
+            done += [write for write in due if write.partition in result.committed]
+            failed += [(write, seen.WriteFailure.RETRIABLE) for write in due if write.partition in result.failed]
+            for partition, error in result.failed.items():
+                self._note(f"the offset of {partition} could not be written yet: {error}")
+        return seen.OffsetsWritten(tuple(done), tuple(failed))
+
+    def _look_for_successor(self) -> None:
+        now = self.parts.clock()
+        if now - self._looked_for_successor_at < _SUCCESSOR_POLL_S or self.parts.driver.leaving is not None:
+            return
+        self._looked_for_successor_at = now
+        newer = self._try(self.parts.catalogue.successor)
+        if newer is not None:
+            self._feed(seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})"))
+
+    def _try(self, action: Callable[[], str | None]) -> str | None:
+        try:
+            return action()
+        except Exception as error:  # only shown in the catalogue: the member works without it
+            self._note(f"Dagster's storage did not answer: {error}")
+            _log.warning("Dagster's storage did not answer", exc_info=True)
+            return None
+
+    def _give_up_unless_retriable(self, error: BrokerError) -> None:
+        if not error.retriable:
+            raise error
+        self._note(str(error))
+
+    def _note(self, text: str) -> None:
+        self._mailbox.note(text)
+        _log.info("%s", text)
+
+
+def _same(stored: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
+    """Whether offset and metadata are the same; the leader epoch is the broker's business."""
+    if stored is None or other is None:
+        return stored is other
+    return (stored.offset, stored.metadata) == (other.offset, other.metadata)

@@ -1,0 +1,147 @@
+"""`KafkaConsumerResource`: how a group is joined, how long it may hold partitions, and how large its batches get.
+
+A value with settings only: Dagster builds a new one for each tick and each run, so it owns no consumer and no thread. Secrets stay in it and in
+the client that it configures; nothing here prints them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+import dagster as dg
+from pydantic import Field, model_validator
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+
+_POSITIVE = ("hold_limit_s", "max_records_per_range", "max_ranges_per_run", "max_runs_in_flight", "max_claims_per_partition", "min_records")
+
+
+class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A member of a Kafka consumer group, as a team configures it.
+
+    Example:
+        ```python
+        kafka = KafkaConsumerResource(
+            bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
+            group_id="orders",
+            topics=["orders"],
+        )
+        ```
+    """
+
+    bootstrap_servers: str = Field(description="Brokers to start from, as host:port, separated by commas.")
+    group_id: str = Field(description="The consumer group. Each code location with this group takes a share of the partitions.")
+    topics: list[str] = Field(description="The topics to read.")
+    group_protocol: Literal["consumer", "classic"] = Field(
+        default="consumer",
+        description="`consumer` (KIP-848, brokers 4.0 and newer) or `classic` (cooperative-sticky) for older brokers.",
+    )
+    security_protocol: str | None = Field(default=None, description="For example SASL_SSL. Kafka's default is PLAINTEXT.")
+    sasl_mechanism: str | None = Field(default=None, description="For example SCRAM-SHA-512.")
+    sasl_username: str | None = Field(default=None, description="Give it as dg.EnvVar.")
+    sasl_password: str | None = Field(default=None, repr=False, description="Give it as dg.EnvVar.")
+    ssl_ca_location: str | None = Field(default=None, description="File with the certificates to trust.")
+    client_config: dict[str, str] = Field(default_factory=dict, repr=False, description="More librdkafka settings, by their own names.")
+
+    start_from: Literal["earliest", "latest"] = Field(default="earliest", description="Where a group without a committed offset begins.")
+    hold_limit_s: float = Field(default=300.0, description="Seconds that a revoke may be held while its runs drain.")
+    hold_commit_slice_s: float = Field(
+        default=10.0, description="The end of the hold that is kept for cancelling runs and the last commit."
+    )
+    on_deadline: Literal["cancel", "release"] = Field(
+        default="cancel",
+        description="Runs still live at the deadline: `cancel` them, or `release` the partitions and let the next owner adopt them.",
+    )
+    on_lost: Literal["leave", "cancel"] = Field(
+        default="leave", description="Runs of partitions that were lost: `leave` them to be adopted by the next owner, or `cancel` them."
+    )
+    foreign_metadata: Literal["refuse", "overwrite"] = Field(
+        default="refuse", description="What to do with offsets that another application committed in this group with a text of its own."
+    )
+    max_records_per_range: int = Field(default=100_000, description="Offsets of one partition that one run processes.")
+    max_ranges_per_run: int = Field(default=8, description="Partitions that one run processes.")
+    max_runs_in_flight: int = Field(default=4, description="Runs of one member at the same time.")
+    max_claims_per_partition: int = Field(default=1, description="Batches of one partition in flight at the same time.")
+    min_records: int = Field(default=1, description="A partition waits for so many records ...")
+    max_wait_s: float = Field(default=0.0, description="... but no longer than this. Only of use with min_records above 1.")
+    max_attempts: int = Field(
+        default=3, description="Runs that may fail on a range before its partition is stopped; Dagster's retries not counted."
+    )
+    lease_s: float = Field(
+        default=60.0, description="Without a sensor tick for so long the member drains and leaves. At least 4 sensor intervals."
+    )
+    shutdown_timeout_s: float = Field(default=50.0, description="Seconds for draining when the code server is shut down.")
+    heartbeat_timeout_s: float = Field(default=60.0, description="A run without a sign of life for so long is dead.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_settings(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            for name in values.keys() - cls.model_fields.keys():
+                near = difflib.get_close_matches(name, cls.model_fields, n=1)
+                hint = f"did you mean {near[0]}?" if near else "settings of librdkafka belong into client_config"
+                raise ConfigurationError(f"KafkaConsumerResource has no setting {name!r}: {hint}")
+        return values
+
+    def consumer_config(self) -> dict[str, str]:
+        """The settings of the Kafka client, secrets included.
+
+        Raises:
+            ConfigurationError: `client_config` sets what has a field of its own.
+        """
+        config = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "group.id": self.group_id,
+            "group.protocol": self.group_protocol,
+            "auto.offset.reset": self.start_from,
+        }
+        optional = {
+            "security.protocol": self.security_protocol,
+            "sasl.mechanism": self.sasl_mechanism,
+            "sasl.username": self.sasl_username,
+            "sasl.password": self.sasl_password,
+            "ssl.ca.location": self.ssl_ca_location,
+        }
+        config |= {name: value for name, value in optional.items() if value is not None}
+        twice = sorted(config.keys() & self.client_config.keys())
+        if twice:
+            raise ConfigurationError(
+                f"client_config of group {self.group_id} sets {twice[0]}, which has a field of its own: {twice[0].replace('.', '_')}"
+            )
+        return config | self.client_config
+
+    def driver_settings(self) -> DriverSettings:
+        """The settings of the core.
+
+        Raises:
+            ConfigurationError: A value makes no sense, or two do not fit each other.
+        """
+        for name in _POSITIVE:
+            if getattr(self, name) <= 0:
+                raise ConfigurationError(f"{name}={getattr(self, name)} of group {self.group_id} must be above 0")
+        if not self.topics:
+            raise ConfigurationError(f"group {self.group_id} has no topics: name at least one in topics")
+        return DriverSettings(
+            limits=BatchLimits(
+                max_records_per_range=self.max_records_per_range,
+                max_ranges_per_run=self.max_ranges_per_run,
+                max_runs_in_flight=self.max_runs_in_flight,
+                max_claims_per_partition=self.max_claims_per_partition,
+                min_records=self.min_records,
+                max_wait_s=self.max_wait_s,
+            ),
+            budget=HoldBudget(self.hold_limit_s, self.hold_commit_slice_s),
+            on_deadline=DeadlinePolicy(self.on_deadline),
+            on_lost=LossPolicy(self.on_lost),
+            max_attempts=self.max_attempts,
+            start_from=StartFrom(self.start_from),
+            foreign_metadata=ForeignMetadata(self.foreign_metadata),
+            lease_s=self.lease_s,
+            pulse=Pulse(heartbeat_timeout_s=self.heartbeat_timeout_s),
+        )

@@ -1,0 +1,120 @@
+"""The run ledger: Dagster's runs, as the core sees them, and what a member does to them.
+
+Looks runs up by one tag only: two tags at once took 11 s on SQLite with 10,000 runs, one takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG, ranges_in
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_log = logging.getLogger(__name__)
+
+_STATES = {
+    dg.DagsterRunStatus.NOT_STARTED: RunState.WAITING,
+    dg.DagsterRunStatus.MANAGED: RunState.WAITING,
+    dg.DagsterRunStatus.QUEUED: RunState.WAITING,
+    dg.DagsterRunStatus.STARTING: RunState.STARTING,
+    dg.DagsterRunStatus.STARTED: RunState.STARTED,
+    dg.DagsterRunStatus.CANCELING: RunState.CANCELING,
+    dg.DagsterRunStatus.SUCCESS: RunState.SUCCEEDED,
+    dg.DagsterRunStatus.FAILURE: RunState.FAILED,
+    dg.DagsterRunStatus.CANCELED: RunState.CANCELED,
+}
+_LIVE_STATUSES = [
+    status for status, state in _STATES.items() if state in {RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING}
+]
+_WILL_RETRY_TAG = "dagster/will_retry"
+_BATCHES_PER_QUERY = 100
+RETRY_PATIENCE_S = 300.0
+"""For so long a failed run that Dagster announced to retry counts as live; a retry that never came must not stall a partition."""
+
+
+class RunLedger:
+    """The runs of one group in one Dagster instance."""
+
+    def __init__(self, instance: dg.DagsterInstance, group_id: str, *, stop_spark_work: Callable[[str], None] | None = None) -> None:
+        self._instance = instance
+        self._group_id = group_id
+        self._stop_spark_work = stop_spark_work
+
+    def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
+        """All runs of the batches, and all live runs of the group if `live_too`; oldest first."""
+        wanted = sorted(batch_ids)
+        records = [
+            record
+            for start in range(0, len(wanted), _BATCHES_PER_QUERY)
+            for record in self._instance.get_run_records(
+                dg.RunsFilter(tags={BATCH_TAG: wanted[start : start + _BATCHES_PER_QUERY]}), ascending=True
+            )
+        ]
+        if live_too:
+            records += self._instance.get_run_records(
+                dg.RunsFilter(tags={GROUP_TAG: self._group_id}, statuses=_LIVE_STATUSES), ascending=True
+            )
+        unique = {record.dagster_run.run_id: record for record in records}
+        retried = {record.dagster_run.parent_run_id for record in unique.values()}
+        ordered = sorted(unique.values(), key=lambda record: record.storage_id)
+        return tuple(self._seen(record, is_retried=record.dagster_run.run_id in retried) for record in ordered)
+
+    def cancel(self, run_ids: Iterable[str]) -> None:
+        """Cancel runs, and mark them, so that they do not count as failed attempts.
+
+        A run that is being launched cannot be cancelled yet; the core asks again.
+        """
+        for run_id in run_ids:
+            run = self._instance.get_run_by_id(run_id)
+            if run is None or run.is_finished or run.status in {dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING}:
+                continue
+            self._instance.add_run_tags(run_id, {TAKEN_BACK_TAG: run_id})
+            self._instance.run_coordinator.cancel_run(run_id)
+
+    def end_dead(self, run_ids: Iterable[str]) -> None:
+        """End runs whose process has gone: first their Spark work, so that nothing of them is left, then the run in Dagster."""
+        for run_id in run_ids:
+            run = self._instance.get_run_by_id(run_id)
+            if run is None or run.is_finished:
+                continue
+            if self._stop_spark_work is not None:
+                self._stop_spark_work(run_id)
+            try:
+                self._instance.run_launcher.terminate(run_id)
+            except Exception:  # the launcher may be unable to reach a process that has gone; that is the reason for being here
+                _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
+            self._instance.report_run_failed(
+                run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
+            )
+
+    def _seen(self, record: dg.RunRecord, *, is_retried: bool) -> RunSeen:
+        run = record.dagster_run
+        batch_id = run.tags.get(BATCH_TAG, "")
+        state = _STATES[run.status]
+        return RunSeen(
+            run_id=run.run_id,
+            batch_id=batch_id,
+            ranges=ranges_in(run.run_config, batch_id),
+            state=state,
+            is_retry=run.parent_run_id is not None,
+            awaits_retry=state is RunState.FAILED and not is_retried and self._will_be_retried(record),
+            is_refused=run.tags.get(REFUSED_TAG) == run.run_id,
+            is_taken_back=run.tags.get(TAKEN_BACK_TAG) == run.run_id,
+            heartbeat=run.tags.get(HEARTBEAT_TAG, ""),
+        )
+
+    def _will_be_retried(self, record: dg.RunRecord) -> bool:
+        """Whether Dagster is about to retry a failed run. It says so 20 to 30 ms after the failure: until then, assume it."""
+        if not self._instance.run_retries_enabled:
+            return False
+        age_s = (
+            datetime.now(timezone.utc) - record.update_timestamp.replace(tzinfo=record.update_timestamp.tzinfo or timezone.utc)
+        ).total_seconds()
+        return age_s < RETRY_PATIENCE_S and record.dagster_run.tags.get(_WILL_RETRY_TAG, "true").lower() == "true"

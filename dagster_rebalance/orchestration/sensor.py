@@ -1,0 +1,134 @@
+"""The sensor: a short exchange between Dagster's daemon and the member that lives in the code server.
+
+A tick makes no network call: it reads a mailbox and returns the runs that are wanted. It may time out, be previewed or be resumed a day later;
+so what it returns is offered again until the run exists, a preview touches nothing, and a run checks for itself whether it may still work.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
+from dagster_rebalance.orchestration.pump import Parts
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import run_config, run_tags
+
+if TYPE_CHECKING:
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+MOST_REQUESTS_PER_TICK = 20
+"""A run request costs Dagster's daemon 0.2 to 0.3 s, in which no other sensor is evaluated."""
+_LEASE_TICKS = 4
+
+
+def build_kafka_batch_sensor(
+    *,
+    name: str,
+    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
+    kafka_key: str = "kafka",
+    batch_key: str = "kafka_batch",
+    spark_key: str | None = None,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.SensorDefinition:
+    """Build the sensor that makes its code location a member of a consumer group and requests a run for each batch.
+
+    Args:
+        name: The name of the sensor.
+        job: What processes a batch. It needs a `KafkaBatch` under `batch_key`.
+        kafka_key: The resource key of the `KafkaConsumerResource`.
+        batch_key: The resource key of the `KafkaBatch`.
+        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can be stopped.
+        minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
+        default_status: Whether the sensor runs without being turned on.
+    """
+
+    @dg.sensor(
+        name=name,
+        job=job,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
+        description="A member of a Kafka consumer group: requests a run for each batch of offsets, and drains them before partitions move.",
+    )
+    def kafka_batches(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        spark: KafkaSparkResource | None = getattr(context.resources, spark_key) if spark_key else None
+        key = (kafka.group_id, context.sensor_name, kafka.bootstrap_servers)
+        if not is_real_tick(context):
+            return _preview(key)
+        lease_s = _LEASE_TICKS * minimum_interval_seconds
+        if kafka.lease_s < lease_s:
+            raise ConfigurationError(
+                f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} (4 intervals of sensor {name}): "
+                "the member would leave between two ticks"
+            )
+        mail, notes = MEMBERS.tick(key, lambda: _host(context, kafka, spark))
+        for note in notes:
+            context.log.info(note)
+        skip = "; ".join(mail.summary)
+        if not mail.offers:
+            return dg.SkipReason(skip)
+        context.log.info(skip)
+        return dg.SensorResult(
+            run_requests=[
+                dg.RunRequest(run_key=offer.run_key, tags=run_tags(offer, kafka.group_id), run_config=run_config(offer, batch_key))
+                for offer in mail.offers[:MOST_REQUESTS_PER_TICK]
+            ]
+        )
+
+    return kafka_batches
+
+
+def is_real_tick(context: dg.SensorEvaluationContext) -> bool:
+    """Whether Dagster's daemon evaluates the sensor. "Preview tick result" runs the same function and must touch nothing."""
+    return bool(context.log_key) and context.log_key[-1].isdigit()
+
+
+def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
+    member = MEMBERS.get(key)
+    if member is None:
+        return dg.SkipReason("preview: nothing is started. Turn the sensor on to join the group")
+    mail = member.mail
+    wanted = "; ".join(f"would request {offer.run_key} for {', '.join(map(str, offer.ranges))}" for offer in mail.offers)
+    return dg.SkipReason(f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}")
+
+
+def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> HostedMember:
+    """Start a member for the sensor, checking first what can be checked without a broker."""
+    settings = kafka.driver_settings()
+    config = kafka.consumer_config()
+    instance_ref = context.instance.get_ref()
+    origin = context.code_location_origin
+    host = Host(location=origin.location_name if origin else "unknown", sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
+
+    @contextmanager
+    def parts() -> Iterator[Parts]:
+        with (
+            dg.DagsterInstance.from_ref(instance_ref) as instance,
+            RebalanceAwareConsumer(config, hold_limit_s=settings.budget.limit_s, fetch=False) as consumer,
+        ):
+            yield Parts(
+                consumer=consumer,
+                driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
+                ledger=RunLedger(instance, kafka.group_id, stop_spark_work=spark.stop_abandoned_work if spark else None),
+                catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
+                topics=kafka.topics,
+            )
+
+    return HostedMember(f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s)
+
+
+def _new_batch_id() -> str:
+    return f"b-{uuid.uuid4().hex[:16]}"

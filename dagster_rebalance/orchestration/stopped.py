@@ -1,0 +1,80 @@
+"""The asset check that fails while a partition is stopped.
+
+A member reports it at the moment it stops a partition. Executed by hand, it looks for itself, at Kafka and at the runs, so that it also answers
+while no member is there.
+"""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
+
+from collections.abc import Iterable, Mapping
+
+import dagster as dg
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs import RunLedger
+
+STOPPED_CHECK = "no_partition_stopped"
+
+
+def evaluation(stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey) -> dg.AssetCheckEvaluation:
+    """The state of the check, as a member reports it."""
+    result = _result(stopped)
+    return dg.AssetCheckEvaluation(
+        asset_key=asset_key,
+        check_name=STOPPED_CHECK,
+        passed=result.passed,
+        severity=result.severity,
+        description=result.description,
+        metadata=result.metadata,
+    )
+
+
+def build_stopped_check(asset_key: dg.AssetKey) -> dg.AssetChecksDefinition:
+    """Build the check for the offsets asset of a group."""
+
+    @dg.asset_check(asset=asset_key, name=STOPPED_CHECK, description="Fails while a partition is stopped, and says why.")
+    def no_partition_stopped(context: dg.AssetCheckExecutionContext, kafka: KafkaConsumerResource) -> dg.AssetCheckResult:
+        with RebalanceAwareConsumer(kafka.consumer_config(), fetch=False) as consumer:
+            partitions = [TopicPartition(topic, info.partition) for topic in kafka.topics for info in consumer.partitions_for(topic)]
+            committed = consumer.committed(partitions)
+        return _result(_stopped(committed, RunLedger(context.instance, kafka.group_id), kafka.max_attempts))
+
+    return no_partition_stopped
+
+
+def _stopped(
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None], ledger: RunLedger, max_attempts: int
+) -> dict[TopicPartition, str]:
+    stopped = {}
+    claims = {}
+    for partition, stored in committed.items():
+        try:
+            claims[partition] = decode(stored).ranges(partition) if stored else ()
+        except ClaimError as error:
+            stopped[partition] = f"{partition}: {error}"
+    runs = _runs(ledger, (batch_id for claimed in claims.values() for _, batch_id in claimed))
+    for partition, claimed in claims.items():
+        for range_, batch_id in claimed:
+            progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
+            if isinstance(progress, GaveUp):
+                stopped[partition] = f"{partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}"
+    return stopped
+
+
+def _runs(ledger: RunLedger, batch_ids: Iterable[str]) -> tuple[RunSeen, ...]:
+    wanted = frozenset(batch_ids)
+    return ledger.read(wanted) if wanted else ()
+
+
+def _result(stopped: Mapping[TopicPartition, str]) -> dg.AssetCheckResult:
+    return dg.AssetCheckResult(
+        passed=not stopped,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description="; ".join(stopped.values()) or "every partition goes on",
+        metadata={"stopped": dg.MetadataValue.json({str(partition): reason for partition, reason in sorted(stopped.items())})},
+    )

@@ -1,0 +1,75 @@
+"""Names that are stored in Dagster: run tags, and where a batch is found in a run's config.
+
+Tags are copied to retries and re-executions. What is true of one run only (refused, taken back) therefore names that run as its value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.partition import OffsetRange
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.offers import Offer
+
+BATCH_TAG = "dagster_rebalance/batch"
+"""The batch id: the one tag by which runs are looked up."""
+GROUP_TAG = "dagster_rebalance/group"
+ATTEMPT_TAG = "dagster_rebalance/attempt"
+RANGES_TAG = "dagster_rebalance/ranges"
+"""For people: the ranges in short. The run config has them in full."""
+REFUSED_TAG = "dagster_rebalance/refused"
+"""The id of the run that refused itself."""
+TAKEN_BACK_TAG = "dagster_rebalance/taken_back"
+"""The id of the run that a member cancelled."""
+HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
+"""The last sign of life of the run's process."""
+
+_RANGES_SHOWN = 4
+
+
+def run_tags(offer: Offer, group_id: str) -> dict[str, str]:
+    """The tags of a run that works on a batch."""
+    shown = [str(range_) for range_ in offer.ranges[:_RANGES_SHOWN]]
+    if len(offer.ranges) > _RANGES_SHOWN:
+        shown.append(f"and {len(offer.ranges) - _RANGES_SHOWN} more")
+    return {
+        BATCH_TAG: offer.batch_id,
+        GROUP_TAG: group_id,
+        ATTEMPT_TAG: str(offer.attempt),
+        RANGES_TAG: ", ".join(shown),
+    }
+
+
+def run_config(offer: Offer, batch_key: str) -> dict[str, Any]:
+    """The run config that gives a batch to the resource `batch_key`."""
+    config = {"batch_id": offer.batch_id, "ranges": [spelled(range_) for range_ in offer.ranges]}
+    return {"resources": {batch_key: {"config": config}}}
+
+
+def ranges_in(config: Mapping[str, Any], batch_id: str) -> tuple[OffsetRange, ...]:
+    """The ranges of a batch in the config of a run; empty when the run was not given that batch."""
+    for resource in config.get("resources", {}).values():
+        given = resource.get("config", {}) if isinstance(resource, Mapping) else {}
+        if isinstance(given, Mapping) and given.get("batch_id") == batch_id:
+            return tuple(read_range(text) for text in given.get("ranges", ()))
+    return ()
+
+
+def spelled(range_: OffsetRange) -> str:
+    """A range as it stands in a run's config: `orders:3:120:240`."""
+    return f"{range_.topic}:{range_.partition}:{range_.start}:{range_.until}"
+
+
+def read_range(text: str) -> OffsetRange:
+    """Read what `spelled` wrote.
+
+    Raises:
+        ValueError: The text is not a range.
+    """
+    parts = text.split(":")
+    if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):  # noqa: PLR2004 - topic and three numbers
+        msg = f"{text!r} is not a range: expected topic:partition:start:until"
+        raise ValueError(msg)
+    return OffsetRange(parts[0], int(parts[1]), int(parts[2]), int(parts[3]))
