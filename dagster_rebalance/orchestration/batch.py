@@ -1,7 +1,7 @@
 """`KafkaBatch`: the resource that an asset takes its batch from.
 
-Owns the check that a run makes before it works: by then Dagster shows it as started, so any other run of the batch can see it. A run that must
-not work marks itself as refused, so that it does not count as a failed attempt, and fails with the reason.
+Owns the check that a run makes before it works: by then Dagster shows it as started, so any other run of the batch can see it. A run that
+must not work marks itself as refused, so that it does not count as a failed attempt, and fails with the reason.
 """
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.
@@ -86,18 +86,17 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Check that the run may work, and show that it lives while it does."""
         run, instance = context.run, context.instance
         if run is None or instance is None or not self.batch_id or not self.ranges:
-            raise dg.Failure(
-                "This run has no batch of Kafka offsets. Runs of this job are started by its sensor, which gives them one: turn the sensor on. "
-                "To process a batch again after a failure, re-execute its run; to process old offsets again, stop the sensor and move the "
-                "group's committed offset.",
-                allow_retries=False,
+            msg = (
+                "This run has no batch of Kafka offsets. Runs of this job are started by its sensor, which gives them one: turn it on. "
+                "To process a batch again after a failure, re-execute its run; to process old offsets again, stop the sensor and move "
+                "the group's committed offset."
             )
+            raise dg.Failure(msg, allow_retries=False)
         why_not = self._refusal(instance, run.run_id)
         if why_not is not None:
             instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id})
-            raise dg.Failure(f"This run must not process batch {self.batch_id}: {why_not}", allow_retries=False) from BatchRefusedError(
-                why_not
-            )
+            msg = f"This run must not process batch {self.batch_id}: {why_not}"
+            raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
         with Heartbeat(instance, run.run_id, interval_s=self.kafka.heartbeat_timeout_s / _BEATS_PER_TIMEOUT):
             yield self
 

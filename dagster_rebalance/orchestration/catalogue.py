@@ -1,7 +1,7 @@
 """What a member shows in Dagster's catalogue: commits, holds, who is a member, and partitions that are stopped.
 
-Commits are materialisations of the offsets asset, one for each, partitioned by topic-partition (a Dagster partition for each range would pass
-Dagster's limit within days). Receipts and memberships are observations of the group asset, so that they trigger nothing downstream.
+Commits are materialisations of the offsets asset, one for each, partitioned by topic-partition (a Dagster partition for each range would
+pass Dagster's limit within days). Receipts and memberships are observations of the group asset, so that they trigger nothing downstream.
 Everything is reported at once and without a run: events in a sensor's result are thrown away when the tick times out.
 """
 

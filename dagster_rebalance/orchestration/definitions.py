@@ -5,7 +5,6 @@ Owns how the pieces are put together: the job, its sensor, and the assets that s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -13,11 +12,13 @@ import dagster as dg
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import GroupAssets
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
 
@@ -54,11 +55,13 @@ def build_kafka_batch_defs(
         ConfigurationError: There is no asset, or a resource key is taken.
     """
     if not assets:
-        raise ConfigurationError(f"{name} has no assets: give at least one that takes a KafkaBatch")
+        msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
+        raise ConfigurationError(msg)
     own = {"kafka": kafka, "kafka_batch": KafkaBatch(kafka=kafka)} | ({"spark": spark} if spark else {})
     taken = sorted(own.keys() & (resources or {}).keys())
     if taken:
-        raise ConfigurationError(f"the resource key {taken[0]!r} is used by {name} itself: choose another one")
+        msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
+        raise ConfigurationError(msg)
     group_id = _now(kafka.group_id)
     job = dg.define_asset_job(name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {}))
     sensor = build_kafka_batch_sensor(
@@ -102,5 +105,6 @@ def _now(setting: str) -> str:
         return setting
     value = setting.get_value()
     if not value:
-        raise ConfigurationError(f"group_id is taken from the environment variable {setting.env_var_name}, which is not set")
+        msg = f"group_id is taken from the environment variable {setting.env_var_name}, which is not set"
+        raise ConfigurationError(msg)
     return value

@@ -1,8 +1,8 @@
 """The heartbeat of a run: its process says from time to time, in a tag of the run, that it lives.
 
-The member that waits for the run watches the tag change. A run that was taken for dead (its process was suspended, say) must not go on working
-when it comes back: its batch has been requested again. So the heartbeat also looks whether Dagster still shows the run as working, and
-interrupts the process if not.
+The member that waits for the run watches the tag change. A run that was taken for dead (its process was suspended, say) must not go on
+working when it comes back: its batch has been requested again. So the heartbeat also looks whether Dagster still shows the run as
+working, and interrupts the process if not.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from dagster_rebalance.orchestration.tags import HEARTBEAT_TAG
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 _WORKING = {dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
@@ -41,7 +43,7 @@ class Heartbeat:
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat, name=f"heartbeat of {run_id}", daemon=True)
 
-    def __enter__(self) -> Heartbeat:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -58,7 +60,7 @@ class Heartbeat:
                         self._interrupt(run.status)
                         return
                     instance.add_run_tags(self._run_id, {HEARTBEAT_TAG: f"{time.time():.0f}"})
-                except Exception:  # the database may be away for a moment; the next beat tries again
+                except Exception:  # noqa: BLE001 - the database may be away for a moment; the next beat tries again
                     _log.warning("run %s could not give a sign of life", self._run_id, exc_info=True)
                 self._stopped.wait(self._interval_s)
 

