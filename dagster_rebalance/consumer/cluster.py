@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import time
-from concurrent.futures import Future
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
+    NO_LEADER_KNOWN,
     RETRIABLE,
     UNKNOWN_TOPIC,
     Attempt,
@@ -29,6 +29,7 @@ from dagster_rebalance.consumer.translation import theirs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
+    from concurrent.futures import Future
 
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.errors import BrokerError
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _RETRY_PAUSE_S = 0.1
 _NEW_TOPIC_GRACE_S = 2.0
+_MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
 class Cluster:
@@ -122,17 +124,20 @@ class Cluster:
             missing = {tp: spec for tp, spec in wanted.items() if tp not in found}
             refused: dict[TopicPartition, KafkaError] = {}
             for tp, answer in self._ask(missing, started_at + timeout_s - self._clock()).items():
-                try:
-                    found[tp] = answer.result()
-                except KafkaException as problem:
+                problem = answer.exception()
+                if isinstance(problem, KafkaException):
                     refused[tp] = kafka_error(problem)
+                else:
+                    found[tp] = answer.result()
             waited = self._clock() - started_at
             for tp, error in refused.items():
-                new_topic = error.code() in UNKNOWN_TOPIC and waited < _NEW_TOPIC_GRACE_S
+                new_topic = error.code() in _MAYBE_NEW and waited < _NEW_TOPIC_GRACE_S
                 if waited >= timeout_s or not (new_topic or error.code() in RETRIABLE):
                     raise broker_error(self._cause(error), self._attempt("reading offsets"), [tp])
             if refused:
                 self._pause(_RETRY_PAUSE_S)
+                # The client finds no leader for partitions that are newer than its metadata, and does not refresh it by itself.
+                self.list_topics(timeout_s)
         return found
 
     def _ask(self, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import confluent_kafka
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, Message
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaException, Message
 
-from dagster_rebalance.consumer.kafka_errors import PASSING, Attempt, broker_error, configuration_error, kafka_error
+from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
 from dagster_rebalance.consumer.translation import theirs
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import TopicPartition
@@ -120,7 +120,8 @@ class Fetcher:
         """
         start = self._staged.get(partition, self._started.get(partition))
         if start is None:
-            raise IllegalStateError(f"the position of {partition} is not known: it is not assigned to this consumer")
+            msg = f"the position of {partition} is not known: it is not assigned to this consumer"
+            raise IllegalStateError(msg)
         reached = -1 if partition in self._staged else self._consumer.position([theirs(partition)])[0].offset
         if reached >= 0:
             return Position(reached, start)
@@ -163,7 +164,7 @@ class Fetcher:
 
     def _is_record(self, message: Message) -> bool:
         error = message.error()
-        if error is None or error.code() == KafkaError._PARTITION_EOF:
+        if error is None or error.code() == END_OF_PARTITION:
             return True
         if error.code() in PASSING:
             logger.info("reading records: %s", error.str())

@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001 - the codes of librdkafka's own errors begin with an underscore, and are public
 """The one place where errors of the Kafka client become errors of this package.
 
 Owns what a person is told to do about each of them. Must never swallow an error, and never decide what the caller does next: that a commit
@@ -48,19 +49,21 @@ RETRIABLE = _UNREACHABLE | _COORDINATOR | _LEADER | {KafkaError.REQUEST_TIMED_OU
 PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT_QUEUE, KafkaError.REBALANCE_IN_PROGRESS}
 """What the client mends by itself while it is polled."""
 
+END_OF_PARTITION = KafkaError._PARTITION_EOF
+POLLED_TOO_LATE = KafkaError._MAX_POLL_EXCEEDED
+NO_LEADER_KNOWN = KafkaError._NOENT
+
 _ADVICE: dict[int, str] = {
-    **dict.fromkeys(
-        _UNREACHABLE, "check that the brokers of 'bootstrap.servers' run and can be reached from here; the client goes on trying"
-    ),
+    **dict.fromkeys(_UNREACHABLE, "check that the brokers of 'bootstrap.servers' run and can be reached from here"),
     **dict.fromkeys(_COORDINATOR, "the group's coordinator is moving; try again"),
     **dict.fromkeys(_LEADER, "the partition's leader is moving; try again"),
     **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
     **dict.fromkeys(CREDENTIALS, "check 'security.protocol', 'sasl.mechanism', 'sasl.username' and 'sasl.password'"),
     **dict.fromkeys(
         _NO_CONSUMER_PROTOCOL,
-        "the broker lacks the consumer protocol of Kafka 4 (KIP-848): set 'group.protocol' to 'classic' (in Dagster `group_protocol: classic`)",
+        "the broker lacks the consumer protocol (KIP-848, Kafka 4): set `group_protocol: classic` (or 'group.protocol')",
     ),
-    KafkaError._SSL: "check 'security.protocol' and the certificates in 'ssl.ca.location', 'ssl.certificate.location' and 'ssl.key.location'",
+    KafkaError._SSL: "check 'security.protocol', 'ssl.ca.location', 'ssl.certificate.location' and 'ssl.key.location'",
     KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the ACLs READ and DESCRIBE on the topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "grant the principal the ACL READ on the group",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
@@ -71,7 +74,7 @@ _ADVICE: dict[int, str] = {
     KafkaError.UNSUPPORTED_ASSIGNOR: "set 'group.remote.assignor' to one that the broker offers",
     KafkaError.INVALID_GROUP_ID: "use another 'group.id'",
     KafkaError.GROUP_MAX_SIZE_REACHED: "the group is full: run fewer members, or raise the broker's limit for the size of a group",
-    KafkaError.INVALID_SESSION_TIMEOUT: "set 'session.timeout.ms' within the broker's group.min.session.timeout.ms and group.max.session.timeout.ms",
+    KafkaError.INVALID_SESSION_TIMEOUT: "set 'session.timeout.ms' to what the broker allows (its group.min/max.session.timeout.ms)",
     KafkaError.OFFSET_OUT_OF_RANGE: "records were deleted by retention before they were read: commit an offset that exists",
     KafkaError._AUTO_OFFSET_RESET: (
         "there is no usable committed offset and 'auto.offset.reset' forbids to choose one: commit an offset that exists, "

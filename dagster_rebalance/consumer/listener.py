@@ -14,8 +14,8 @@ from dagster_rebalance.core.errors import IllegalStateError
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.operations import ConsumerOperations
+    from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 
@@ -97,14 +97,16 @@ class RebalanceConsumer:
     def _alive(self) -> ConsumerOperations:
         consumer = self._consumer
         if consumer is None:
-            raise IllegalStateError("this view of the consumer ended with its callback: use the consumer itself, outside of callbacks")
+            msg = "this view of the consumer ended with its callback: use the consumer itself, outside of callbacks"
+            raise IllegalStateError(msg)
         return consumer
 
 
 class RebalanceListener(ABC):
     """Told when partitions come and go.
 
-    An exception reaches the caller of `poll`, once; the rebalance completes, the other callbacks are still called, and the consumer stays usable.
+    An exception reaches the caller of `poll`, once; the rebalance completes, the other callbacks are still called, and the consumer stays
+    usable.
     """
 
     @abstractmethod

@@ -203,7 +203,7 @@ class Member:
             found = self._read(self.assignment(), _READ_TIMEOUT_S)
         except KafkaException as problem:
             return self._verdict(kafka_error(problem))
-        moved = [tp for tp, offset in found.items() if tp in self._seen and self._seen[tp] != offset]
+        moved = [tp for tp, offset in found.items() if tp in self._seen and _differs(self._seen[tp], offset)]
         if moved:
             logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, names(moved))
             return LostReason.SUPERSEDED
@@ -305,6 +305,13 @@ class Member:
 
     def _check_usable(self, call: str, *, nested: bool = False) -> None:
         if self._closed:
-            raise IllegalStateError(f"{call} on a closed consumer: make a new one")
+            msg = f"{call} on a closed consumer: make a new one"
+            raise IllegalStateError(msg)
         if self._busy and not nested:
-            raise IllegalStateError(f"{call} inside a callback of poll: return from the callback first")
+            msg = f"{call} inside a callback of poll: return from the callback first"
+            raise IllegalStateError(msg)
+
+
+def _differs(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
+    """Whether two commits are not the same. The leader epoch does not count: not every broker gives back what was sent."""
+    return (one and (one.offset, one.metadata)) != (other and (other.offset, other.metadata))

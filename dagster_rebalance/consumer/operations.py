@@ -104,9 +104,8 @@ class ConsumerOperations:
             return stored.offset
         reset = self._offset_reset if start == "committed" else start
         if reset == "error":
-            raise BrokerError(
-                f"{partition} has no committed offset and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
-            )
+            msg = f"{partition} has no committed offset and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
+            raise BrokerError(msg)
         ask = self._cluster.beginning_offsets if reset == "earliest" else self._cluster.end_offsets
         return ask([partition], timeout_s)[partition]
 
@@ -191,13 +190,15 @@ class ConsumerOperations:
 
     def _reading(self) -> Fetcher:
         if self._fetcher is None:
-            raise IllegalStateError("seek on a consumer without a fetcher: it reads no records, so it has no position to move")
+            msg = "seek on a consumer without a fetcher: it reads no records, so it has no position to move"
+            raise IllegalStateError(msg)
         return self._fetcher
 
     def _check_assigned(self, call: str, partitions: Collection[TopicPartition]) -> None:
         strange = sorted(set(partitions) - self._assigned)
         if strange:
-            raise IllegalStateError(f"{call} of {strange[0]}: it is not assigned to this consumer")
+            msg = f"{call} of {strange[0]}: it is not assigned to this consumer"
+            raise IllegalStateError(msg)
 
 
 def _severity(error: BrokerError) -> int:

@@ -57,9 +57,10 @@ class RebalanceAwareConsumer(ConsumerOperations):
     told when the last partition of a request is completed.
 
     Args:
-        config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group protocol is `consumer` (KIP-848, Kafka 4) unless
-            `group.protocol` is `classic`.
-        hold_limit_s: How long revokes are going to be delayed at most; `max.poll.interval.ms` is derived from it. Beyond it the partitions are lost.
+        config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group protocol is `consumer` (KIP-848, Kafka 4)
+            unless `group.protocol` is `classic`.
+        hold_limit_s: How long revokes are going to be delayed at most; `max.poll.interval.ms` is derived from it.
+            Beyond it the partitions are lost.
         fetch: Whether records are read. Without, `poll` returns none, and the consumer only takes part in the group.
         complete_revoke_in_same_poll: Complete each revoke in the poll that it is requested in, as other consumers do.
         probe_interval_s: How often the broker is asked during a hold whether it still knows the member.
@@ -131,7 +132,8 @@ class RebalanceAwareConsumer(ConsumerOperations):
         """
         with self._own_turn("subscribe"):
             if isinstance(topics, str):
-                raise IllegalStateError(f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'")
+                msg = f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'"
+                raise IllegalStateError(msg)
             self._subscription = topics
             if listener is not None:
                 self._next_listener = listener
@@ -282,13 +284,13 @@ class RebalanceAwareConsumer(ConsumerOperations):
             self._fetcher.drop(partitions)
 
     def _tell(self, what: Literal["assigned", "revoked", "lost"], partitions: Collection[TopicPartition]) -> None:
-        """Call the listener back. An exception of its waits for the end of the rebalance; only the first one of a poll reaches its caller."""
+        """Call the listener back. Its exception waits for the end of the rebalance; only the first one of a poll reaches the caller."""
         if self._listener is None or not (partitions or what == "assigned"):
             return
         view = RebalanceConsumer(self)
         try:
             getattr(self._listener, f"on_partitions_{what}")(tuple(sorted(partitions)), view)
-        except Exception as problem:  # noqa: BLE001 - whatever a listener raises is raised again by _raise_problem
+        except Exception as problem:
             if self._problem is not None:
                 logger.exception("a rebalance listener failed after another error of the same poll")
             self._problem = self._problem or problem
@@ -309,11 +311,13 @@ class RebalanceAwareConsumer(ConsumerOperations):
                 if nested
                 else "while another thread uses the consumer: give it one owner"
             )
-            raise IllegalStateError(f"{call} {where}")
+            msg = f"{call} {where}"
+            raise IllegalStateError(msg)
         try:
             self._turn_of = threading.get_ident()
             if self._closed:
-                raise IllegalStateError(f"{call} on a closed consumer: make a new one")
+                msg = f"{call} on a closed consumer: make a new one"
+                raise IllegalStateError(msg)
             yield
         finally:
             self._turn.release()

@@ -18,7 +18,16 @@ from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer import held_revoke
 from dagster_rebalance.consumer.events import LostReason, MemberEvent, PartitionsAssigned, PartitionsLost, RequestFailed, RevokeRequested
-from dagster_rebalance.consumer.kafka_errors import CREDENTIALS, PASSING, Attempt, broker_error, configuration_error, kafka_error, names
+from dagster_rebalance.consumer.kafka_errors import (
+    CREDENTIALS,
+    PASSING,
+    POLLED_TOO_LATE,
+    Attempt,
+    broker_error,
+    configuration_error,
+    kafka_error,
+    names,
+)
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -100,7 +109,8 @@ class Session:
             IllegalStateError: Nothing is held.
         """
         if self.hold is None:
-            raise IllegalStateError("release without a held revoke: there is nothing to give up")
+            msg = "release without a held revoke: there is nothing to give up"
+            raise IllegalStateError(msg)
         try:
             held_revoke.complete(self.consumer, self.hold.partitions)
         except KafkaException as problem:
@@ -190,7 +200,7 @@ class Session:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
 
     def _note(self, error: KafkaError) -> None:
-        if self.hold is not None and error.code() == KafkaError._MAX_POLL_EXCEEDED:
+        if self.hold is not None and error.code() == POLLED_TOO_LATE:
             self.ended = LostReason.SESSION
         elif error.code() in PASSING:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
@@ -224,7 +234,7 @@ def _chained(first: Callable[[Any], None], second: Callable[[Any], None] | None)
     if second is None:
         return first
 
-    def both(argument: Any) -> None:
+    def both(argument: object) -> None:
         first(argument)
         second(argument)
 

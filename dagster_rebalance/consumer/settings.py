@@ -115,18 +115,20 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         if not config.get(needed) and not (
             needed == "bootstrap.servers" and ("metadata.broker.list" in config or "test.mock.num.brokers" in config)
         ):
-            raise ConfigurationError(f"the setting '{needed}' is missing")
+            msg = f"the setting '{needed}' is missing"
+            raise ConfigurationError(msg)
     if _is_on(config.get("enable.auto.commit", False)):
-        raise ConfigurationError(
-            "'enable.auto.commit' is on: it would commit offsets of work that has not succeeded. Remove it and commit what is done"
-        )
+        msg = "'enable.auto.commit' is on: it would commit offsets of work that has not succeeded. Remove it and commit what is done"
+        raise ConfigurationError(msg)
     if config.get("group.instance.id"):
-        raise ConfigurationError(
-            "'group.instance.id' is set: a static member does not hand its partitions over when it leaves, and a second process with the same "
-            "id (a reload, a deploy) would fence the first one. Remove it"
+        msg = (
+            "'group.instance.id' is set: a static member does not hand its partitions over when it leaves, and a second process with "
+            "the same id (a reload, a deploy) would fence the first one. Remove it"
         )
+        raise ConfigurationError(msg)
     if not hold_limit_s > 0:
-        raise ConfigurationError(f"hold_limit_s must be above 0, not {hold_limit_s}")
+        msg = f"hold_limit_s must be above 0, not {hold_limit_s}"
+        raise ConfigurationError(msg)
     protocol = str(config.get("group.protocol", "consumer"))
     _check_protocol(config, protocol)
     return Settings(
@@ -141,30 +143,32 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
 
 def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
     if protocol not in {"consumer", "classic"}:
-        raise ConfigurationError(f"'group.protocol' must be 'consumer' or 'classic', not '{protocol}'")
+        msg = f"'group.protocol' must be 'consumer' or 'classic', not '{protocol}'"
+        raise ConfigurationError(msg)
     if protocol == "consumer":
         for name in _BROKER_DECIDES:
             if name in config:
-                raise ConfigurationError(
-                    f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
-                )
+                msg = f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
+                raise ConfigurationError(msg)
         return
     strategy = str(config.get("partition.assignment.strategy", "cooperative-sticky"))
     if strategy != "cooperative-sticky":
-        raise ConfigurationError(
-            f"'partition.assignment.strategy' must be 'cooperative-sticky', not '{strategy}': with an eager strategy every partition stops on each "
-            "rebalance, and no revoke can be held. Remove the setting"
+        msg = (
+            f"'partition.assignment.strategy' must be 'cooperative-sticky', not '{strategy}': with an eager strategy all partitions stop "
+            "on each rebalance, and no revoke can be held. Remove the setting"
         )
+        raise ConfigurationError(msg)
 
 
 def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s: float) -> float:
     if "max.poll.interval.ms" in config:
         chosen = _int(config, "max.poll.interval.ms", 0) / 1000
         if chosen <= hold_limit_s:
-            raise ConfigurationError(
-                f"hold_limit_s={hold_limit_s:g} does not fit into 'max.poll.interval.ms'={chosen * 1000:.0f}: the broker would fence the member before "
-                "the hold ends. Lower the one, raise the other, or leave 'max.poll.interval.ms' out to have it derived"
+            msg = (
+                f"hold_limit_s={hold_limit_s:g} does not fit into 'max.poll.interval.ms'={chosen * 1000:.0f}: the broker would fence "
+                "the member before the hold ends. Lower the one, raise the other, or leave 'max.poll.interval.ms' out to have it derived"
             )
+            raise ConfigurationError(msg)
         return chosen
     derived = hold_limit_s + HOLD_MARGIN_S
     if protocol == "classic":
@@ -182,4 +186,5 @@ def _int(config: Mapping[str, Any], name: str, default: int) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        raise ConfigurationError(f"'{name}' must be a whole number of milliseconds, not {value!r}") from None
+        msg = f"'{name}' must be a whole number of milliseconds, not {value!r}"
+        raise ConfigurationError(msg) from None
