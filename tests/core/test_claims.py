@@ -1,0 +1,136 @@
+"""Claims survive the trip through Kafka, and nothing else is ever taken for one."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.claims import MAX_METADATA_BYTES, Claim, LastCommit, StoredPartition, decode, encode
+from dagster_rebalance.core.errors import ClaimError, IllegalStateError
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.planning import MOST_CLAIMS
+from tests.core.world import span, tp
+
+ids = st.text("abcXYZ019_.:-", min_size=1, max_size=64)
+
+
+@st.composite
+def stored_partitions(draw: st.DrawFn) -> StoredPartition:
+    """Anything that a member may store."""
+    offset = draw(st.integers(0, 2**50))
+    lengths = draw(st.lists(st.integers(1, 10**6), max_size=20))
+    claims = []
+    until = offset
+    for length in lengths:
+        until += length
+        claims.append(Claim(until, draw(ids)))
+    last = LastCommit(draw(st.integers(0, offset - 1)), draw(ids), draw(ids)) if offset > 0 and draw(st.booleans()) else None
+    return StoredPartition(offset, tuple(claims), last)
+
+
+def _sealed(body: object, version: str = "1") -> str:
+    text = body if isinstance(body, str) else json.dumps(body)
+    return f"dr{version} {zlib.crc32(text.encode(errors='surrogatepass')):08x} {text}"
+
+
+@given(stored_partitions())
+def test_what_is_encoded_is_decoded_again(stored: StoredPartition) -> None:
+    """The next owner finds the same ranges under the same batch ids."""
+    committed = encode(stored)
+    assert decode(committed) == stored
+    assert len(committed.metadata.encode()) <= MAX_METADATA_BYTES
+
+
+@given(st.text(), st.integers(0, 100))
+def test_any_text_is_decoded_or_refused_with_a_claim_error(text: str, offset: int) -> None:
+    """Another application may store anything."""
+    with suppress(ClaimError):
+        decode(OffsetAndMetadata(offset, text))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["c", "l", "x"]), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(["c", "l"]), json_values) | json_values, st.integers(0, 100))
+def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(body: object, offset: int) -> None:
+    """A bug of another release must not end the member with some other error."""
+    with suppress(ClaimError):
+        decode(OffsetAndMetadata(offset, _sealed(body)))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("node-1", "not written by dagster_rebalance"),
+        ("x" * 100, "x...' was not written"),
+        ("dr1 zzzzzzzz {}", "not written by dagster_rebalance"),
+        (_sealed({}, version="2"), "format version 2, this release reads version 1: upgrade it"),
+        ("dr1 00000000 {}", "damaged: its checksum"),
+        ("dr1 00000000 \ud800", "damaged: its checksum"),
+        (_sealed("[" * 100_000), "fields of a claim"),
+        (_sealed("nonsense"), "fields of a claim"),
+        (_sealed([]), "fields of a claim"),
+        (_sealed({"z": 1}), "fields of a claim"),
+        (_sealed({"c": 5}), "fields of a claim"),
+        (_sealed({"c": [[7]]}), "fields of a claim"),
+        (_sealed({"c": [[True, "b"]]}), "fields of a claim"),
+        (_sealed({"c": [[7.0, "b"]]}), "fields of a claim"),
+        (_sealed({"c": [[7, 8]]}), "fields of a claim"),
+        (_sealed({"l": [1, "b"]}), "fields of a claim"),
+        (_sealed({"l": [1, "b", None]}), "fields of a claim"),
+        (_sealed({"c": [[5, "b"]]}), r"does not fit the committed offset 5: the claims do not grow from the offset: \(5, 5\)"),
+        (_sealed({"c": [[9, "b"], [8, "c"]]}), "the claims do not grow"),
+        (_sealed({"c": [[9, "a b"]]}), "'a b' is not an id"),
+        (_sealed({"l": [5, "b", "r"]}), "the last commit starts at 5, which is not below the offset 5"),
+        (_sealed({"l": [1, "b", ""]}), "'' is not an id"),
+    ],
+)
+def test_text_that_is_no_claim_is_refused_with_its_reason(text: str, reason: str) -> None:
+    """To overwrite what cannot be read could erase somebody's work."""
+    with pytest.raises(ClaimError, match=reason):
+        decode(OffsetAndMetadata(5, text))
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        (StoredPartition(-1), "the offset -1 is negative"),
+        (StoredPartition(5, (Claim(5, "b"),)), "do not grow"),
+        (StoredPartition(5, (Claim(9, "b"), Claim(7, "c"))), "do not grow"),
+        (StoredPartition(5, (Claim(9, "ü"),)), "'ü' is not an id"),
+        (StoredPartition(5, (), LastCommit(-1, "b", "r")), "the last commit starts at -1"),
+        (StoredPartition(5, tuple(Claim(6 + n, "b" * 64) for n in range(60))), "60 claims need .* claim fewer batches"),
+    ],
+)
+def test_what_could_not_be_read_back_is_never_stored(stored: StoredPartition, reason: str) -> None:
+    """A bug shows before it reaches Kafka."""
+    with pytest.raises(IllegalStateError, match=reason):
+        encode(stored)
+
+
+def test_no_text_means_no_claims() -> None:
+    """A new group, or an operator's reset, has no metadata."""
+    assert decode(OffsetAndMetadata(7)) == StoredPartition(7)
+    assert encode(StoredPartition(7)) == OffsetAndMetadata(7, "")
+
+
+def test_a_claim_starts_where_the_one_before_it_ends() -> None:
+    """Only the end of a claim is stored, so that claims cannot have gaps."""
+    stored = StoredPartition(10, (Claim(20, "a"), Claim(25, "b")))
+    assert stored.ranges(tp(3)) == ((span(3, 10, 20), "a"), (span(3, 20, 25), "b"))
+
+
+def test_the_largest_number_of_claims_that_limits_allow_fits() -> None:
+    """`BatchLimits` refuses more than this, so that a member cannot fail on its own claims."""
+    start = 2**63 - 1 - MOST_CLAIMS
+    claims = tuple(Claim(start + n, "b" * 64) for n in range(1, MOST_CLAIMS + 1))
+    encode(StoredPartition(start, claims, LastCommit(start - 1, "b" * 64, "r" * 64)))

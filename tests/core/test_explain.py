@@ -1,0 +1,163 @@
+"""Sentences for people."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.events import Bounds, PartitionsAssigned, RevokeRequested
+from dagster_rebalance.core.explain import compact, explain_hold, explain_partition, summary
+from dagster_rebalance.core.holds import Cause, Hold, HoldBudget
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.runs import GaveUp, InFlight, Succeeded, ToRequest
+from tests.core.test_offers import owned
+from tests.core.world import World, span, tp
+
+RUN = "ab12cd34-5678"
+HOLD = Hold(Cause.REVOKE, {tp(4): 1, tp(5): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
+RECORD = RecordCommit(span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, claim_to_commit_s=None, drain_s=None)
+
+
+def draining(number: int, *work: tuple[str, int, object], **more: object) -> OwnedPartition:
+    """A partition that has to be given up."""
+    return replace(owned(number, *work, phase=Phase.DRAINING), **more)  # type: ignore[arg-type]
+
+
+def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> str:
+    """The sentence of the hold of orders-4 and orders-5."""
+    return explain_hold(hold, {owned.partition: owned for owned in partitions}, now)
+
+
+def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
+    """The line that an operator needs while partitions do not move."""
+    assert said(draining(4, ("b", 240, InFlight((RUN,)))), owned(5, phase=Phase.DRAINED)) == (
+        "holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [0, 240); 278 s left"
+    )
+
+
+@pytest.mark.parametrize(
+    ("partition", "reason"),
+    [
+        (draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)), "Kafka to confirm the commit at 9 of orders-4"),
+        (draining(4, pending=owned(4).claim_write("b", 9, 0.0)), "Kafka to confirm the claim up to 9 of orders-4"),
+        (draining(4, unrecorded=RECORD), "Dagster to record the commit of orders-4 [0, 9)"),
+        (draining(4, ("b", 9, ToRequest())), "Dagster to say which runs work on orders-4"),
+    ],
+)
+def test_a_hold_says_what_else_it_waits_for(partition: OwnedPartition, reason: str) -> None:
+    """Kafka or Dagster may be away."""
+    assert said(partition) == f"holding orders-4, orders-5 for 12 s: waiting for {reason}; 278 s left"
+
+
+def test_a_hold_with_nothing_left_says_so() -> None:
+    """It is released at once; partitions that are gone meanwhile are no reason to wait."""
+    assert said(owned(5, phase=Phase.DRAINED)) == "holding orders-4, orders-5 for 12 s: nothing left to wait for; 278 s left"
+
+
+def test_a_hold_past_its_deadline_says_when_it_ends() -> None:
+    """The last seconds are for cancelling and the last commit."""
+    waits = draining(4, ("b", 9, InFlight((RUN, "other"))))
+    assert said(waits, now=392.0).endswith("runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s whatever happens")
+    assert said(waits, now=500.0).endswith("released in 0 s whatever happens")
+
+
+def test_a_leave_is_called_a_leave() -> None:
+    """It is not Kafka that waits."""
+    assert said(hold=replace(HOLD, cause=Cause.LEAVE)).startswith("leaving the group with orders-4, orders-5 for 12 s: ")
+
+
+IDLE = replace(owned(4), bounds=Bounds(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("partition", "sentence"),
+    [
+        (OwnedPartition(tp(4), 1), "being taken in, reads its committed offset"),
+        (owned(4, phase=Phase.RESTORING), "being taken in, asks Dagster for the runs of its claims"),
+        (
+            replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
+            "being taken in, waits for run ab12cd34, at work on it without a claim",
+        ),
+        (IDLE, "idle at the end, offset 0"),
+        (owned(4), "waits for Kafka's end offset"),
+        (
+            replace(IDLE, bounds=Bounds(0, 30), backlog_since=2.0),
+            "30 offsets to read wait since 8 s for room among the runs in flight, for min_records, or for a tick of the sensor",
+        ),
+        (
+            replace(IDLE, bounds=Bounds(0, 1)),
+            "1 offset to read wait for room among the runs in flight, for min_records, or for a tick of the sensor",
+        ),
+        (
+            owned(4, ("b7", 9, ToRequest(2))),
+            "batch b7 of [0, 9) is requested, waits for Dagster to start its run (attempt 2)",
+        ),
+        (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
+        (owned(4, ("b", 9, InFlight((RUN,), (RUN,)))), "run ab12cd34 for [0, 9) waits in Dagster's queue"),
+        (
+            owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
+            "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",
+        ),
+        (owned(4, ("b", 9, GaveUp(3, RUN))), "3 runs failed on [0, 9)"),
+        (replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)), "the claim up to 9 is not confirmed by Kafka since 2.5 s"),
+        (
+            replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
+            "the first position 0 is not confirmed by Kafka since 2.5 s",
+        ),
+        (replace(owned(4), unrecorded=RECORD), "the commit of [0, 9) is not recorded by Dagster yet"),
+        (replace(owned(4, phase=Phase.STOPPED), stop_reason="orders-4: 3 runs failed. Mend it"), "stopped: 3 runs failed. Mend it"),
+        (draining(4, ("b", 9, InFlight((RUN,)))), "has to be given up, waits for run ab12cd34 on orders-4 [0, 9)"),
+        (owned(4, phase=Phase.DRAINED), "drained, waits for the other partitions that are given up with it"),
+        (owned(4, phase=Phase.LOST), "lost, not this member's any more"),
+    ],
+)
+def test_a_partition_says_why_it_does_or_does_not_make_progress(partition: OwnedPartition, sentence: str) -> None:
+    """No silent stall: there is a sentence for every state."""
+    assert explain_partition(partition, 10.0) == f"orders-4: {sentence}"
+
+
+def test_partitions_in_a_row_are_drawn_together() -> None:
+    """A member may own hundreds."""
+    assert compact([]) == "no partitions"
+    assert compact([tp(1), tp(0)]) == "orders-0, orders-1"
+    names = [tp(2), tp(0), tp(1), tp(7), TopicPartition("payments", 8), tp(10), tp(9), tp(8)]
+    assert compact(names) == "orders-0..2, orders-7..10, payments-8"
+
+
+def test_the_summary_of_a_member_at_work_is_one_line() -> None:
+    """It is the skip text of the sensor."""
+    world = World(records=85, partitions=4)
+    member = world.member(owns=4)
+    world.wait(1, member)
+    for run_id in member.tick()[:2]:
+        world.start(run_id)
+    world.wait(1, member)
+    assert summary(member.driver, world.now) == ("owns orders-0..3 (4 partitions), lag 340, 4 runs in flight",)
+
+
+def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
+    """Holds, stops, partitions that are taken in, and a leave."""
+    world = World(records=85, partitions=4)
+    assert summary(world.member().driver, world.now) == ("owns no partitions",)
+    member = world.member(owns=3)
+    run_id, *_ = member.tick()
+    world.start(run_id)
+    world.wait(1, member)
+    range_ = world.dagster.runs[run_id].ranges[0]
+    member.feed(RevokeRequested((range_.topic_partition,)))
+    member.fails.add(type(member.done[1]))
+    member.feed(PartitionsAssigned((tp(3),)))
+    member.driver.leaving = "a reload"
+    stopped = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
+    member.driver.partitions[stopped.partition] = replace(stopped, phase=Phase.STOPPED, stop_reason="no way")
+    assert summary(member.driver, world.now) == (
+        "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight",
+        "leaving the group: a reload",
+        f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
+        f"{stopped.partition}: stopped: no way",
+        "orders-3: being taken in, reads its committed offset",
+    )

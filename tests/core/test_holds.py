@@ -1,0 +1,75 @@
+"""Holds have a budget, an outcome and a receipt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.holds import Cause, Hold, HoldBudget, Outcome, named, receipt_of
+from tests.core.world import tp
+
+HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
+
+
+@pytest.mark.parametrize(("limit_s", "slice_s"), [(10, 10), (10, 11), (10, 0), (0, 0)])
+def test_a_budget_without_time_to_drain_is_refused(limit_s: float, slice_s: float) -> None:
+    """The error names both settings."""
+    with pytest.raises(ConfigurationError, match=f"hold_commit_slice_s={slice_s:g} .* hold_limit_s={limit_s:g}"):
+        HoldBudget(limit_s, slice_s)
+
+
+def test_the_deadline_leaves_a_slice_for_the_last_commit() -> None:
+    """One budget for all steps of the release."""
+    assert (HOLD.deadline_at, HOLD.limit_at) == (390.0, 400.0)
+
+
+@pytest.mark.parametrize(
+    ("hold", "outcome"),
+    [
+        (HOLD, Outcome.NOTHING_TO_DO),
+        (replace(HOLD, run_ids=frozenset({"r"})), Outcome.DRAINED),
+        (replace(HOLD, committed={tp(4): 10}), Outcome.DRAINED),
+        (replace(HOLD, run_ids=frozenset({"r"}), is_past_deadline=True), Outcome.DEADLINE),
+    ],
+)
+def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) -> None:
+    """People and checks read it."""
+    assert hold.outcome is outcome
+    assert receipt_of(hold, now=101.0).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("hold", "outcome", "sentence"),
+    [
+        (HOLD, None, "revoke of orders-4, orders-5 released with nothing to do after 2.5 s"),
+        (
+            replace(HOLD, run_ids=frozenset({"r"})),
+            None,
+            "revoke of orders-4, orders-5 drained and released after 2.5 s, 1 run waited for",
+        ),
+        (
+            replace(HOLD, cause=Cause.LEAVE, run_ids=frozenset({"r", "s"}), cancelled=frozenset({"s"}), is_past_deadline=True),
+            None,
+            "leave of orders-4, orders-5 released at the deadline after 2.5 s, 2 runs waited for, 1 cancelled",
+        ),
+        (HOLD, Outcome.SUPERSEDED, "revoke of orders-4, orders-5 superseded after 2.5 s"),
+        (HOLD, Outcome.LOST, "revoke of orders-4, orders-5 lost after 2.5 s"),
+    ],
+)
+def test_a_receipt_is_a_sentence(hold: Hold, outcome: Outcome | None, sentence: str) -> None:
+    """An operator reads it in a log line."""
+    assert str(receipt_of(hold, now=102.5, outcome=outcome)) == sentence
+
+
+def test_a_receipt_names_the_claims_that_are_left_to_the_next_owner() -> None:
+    """They are what it takes over."""
+    receipt = receipt_of(HOLD, now=102.5, handed_over=frozenset({tp(5)}))
+    assert str(receipt).endswith("claims of orders-5 left to the next owner")
+    assert receipt.partitions == (tp(4), tp(5))
+
+
+def test_no_partitions_have_a_name_too() -> None:
+    """A note about them is still a sentence."""
+    assert named([]) == "no partitions"

@@ -1,0 +1,98 @@
+"""The ledger commits in order, whatever the order of success."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.runs import GaveUp, InFlight, Succeeded, ToRequest
+from tests.core.world import span, tp
+
+EPOCH = 7
+
+
+def ledger(*untils: int) -> OffsetLedger:
+    """A ledger at offset 0 with claims that end at `untils`, of batches b0, b1 ..."""
+    result = OffsetLedger(tp(0), EPOCH, 0)
+    for number, until in enumerate(untils):
+        result = result.claim(f"b{number}", until, claimed_at=5.0)
+    return result
+
+
+@given(st.lists(st.integers(1, 100), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_a_commit_never_skips_an_offset(lengths: list[int], random: object) -> None:
+    """Whatever finishes first, commits follow the order of the offsets and leave nothing out."""
+    untils = [sum(lengths[: n + 1]) for n in range(len(lengths))]
+    book = ledger(*untils)
+    order = list(book.entries)
+    random.shuffle(order)  # type: ignore[attr-defined]
+    succeeded: set[int] = set()
+    for entry in order:
+        book = book.note(EPOCH, entry.range, Succeeded("r"))
+        succeeded.add(entry.range.start)
+        while (due := book.committable) is not None:
+            assert due.range.start == book.next_offset
+            assert due.range.start in succeeded
+            book = book.committed(due)
+    assert book.next_offset == untils[-1]
+    assert not book.entries
+
+
+def test_a_range_that_finished_out_of_order_waits_for_the_one_before_it() -> None:
+    """A commit at 20 would say that [0, 10) is done."""
+    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), Succeeded("r2"))
+    assert book.committable is None
+    assert book.is_drained
+    late = book.entries[1]
+    with pytest.raises(IllegalStateError, match=r"\[10, 20\) cannot be committed at offset 0"):
+        book.committed(late)
+
+
+def test_only_what_succeeded_is_committed() -> None:
+    """The first range, while its run works."""
+    book = ledger(10)
+    with pytest.raises(IllegalStateError, match="has not succeeded"):
+        book.committed(book.entries[0])
+
+
+def test_news_from_another_epoch_changes_nothing() -> None:
+    """A completion of an earlier ownership of the same offsets must not count for this one."""
+    book = ledger(10)
+    assert book.note(EPOCH - 1, span(0, 0, 10), Succeeded("old")) == book
+
+
+def test_news_after_a_success_changes_nothing() -> None:
+    """A later run of the same batch cannot undo a success that may be committed already."""
+    book = ledger(10).note(EPOCH, span(0, 0, 10), Succeeded("r1"))
+    assert book.note(EPOCH, span(0, 0, 10), ToRequest(3)) == book
+
+
+def test_news_of_another_range_changes_nothing() -> None:
+    """Bounds never change once they are claimed."""
+    book = ledger(10)
+    assert book.note(EPOCH, span(0, 0, 9), Succeeded("r1")) == book
+
+
+def test_the_ledger_knows_its_live_and_waiting_runs() -> None:
+    """What a drain waits for, and what it can cancel at no cost."""
+    book = ledger(10, 20).note(EPOCH, span(0, 0, 10), InFlight(("r1", "r2"), ("r2",)))
+    assert book.live_runs == {"r1", "r2"}
+    assert book.waiting_runs == {"r2"}
+    assert not book.is_drained
+
+
+def test_the_first_range_that_was_given_up_is_named() -> None:
+    """It is what stops the partition."""
+    assert ledger(10).given_up is None
+    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), GaveUp(3, "r9"))
+    assert book.given_up == (span(0, 10, 20), GaveUp(3, "r9"))
+
+
+def test_a_new_claim_starts_behind_the_last_one() -> None:
+    """Ranges of a partition are contiguous."""
+    assert ledger().claimed_until == 0
+    assert ledger(10, 25).claimed_until == 25
+    assert ledger(10, 25).entries[1].range == span(0, 10, 25)

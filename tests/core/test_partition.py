@@ -1,0 +1,54 @@
+"""Offsets are half-open ranges of one partition."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.partition import OffsetRange
+from tests.core.world import span, tp
+
+
+@pytest.mark.parametrize(("start", "until"), [(-1, 5), (5, 5), (6, 5)])
+def test_a_range_that_is_empty_or_negative_is_refused(start: int, until: int) -> None:
+    """An empty range could be claimed and committed without any work."""
+    with pytest.raises(ValueError, match=r"orders-0 must have 0 <= start < until"):
+        OffsetRange("orders", 0, start, until)
+
+
+def test_ranges_that_touch_do_not_overlap() -> None:
+    """`until` is not part of the range."""
+    assert not span(0, 0, 10).overlaps(span(0, 10, 20))
+    assert span(0, 0, 11).overlaps(span(0, 10, 20))
+    assert not span(0, 0, 11).overlaps(span(1, 10, 20))
+
+
+def test_a_range_names_itself_for_people_and_for_outputs() -> None:
+    """An output is keyed by topic, partition and both bounds."""
+    range_ = span(3, 120, 240)
+    assert (str(range_), range_.key, len(range_)) == ("orders-3 [120, 240)", "orders-3-120-240", 120)
+    assert range_.topic_partition == tp(3)
+
+
+def test_a_commit_during_a_rebalance_is_an_error_to_try_again_after() -> None:
+    """KIP-429: the partitions are still owned."""
+    error = RebalanceInProgressError("rebalancing", partitions={tp(0): "REBALANCE_IN_PROGRESS"})
+    assert error.retriable
+    assert error.partitions == {tp(0): "REBALANCE_IN_PROGRESS"}
+    assert not PartitionLostError("fenced").retriable
+    assert BrokerError("down").partitions == {}
+
+
+def test_the_core_imports_neither_dagster_nor_kafka_nor_spark() -> None:
+    """The core is pure; what it decides must be testable without any of them."""
+    code = (
+        "import importlib, pathlib, sys, dagster_rebalance.core as core\n"
+        "for file in pathlib.Path(core.__file__).parent.glob('*.py'):\n"
+        "    importlib.import_module(f'dagster_rebalance.core.{file.stem}')\n"
+        "print(sorted({'dagster', 'confluent_kafka', 'pyspark'} & sys.modules.keys()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,117 @@
+"""Which offsets are read next, and by which run."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.planning import MOST_CLAIMS, Backlog, Batch, BatchLimits, plan
+from tests.core.world import span, tp
+
+
+def planned(backlogs: list[Backlog], limits: BatchLimits, *, runs_in_flight: int = 0, now: float = 100.0) -> tuple[Batch, ...]:
+    """The plan, with batch ids b1, b2 ..."""
+    ids = count(1)
+    return plan(backlogs, limits, runs_in_flight=runs_in_flight, new_batch_id=lambda: f"b{next(ids)}", now=now)
+
+
+@st.composite
+def backlogs(draw: st.DrawFn) -> list[Backlog]:
+    """Backlogs of different partitions."""
+    numbers = draw(st.lists(st.integers(0, 50), unique=True, max_size=20))
+    return [
+        Backlog(
+            tp(number),
+            start := draw(st.integers(0, 1000)),
+            start + draw(st.integers(-5, 500)),
+            draw(st.floats(0, 100)),
+            draw(st.integers(0, 2)),
+        )
+        for number in numbers
+    ]
+
+
+limits_any = st.builds(
+    BatchLimits,
+    max_records_per_range=st.integers(1, 200),
+    max_ranges_per_run=st.integers(1, 4),
+    max_runs_in_flight=st.integers(1, 5),
+    max_claims_per_partition=st.integers(1, 2),
+    min_records=st.integers(1, 50),
+    max_wait_s=st.floats(0.1, 60),
+)
+
+
+@given(backlogs(), limits_any, st.integers(0, 6))
+def test_a_plan_keeps_all_limits(given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int) -> None:
+    """Ranges start where the partition stands, lie within its bounds, and no partition is named twice."""
+    batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
+    by_partition = {backlog.partition: backlog for backlog in given_backlogs}
+    assert len(batches) <= max(0, limits.max_runs_in_flight - runs_in_flight)
+    assert len({batch.batch_id for batch in batches}) == len(batches)
+    ranges = [range_ for batch in batches for range_ in batch.ranges]
+    assert len({range_.topic_partition for range_ in ranges}) == len(ranges)
+    for batch in batches:
+        assert 1 <= len(batch.ranges) <= limits.max_ranges_per_run
+    for range_ in ranges:
+        backlog = by_partition[range_.topic_partition]
+        assert range_.start == backlog.start
+        assert range_.until <= backlog.end
+        assert len(range_) <= limits.max_records_per_range
+        assert backlog.claims < limits.max_claims_per_partition
+        assert backlog.end - backlog.start >= limits.min_records or 100.0 - backlog.waiting_since >= limits.max_wait_s
+
+
+@given(backlogs(), limits_any, st.integers(0, 6))
+def test_no_ready_partition_waits_while_there_is_room(given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int) -> None:
+    """A partition that is left out finds all runs full, and no shorter backlog was preferred."""
+    batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
+    chosen = {range_.topic_partition for batch in batches for range_ in batch.ranges}
+    ready = [
+        b
+        for b in given_backlogs
+        if b.end > b.start
+        and b.claims < limits.max_claims_per_partition
+        and (b.end - b.start >= limits.min_records or 100.0 - b.waiting_since >= limits.max_wait_s)
+    ]
+    room = max(0, limits.max_runs_in_flight - runs_in_flight) * limits.max_ranges_per_run
+    assert len(chosen) == min(room, len(ready))
+    left_out = [b.end - b.start for b in ready if b.partition not in chosen]
+    taken = [b.end - b.start for b in ready if b.partition in chosen]
+    assert not left_out or not taken or max(left_out) <= min(taken)
+
+
+def test_backlogs_are_spread_over_the_free_runs() -> None:
+    """Runs work side by side; the long ones do not meet in one run."""
+    found = planned([Backlog(tp(n), 0, 10 * (n + 1), 0.0) for n in range(4)], BatchLimits(max_runs_in_flight=3), runs_in_flight=1)
+    assert found == (Batch("b1", (span(1, 0, 20), span(3, 0, 40))), Batch("b2", (span(0, 0, 10), span(2, 0, 30))))
+
+
+def test_few_records_wait_for_more_but_not_for_ever() -> None:
+    """`min_records` saves runs, `max_wait_s` bounds the latency."""
+    limits = BatchLimits(min_records=50, max_wait_s=10)
+    few = Backlog(tp(0), 0, 49, waiting_since=95.0)
+    assert planned([few], limits, now=104.9) == ()
+    assert planned([few], limits, now=105.0) == (Batch("b1", (span(0, 0, 49),)),)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"max_records_per_range": 0}, "max_records_per_range=0 must be at least 1"),
+        ({"max_ranges_per_run": 0}, "max_ranges_per_run=0"),
+        ({"max_runs_in_flight": 0}, "max_runs_in_flight=0"),
+        ({"max_claims_per_partition": 0}, "max_claims_per_partition=0"),
+        ({"max_claims_per_partition": MOST_CLAIMS + 1}, f"max_claims_per_partition={MOST_CLAIMS + 1} must be at most {MOST_CLAIMS}"),
+        ({"min_records": 0}, "min_records=0"),
+        ({"min_records": 100}, "min_records=100 needs a max_wait_s above 0"),
+    ],
+)
+def test_limits_that_cannot_work_are_refused(settings: dict[str, int], reason: str) -> None:
+    """A limit of zero would be a silent standstill."""
+    with pytest.raises(ConfigurationError, match=reason):
+        BatchLimits(**settings)

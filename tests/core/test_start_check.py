@@ -1,0 +1,90 @@
+"""A run refuses itself unless it alone may work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+import pytest
+
+from dagster_rebalance.core.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.start_check import refusal
+from tests.core.world import span, tp
+
+S = RunState
+Stored: TypeAlias = dict[TopicPartition, OffsetAndMetadata | None]
+ME = RunSeen("me", "b", (span(0, 10, 20), span(1, 0, 5)), S.STARTED)
+CLAIMED: Stored = {
+    tp(0): encode(StoredPartition(0, (Claim(10, "a"), Claim(20, "b")))),
+    tp(1): encode(StoredPartition(0, (Claim(5, "b"),))),
+}
+
+
+def check(me: RunSeen = ME, *others: RunSeen, committed: Stored = CLAIMED) -> str | None:
+    """The check of `me`, which is among the runs of its batch."""
+    return refusal(me, [me, *others], committed)
+
+
+def test_a_run_with_all_its_claims_and_no_rival_works() -> None:
+    """The normal case; the run itself is among the runs of the batch."""
+    assert check() is None
+
+
+@pytest.mark.parametrize("state", [state for state in RunState if state is not S.STARTED])
+def test_a_run_whose_start_is_not_visible_refuses_itself(state: RunState) -> None:
+    """Else two runs could each look before the other can be seen."""
+    assert "another run could not see that it works" in (check(replace(ME, state=state)) or "")
+
+
+@pytest.mark.parametrize(
+    ("stored", "reason"),
+    [
+        (None, "orders-1 [0, 5) is not claimed: the group has no committed offset"),
+        (OffsetAndMetadata(0, "hello"), "not written by dagster_rebalance"),
+        (OffsetAndMetadata(0), "is not claimed by batch b any more (the group is at 0)"),
+        (encode(StoredPartition(0, (Claim(5, "c"),))), "is not claimed by batch b any more"),
+        (encode(StoredPartition(0, (Claim(6, "b"),))), "is not claimed by batch b any more"),
+        (OffsetAndMetadata(5), "orders-1 [0, 5) is committed already (the group is at 5)"),
+    ],
+)
+def test_a_run_without_a_standing_claim_for_every_range_refuses_itself(stored: OffsetAndMetadata | None, reason: str) -> None:
+    """A run of a zombie, or one that was launched late from an interrupted tick."""
+    assert reason in (check(committed={**CLAIMED, tp(1): stored}) or "")
+
+
+def test_a_run_for_a_partition_that_was_not_read_refuses_itself() -> None:
+    """What is unknown is not claimed."""
+    assert "has no committed offset" in (refusal(ME, [], {tp(0): CLAIMED[tp(0)]}) or "")
+
+
+@pytest.mark.parametrize("state", [S.STARTED, S.CANCELING, S.SUCCEEDED])
+def test_any_other_run_that_works_or_has_worked_on_a_shared_range_is_a_reason(state: RunState) -> None:
+    """Whichever was created first: with a tie-break both could work."""
+    other = RunSeen("other", "b", (span(1, 0, 5),), state)
+    assert check(ME, other) == f"run other of the same batch has {state.value} on orders-1 [0, 5)"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RunSeen("other", "b", ME.ranges, S.WAITING),
+        RunSeen("other", "b", ME.ranges, S.STARTING),
+        RunSeen("other", "b", ME.ranges, S.FAILED),
+        RunSeen("other", "b", ME.ranges, S.CANCELED),
+        RunSeen("other", "b", ME.ranges, S.STARTED, is_refused=True),
+        RunSeen("other", "c", ME.ranges, S.STARTED),
+        RunSeen("other", "b", (span(2, 0, 5),), S.STARTED),
+    ],
+)
+def test_a_run_that_does_not_work_on_the_same_ranges_is_no_reason(other: RunSeen) -> None:
+    """One that waits will find this one when it starts; one of another part of the batch has ranges of its own."""
+    assert check(ME, other) is None
+
+
+def test_two_runs_that_see_each_other_both_refuse() -> None:
+    """No output at all is safe: the owner asks again. Two outputs would not be."""
+    other = replace(ME, run_id="other")
+    assert check(ME, other) is not None
+    assert check(other, ME) is not None

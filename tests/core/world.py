@@ -1,0 +1,278 @@
+"""A small world in memory for the driver: Kafka as a dictionary with read-before-write, Dagster as a table of runs, and members that pump.
+
+Every command can be made to fail, or to be carried out without an answer. It asserts what must never happen, wherever it happens: a write
+for an epoch that is over, a commit that goes back, and a commit that no successful run covers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.start_check import refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.holds import Receipt
+    from dagster_rebalance.core.offers import Offer
+
+ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
+
+
+def tp(number: int) -> TopicPartition:
+    """Partition `orders-<number>`."""
+    return TopicPartition("orders", number)
+
+
+def span(number: int, start: int, until: int) -> OffsetRange:
+    """The range `orders-<number> [start, until)`."""
+    return OffsetRange("orders", number, start, until)
+
+
+@dataclass
+class FakeKafka:
+    """What one group has committed, and how far the topics reach."""
+
+    stored: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
+    bounds: dict[TopicPartition, seen.Bounds] = field(default_factory=dict)
+    commits: list[tuple[TopicPartition, int]] = field(default_factory=list)
+    writes: int = 0
+
+    def produce(self, partition: TopicPartition, records: int) -> None:
+        """Append records."""
+        bounds = self.bounds.get(partition, seen.Bounds(0, 0))
+        self.bounds[partition] = seen.Bounds(bounds.start, bounds.until + records)
+
+    def offset(self, number: int) -> int | None:
+        """The committed offset of `orders-<number>`."""
+        stored = self.stored.get(tp(number))
+        return None if stored is None else stored.offset
+
+    def claims(self, number: int) -> list[tuple[int, str]]:
+        """The claims of `orders-<number>` as (until, batch id)."""
+        return [(claim.until, claim.batch_id) for claim in decode(self.stored[tp(number)]).claims]
+
+
+@dataclass
+class FakeDagster:
+    """Runs and materialisations."""
+
+    runs: dict[str, RunSeen] = field(default_factory=dict)
+    keys: set[str] = field(default_factory=set)
+    recorded: list[do.RecordCommit] = field(default_factory=list)
+    ids: count[int] = field(default_factory=lambda: count(1))
+
+    def request(self, offer: Offer, state: RunState = RunState.WAITING) -> str | None:
+        """Start a run unless its key is known."""
+        if offer.run_key in self.keys:
+            return None
+        self.keys.add(offer.run_key)
+        return self.add(offer.batch_id, offer.ranges, state)
+
+    def add(self, batch_id: str, ranges: tuple[OffsetRange, ...], state: RunState = RunState.STARTED) -> str:
+        """Add a run."""
+        run_id = f"run{next(self.ids)}"
+        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, state)
+        return run_id
+
+    def move(self, run_id: str, state: RunState, **marks: bool | str) -> None:
+        """Change a run: its state, and any other attribute of it."""
+        self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
+
+    def recorded_until(self) -> dict[TopicPartition, int]:
+        """The end of the last materialisation of each partition."""
+        return {record.range.topic_partition: record.range.until for record in self.recorded}
+
+    def cancel(self, run_ids: Iterable[str]) -> None:
+        """Cancel runs: at once when they have not started, else they are asked to stop."""
+        for run_id in run_ids:
+            state = self.runs[run_id].state
+            if state not in ENDED:
+                self.move(run_id, RunState.CANCELED if state is RunState.WAITING else RunState.CANCELING, is_taken_back=True)
+
+
+class Member:
+    """A driver with a pump."""
+
+    def __init__(self, world: World, settings: DriverSettings) -> None:
+        self.world = world
+        self.driver = Driver(settings, new_batch_id=lambda: f"b{next(world.batch_ids)}", now=world.now)
+        self.fails: set[type[do.Command]] = set()
+        self.unanswered: set[type[do.Command]] = set()
+        self.done: list[do.Command] = []
+        self.over: set[tuple[TopicPartition, int]] = set()
+        self.is_fenced = False
+        self.left: str | None = None
+
+    def feed(self, event: seen.Event) -> list[do.Command]:
+        """Tell the driver, carry out what follows and what follows from that; returns the commands."""
+        if isinstance(event, seen.PartitionsLost | seen.HoldSuperseded):
+            self._end(event.partitions)
+        todo = deque([event])
+        first = len(self.done)
+        while todo:
+            epochs = {partition: owned.epoch for partition, owned in self.driver.partitions.items()}
+            for command in self.driver.handle(todo.popleft(), self.world.now):
+                self.done.append(command)
+                if type(command) in self.fails:
+                    continue
+                answer = self._carry_out(command, epochs)
+                if answer is not None and type(command) not in self.unanswered:
+                    todo.append(answer)
+        return self.done[first:]
+
+    def pass_time(self) -> list[do.Command]:
+        """One turn of the pump."""
+        return self.feed(seen.TimePassed())
+
+    def tick(self, *, state: RunState = RunState.WAITING) -> list[str]:
+        """A tick of the sensor whose requests all arrive; returns the runs that were made."""
+        self.feed(seen.TickArrived())
+        made = [self.world.dagster.request(offer, state) for offer in self.driver.offers]
+        return [run_id for run_id in made if run_id is not None]
+
+    def given(self, kind: type[do.Command]) -> list[do.Command]:
+        """All commands of a kind so far."""
+        return [command for command in self.done if isinstance(command, kind)]
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """All receipts so far."""
+        return [command.receipt for command in self.done if isinstance(command, do.RecordReceipt)]
+
+    @property
+    def shown(self) -> list[tuple[TopicPartition, str]]:
+        """All stops shown so far."""
+        return [(command.partition, command.reason) for command in self.done if isinstance(command, do.ShowStop)]
+
+    def _end(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            owned = self.driver.partitions.get(partition)
+            if owned is not None:
+                self.over.add((partition, owned.epoch))
+
+    def _carry_out(self, command: do.Command, epochs: dict[TopicPartition, int]) -> seen.Event | None:  # noqa: C901 - one case for each
+        kafka, dagster = self.world.kafka, self.world.dagster
+        match command:
+            case do.ReadStoredOffsets(wanted):
+                stored = {partition: kafka.stored.get(partition) for partition in wanted}
+                return seen.StoredOffsetsRead(dict(wanted), stored, {p: kafka.bounds[p] for p in wanted}, dagster.recorded_until())
+            case do.ReadRuns(batch_ids, live_too):
+                runs = tuple(run for run in dagster.runs.values() if run.batch_id in batch_ids or (live_too and run.is_live))
+                return seen.RunsRead(batch_ids, runs, live_too)
+            case do.ReadBounds(partitions):
+                return seen.BoundsRead({partition: kafka.bounds[partition] for partition in partitions})
+            case do.WriteOffsets(writes):
+                return self._written(writes)
+            case do.RecordCommit():
+                dagster.recorded.append(command)
+                return seen.CommitRecorded(command)
+            case do.CancelRuns(run_ids):
+                dagster.cancel(run_ids)
+            case do.EndDeadRuns(run_ids):
+                for run_id in run_ids:
+                    dagster.move(run_id, RunState.FAILED)
+            case do.ReleasePartitions(partitions):
+                self.over |= {(partition, epochs[partition]) for partition in partitions}
+                self.world.released(self, partitions)
+            case do.LeaveGroup(reason):
+                self.left = reason
+            case _:
+                pass
+        return None
+
+    def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
+        if self.is_fenced:
+            return None
+        kafka = self.world.kafka
+        done, failed = [], []
+        for write in writes:
+            assert (write.partition, write.epoch) not in self.over, f"{write} belongs to an epoch that is over"
+            stored = kafka.stored.get(write.partition)
+            if stored == write.new:
+                done.append(write)
+            elif stored != write.expected:
+                failed.append((write, seen.WriteFailure.CHANGED))
+            else:
+                self.world.check_write(write)
+                kafka.stored[write.partition] = write.new
+                kafka.writes += 1
+                done.append(write)
+        return seen.OffsetsWritten(tuple(done), tuple(failed))
+
+
+class World:
+    """One group, its members, and the clock."""
+
+    def __init__(self, *, records: int = 0, partitions: int = 1) -> None:
+        self.now = 1000.0
+        self.kafka = FakeKafka()
+        self.dagster = FakeDagster()
+        self.batch_ids = count(1)
+        self.output: Counter[OffsetRange] = Counter()
+        self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []
+        for number in range(partitions):
+            self.kafka.produce(tp(number), records)
+
+    def member(self, *, owns: int = 0, settings: DriverSettings | None = None) -> Member:
+        """A new member that is assigned the first `owns` partitions and has been ticked once."""
+        member = Member(self, settings or DriverSettings())
+        member.feed(seen.TickArrived())
+        if owns:
+            member.feed(seen.PartitionsAssigned(tuple(tp(number) for number in range(owns))))
+        return member
+
+    def wait(self, seconds: float, *members: Member, step: float = 0.25) -> None:
+        """Let time pass, with the pumps turning."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now = min(end, self.now + step)
+            for member in members:
+                member.pass_time()
+
+    def start(self, run_id: str) -> str | None:
+        """A run starts, visible first, and then makes its check. Returns why it refused itself, or None when it works."""
+        self.dagster.move(run_id, RunState.STARTED)
+        return self.check(run_id)
+
+    def check(self, run_id: str) -> str | None:
+        """The check of a run whose start is visible."""
+        me = self.dagster.runs[run_id]
+        reason = refusal(me, self.dagster.runs.values(), self.kafka.stored)
+        if reason is not None:
+            self.dagster.move(run_id, RunState.FAILED, is_refused=True)
+        return reason
+
+    def succeed(self, run_id: str) -> None:
+        """A run ends well."""
+        self.output.update(self.dagster.runs[run_id].ranges)
+        self.dagster.move(run_id, RunState.SUCCEEDED)
+
+    def released(self, member: Member, partitions: tuple[TopicPartition, ...]) -> None:
+        """A revoke is complete."""
+        self.released_by.append((member, partitions))
+
+    def check_write(self, write: do.OffsetWrite) -> None:
+        """What no write may do."""
+        before = self.kafka.stored.get(write.partition)
+        if before is None or write.new.offset == before.offset:
+            return
+        assert write.new.offset > before.offset, f"{write} goes back"
+        claim = next((claim for claim in decode(before).ranges(write.partition)), None)
+        assert claim is not None, f"{write} commits what was never claimed"
+        range_, batch_id = claim
+        assert range_.until == write.new.offset, f"{write} skips or splits {range_}"
+        runs = self.dagster.runs.values()
+        covered = any(run.state is RunState.SUCCEEDED and run.batch_id == batch_id and range_ in run.ranges for run in runs)
+        assert covered, f"{write} commits {range_}, on which no run succeeded"
+        self.kafka.commits.append((write.partition, write.new.offset))
