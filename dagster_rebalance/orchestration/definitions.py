@@ -28,6 +28,9 @@ def build_kafka_batch_defs(
     assets: Sequence[dg.AssetsDefinition],
     spark: KafkaSparkResource | None = None,
     name: str = "kafka_batches",
+    kafka_key: str = "kafka",
+    batch_key: str = "kafka_batch",
+    spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
     job_tags: Mapping[str, str] | None = None,
     minimum_interval_seconds: int = 5,
@@ -37,12 +40,16 @@ def build_kafka_batch_defs(
 
     The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, if `spark` is given, their session from the resource
     `spark`. They are materialised together, in one process: Spark is the parallelism, and a process for each step would cost seconds.
+    For several groups in one code location, give each its own name and resource keys, and join them with `dg.Definitions.merge`.
 
     Args:
         kafka: The group to join.
         assets: What processes a batch.
         spark: The Spark session of a run.
         name: The name of the job; the sensor is called the same with `_sensor` behind it.
+        kafka_key: The resource key of `kafka`.
+        batch_key: The resource key of the `KafkaBatch`: what the assets call it.
+        spark_key: The resource key of `spark`.
         resources: More resources that the assets need.
         job_tags: Tags for each run.
         minimum_interval_seconds: Seconds between ticks of the sensor.
@@ -57,7 +64,9 @@ def build_kafka_batch_defs(
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
-    own = {"kafka": kafka, "kafka_batch": KafkaBatch(kafka=kafka)} | ({"spark": spark} if spark else {})
+    own: dict[str, Any] = {kafka_key: kafka, batch_key: KafkaBatch(kafka=kafka)}
+    if spark is not None:
+        own[spark_key] = spark
     taken = sorted(own.keys() & (resources or {}).keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
@@ -67,7 +76,9 @@ def build_kafka_batch_defs(
     sensor = build_kafka_batch_sensor(
         name=f"{name}_sensor",
         job=job,
-        spark_key="spark" if spark else None,
+        kafka_key=kafka_key,
+        batch_key=batch_key,
+        spark_key=None if spark is None else spark_key,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
     )
@@ -88,7 +99,7 @@ def build_kafka_batch_defs(
     )
     return dg.Definitions(
         assets=[*assets, offsets, members],
-        asset_checks=[build_stopped_check(group.offsets)],
+        asset_checks=[build_stopped_check(group.offsets, kafka_key)],
         jobs=[job],
         sensors=[sensor],
         resources={**own, **(resources or {})},

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG, ranges_in
 
@@ -84,8 +85,12 @@ class RunLedger:
             run = self._instance.get_run_by_id(run_id)
             if run is None or run.is_finished:
                 continue
-            if self._stop_spark_work is not None:
-                self._stop_spark_work(run_id)
+            try:
+                if self._stop_spark_work is not None:
+                    self._stop_spark_work(run_id)
+            except DagsterRebalanceError:
+                _log.warning("the Spark work of run %s may go on, so the run is not ended yet", run_id, exc_info=True)
+                continue
             try:
                 self._instance.run_launcher.terminate(run_id)
             except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here

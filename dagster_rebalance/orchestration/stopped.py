@@ -15,8 +15,11 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
-from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 STOPPED_CHECK = "no_partition_stopped"
 
@@ -34,11 +37,17 @@ def evaluation(stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey) ->
     )
 
 
-def build_stopped_check(asset_key: dg.AssetKey) -> dg.AssetChecksDefinition:
-    """Build the check for the offsets asset of a group."""
+def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetChecksDefinition:
+    """Build the check for the offsets asset of a group, whose `KafkaConsumerResource` has the resource key `kafka_key`."""
 
-    @dg.asset_check(asset=asset_key, name=STOPPED_CHECK, description="Fails while a partition is stopped, and says why.")
-    def no_partition_stopped(context: dg.AssetCheckExecutionContext, kafka: KafkaConsumerResource) -> dg.AssetCheckResult:
+    @dg.asset_check(
+        asset=asset_key,
+        name=STOPPED_CHECK,
+        description="Fails while a partition is stopped, and says why.",
+        required_resource_keys={kafka_key},
+    )
+    def no_partition_stopped(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         with RebalanceAwareConsumer(kafka.consumer_config(), fetch=False) as consumer:
             partitions = [TopicPartition(topic, info.partition) for topic in kafka.topics for info in consumer.partitions_for(topic)]
             committed = consumer.committed(partitions)
