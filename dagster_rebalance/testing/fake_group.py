@@ -1,0 +1,346 @@
+"""A consumer group in memory that really rebalances: cooperative, with held revokes, fencing, supersession and committed metadata.
+
+Owns what Kafka's coordinator and the client decide together, with a clock of its own that moves only while its members poll. It plays the
+ports of `consumer.port`, and the contract tests of the member hold it to what the real one does. It keeps offsets, not records.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.consumer.events import (
+    CommitResult,
+    HoldSuperseded,
+    LostReason,
+    MemberEvent,
+    PartitionsAssigned,
+    PartitionsLost,
+    RequestFailed,
+    RevokeRequested,
+)
+from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_MOST_METADATA_BYTES = 4096
+
+
+class ManualClock:
+    """A monotonic clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._now += seconds
+
+
+class FakeGroup:
+    """A group and its cluster (implements `ClusterView`).
+
+    Args:
+        topics: The number of partitions of each topic.
+        max_poll_interval_s: When a held revoke is lost.
+        probe_interval_s: How long a member takes to find out during a hold that it was fenced or superseded.
+
+    Example:
+        ```python
+        group = FakeGroup({"orders": 4})
+        blue = RebalanceAwareConsumer(config, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+        ```
+    """
+
+    def __init__(self, topics: Mapping[str, int], *, max_poll_interval_s: float = 60.0, probe_interval_s: float = 3.0) -> None:
+        self.clock = ManualClock()
+        self.max_poll_interval_s = max_poll_interval_s
+        self.probe_interval_s = probe_interval_s
+        self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._topics = dict(topics)
+        self._members: list[FakeMember] = []
+        self._owner: dict[TopicPartition, FakeMember] = {}
+        self._produced: dict[TopicPartition, list[int]] = {}
+        self._deleted: dict[TopicPartition, int] = {}
+        self._joined = 0
+
+    def member(self) -> FakeMember:
+        """A new member; it joins with its first poll after `subscribe`."""
+        return FakeMember(self)
+
+    @property
+    def members(self) -> tuple[FakeMember, ...]:
+        """The members that the coordinator knows."""
+        return tuple(self._members)
+
+    def owner(self, partition: TopicPartition) -> FakeMember | None:
+        """Who owns a partition in the coordinator's eyes."""
+        return self._owner.get(partition)
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Let a topic have `total` partitions (a new topic, too). Members hear of it between holds."""
+        self._topics[topic] = total
+        self.rebalance()
+
+    def fence(self, member: FakeMember) -> None:
+        """The coordinator forgets a member and gives its partitions away. The member finds out later."""
+        self._forget(member)
+        member.undone = LostReason.FENCED if member.held else LostReason.SESSION
+        self.rebalance()
+
+    def supersede(self, member: FakeMember) -> None:
+        """Another rebalance overtakes the member's hold, as a metadata change does in the classic protocol: without a callback."""
+        if not member.held:
+            msg = f"{member.member_id} holds nothing that could be superseded"
+            raise IllegalStateError(msg)
+        for tp in member.held:
+            del self._owner[tp]
+        member.undone = LostReason.SUPERSEDED
+        self.rebalance()
+
+    def produce(self, partition: TopicPartition, count: int = 1, timestamp: int = 0) -> None:
+        """Append records, all of one time in milliseconds."""
+        self._produced.setdefault(partition, []).extend([timestamp] * count)
+
+    def delete_before(self, partition: TopicPartition, offset: int) -> None:
+        """Let retention remove the records before an offset."""
+        self._deleted[partition] = offset
+
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+        """The first offset that exists."""
+        return {tp: self._deleted.get(self._existing(tp), 0) for tp in partitions}
+
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+        """The offset that the next record will get."""
+        return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
+
+    def offsets_for_times(
+        self,
+        timestamps: Mapping[TopicPartition, int],
+        timeout_s: float = 10.0,  # noqa: ARG002
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record at or after a time in milliseconds; None where there is no such record."""
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        for tp, wanted in timestamps.items():
+            later = ((offset, at) for offset, at in enumerate(self._produced.get(tp, [])) if at >= wanted)
+            first = next(later, None)
+            found[tp] = OffsetAndTimestamp(*first) if first else None
+        return found
+
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002
+        """All topics, led by broker 1."""
+        return {topic: [PartitionInfo(topic, number, 1, (1,), (1,)) for number in range(total)] for topic, total in self._topics.items()}
+
+    def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
+        """The partitions of a topic."""
+        found = self.list_topics(timeout_s).get(topic)
+        if found is None:
+            raise BrokerError(_unknown(topic))
+        return found
+
+    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+        """Refuse topics that do not exist."""
+        for topic in () if isinstance(subscription, re.Pattern) else subscription:
+            self.partitions_for(topic, timeout_s)
+
+    def join(self, member: FakeMember) -> str:
+        """Take a member in; called by the member."""
+        self._joined += 1
+        self._members.append(member)
+        return f"member-{self._joined}"
+
+    def leave(self, member: FakeMember) -> None:
+        """Let a member go; called by the member."""
+        self._forget(member)
+        self.rebalance()
+
+    def release(self, partitions: Collection[TopicPartition]) -> None:
+        """Make partitions free for their next owner; called by the member."""
+        for tp in partitions:
+            self._owner.pop(tp, None)
+        self.rebalance()
+
+    def rebalance(self) -> None:
+        """Ask members to give up what they have too much of, and hand out what is free. Nothing is taken from a member that holds."""
+        target = {tp: member for topic in self._topics for tp, member in self._share_out(topic).items()}
+        for member in self._members:
+            surplus = [tp for tp, owner in self._owner.items() if owner is member and target.get(tp) is not member]
+            if surplus and not member.held:
+                member.told(RevokeRequested(tuple(sorted(surplus))))
+        for member in self._members:
+            granted = sorted(tp for tp, wanted in target.items() if wanted is member and tp not in self._owner)
+            if granted:
+                self._owner.update(dict.fromkeys(granted, member))
+                member.told(PartitionsAssigned(tuple(granted)))
+
+    def _share_out(self, topic: str) -> dict[TopicPartition, FakeMember]:
+        """A fair share for everybody who subscribed, with as few moves as possible."""
+        takers = [member for member in self._members if member.wants(topic)]
+        everything = [TopicPartition(topic, number) for number in range(self._topics[topic])]
+        if not takers:
+            return {}
+        has = {member: [tp for tp in everything if self._owner.get(tp) is member] for member in takers}
+        least, extra = divmod(len(everything), len(takers))
+        shares: dict[TopicPartition, FakeMember] = {}
+        room: list[FakeMember] = []
+        for rank, member in enumerate(sorted(takers, key=lambda taker: -len(has[taker]))):
+            quota = least + (rank < extra)
+            shares.update(dict.fromkeys(has[member][:quota], member))
+            room += [member] * (quota - len(has[member][:quota]))
+        rest = [tp for tp in everything if tp not in shares]
+        return {**shares, **dict(zip(rest, room, strict=True))}
+
+    def _forget(self, member: FakeMember) -> None:
+        self._owner = {tp: owner for tp, owner in self._owner.items() if owner is not member}
+        self._members = [other for other in self._members if other is not member]
+
+    def _existing(self, partition: TopicPartition) -> TopicPartition:
+        if partition.partition >= self._topics.get(partition.topic, 0):
+            raise BrokerError(_unknown(str(partition)))
+        return partition
+
+
+class FakeMember:
+    """A member of a `FakeGroup` (implements `GroupMember`)."""
+
+    def __init__(self, group: FakeGroup) -> None:
+        self._group = group
+        self._subscription: Collection[str] | re.Pattern[str] = ()
+        self._owned: set[TopicPartition] = set()
+        self._events: list[MemberEvent] = []
+        self._closed = False
+        self._held_since = 0.0
+        self.member_id = ""
+        self.held: frozenset[TopicPartition] = frozenset()
+        self.undone: LostReason | None = None
+
+    def wants(self, topic: str) -> bool:
+        """Whether the member subscribed to a topic."""
+        if isinstance(self._subscription, re.Pattern):
+            return self._subscription.fullmatch(topic) is not None
+        return topic in self._subscription
+
+    def told(self, event: MemberEvent) -> None:
+        """What the member hears with its next poll."""
+        self._events.append(event)
+        match event:
+            case PartitionsAssigned(partitions):
+                self._owned.update(partitions)
+            case RevokeRequested(partitions):
+                self.held = frozenset(partitions)
+                self._held_since = self._group.clock()
+            case PartitionsLost() | HoldSuperseded() | RequestFailed():
+                self._owned.clear()
+                self.held = frozenset()
+
+    def fail(self, error: BrokerError) -> None:
+        """Let the next poll report an error, as the client reports refused credentials."""
+        self._events.append(RequestFailed(error))
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """What this member believes to own."""
+        return frozenset(self._owned)
+
+    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
+        """Take part for these topics."""
+        self._check_open("subscribe")
+        self._subscription = subscription
+        if self.member_id and not self.held:
+            self._group.rebalance()
+
+    def unsubscribe(self) -> None:
+        """Leave the group."""
+        self._check_open("unsubscribe")
+        self._subscription = ()
+        self._leave()
+
+    def poll(self, timeout_s: float) -> list[MemberEvent]:
+        """Tell what happened; the group's clock moves by `timeout_s` when nothing did."""
+        self._check_open("poll")
+        if self._subscription and not self.member_id:
+            self.member_id = self._group.join(self)
+            self._group.rebalance()
+        if not self._events:
+            self._group.clock.advance(timeout_s)
+            self._notice_loss()
+        events, self._events = self._events, []
+        return events
+
+    def release(self) -> None:
+        """Hand the held partitions over; nothing is sent for a hold that is not ours any more."""
+        if not self.held:
+            msg = "release without a held revoke: there is nothing to give up"
+            raise IllegalStateError(msg)
+        if self.undone is not None:
+            return
+        given, self.held = self.held, frozenset()
+        self._owned -= given
+        self._group.release(given)
+
+    def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+        """Store what the coordinator accepts."""
+        self._check_open("commit")
+        failed: dict[TopicPartition, BrokerError] = {}
+        for tp, wanted in offsets.items():
+            if tp not in self._owned:
+                failed[tp] = PartitionLostError(
+                    f"commit for {tp} refused: it is not assigned to this member", partitions={tp: "not assigned"}
+                )
+            elif self not in self._group.members:
+                failed[tp] = PartitionLostError(f"commit for {tp} refused: the member was fenced", partitions={tp: "fenced"})
+            elif len(wanted.metadata.encode()) > _MOST_METADATA_BYTES:
+                failed[tp] = BrokerError(f"commit for {tp} refused: more than 4,096 bytes of metadata", partitions={tp: "too large"})
+            else:
+                self._group.committed[tp] = wanted
+        return CommitResult(frozenset(offsets).difference(failed), failed)
+
+    def committed(
+        self,
+        partitions: Collection[TopicPartition],
+        timeout_s: float = 10.0,  # noqa: ARG002
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed."""
+        self._check_open("committed")
+        return {tp: self._group.committed.get(tp) for tp in partitions}
+
+    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002
+        """Leave for good."""
+        if not self._closed:
+            self._closed = True
+            self._leave()
+
+    def _notice_loss(self) -> None:
+        """What a real member finds out by a heartbeat or, during a hold, by a probe and its own deadline."""
+        waited = self._group.clock() - self._held_since
+        if self.held and self.undone is None and waited >= self._group.max_poll_interval_s:
+            self._group.fence(self)
+            self.undone = LostReason.EXPIRED
+        if self.undone is None or (self.held and waited < self._group.probe_interval_s):
+            return
+        lost, held, reason = tuple(sorted(self._owned)), tuple(sorted(self.held)), self.undone
+        self._leave()
+        if reason is LostReason.SUPERSEDED:
+            self.told(HoldSuperseded(held))
+        self.told(PartitionsLost(lost, reason))
+
+    def _leave(self) -> None:
+        self.member_id, self.undone, self.held = "", None, frozenset()
+        self._owned.clear()
+        self._events.clear()
+        self._group.leave(self)
+
+    def _check_open(self, call: str) -> None:
+        if self._closed:
+            msg = f"{call} on a closed consumer: make a new one"
+            raise IllegalStateError(msg)
+
+
+def _unknown(what: str) -> str:
+    return f"{what} does not exist; create the topic, or correct its name in the subscription"

@@ -1,0 +1,130 @@
+"""Where the contract is played: a fake group, librdkafka's mock cluster, a real broker; the last two in both group protocols."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Protocol
+
+from confluent_kafka import Consumer
+
+from dagster_rebalance.consumer.events import MemberEvent, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.consumer.membership import Member
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.consumer.eviction import evict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.consumer.port import GroupMember
+
+PROBE_INTERVAL_S = 0.3
+TIMEOUT_S = 12.0
+
+
+class Stage(Protocol):
+    """A group with one topic of four partitions."""
+
+    topic: str
+
+    def new_member(self) -> GroupMember:
+        """A member that has not subscribed yet."""
+
+    def evict(self, member: GroupMember) -> None:
+        """Let the group forget a member, which is not told."""
+
+
+class FakeStage:
+    """`dagster_rebalance.testing.fake_group`."""
+
+    def __init__(self) -> None:
+        self.topic = "orders"
+        self.group = FakeGroup({self.topic: 4}, probe_interval_s=PROBE_INTERVAL_S)
+
+    def new_member(self) -> GroupMember:
+        return self.group.member()
+
+    def evict(self, member: GroupMember) -> None:
+        (fake,) = (other for other in self.group.members if other is member)
+        self.group.fence(fake)
+
+
+class KafkaStage:
+    """A real member on a broker, real or mocked by librdkafka."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, protocol: str) -> None:
+        self.topic = topic
+        self.protocol = protocol
+        self.hold_limit_s = 30.0
+        self.discovery_interval_s = 30.0
+        self.config = {"bootstrap.servers": bootstrap_servers, "group.id": f"g-{uuid.uuid4().hex[:8]}", "group.protocol": protocol}
+        if protocol == "classic":
+            self.config.update({"session.timeout.ms": "6000", "heartbeat.interval.ms": "300"})
+
+    def new_member(self) -> GroupMember:
+        settings = validated(self.config, hold_limit_s=self.hold_limit_s)
+        return Member(settings, probe_interval_s=PROBE_INTERVAL_S, discovery_interval_s=self.discovery_interval_s)
+
+    def evict(self, member: GroupMember) -> None:
+        evict(self.config["bootstrap.servers"], self.config["group.id"], member.member_id, self.protocol)
+
+
+class MockCluster:
+    """librdkafka's mock cluster. It lives as long as the client that brought it."""
+
+    def __init__(self) -> None:
+        self._host = Consumer({"test.mock.num.brokers": 1, "group.id": "host", "allow.auto.create.topics": True})
+        self.bootstrap_servers = ",".join(str(broker).split("/")[0] for broker in self._host.list_topics(timeout=5).brokers.values())
+
+    def topic(self) -> str:
+        """It does not answer CreateTopics; a topic is there, with four partitions, once somebody asks for it."""
+        name = f"mock-{uuid.uuid4().hex[:8]}"
+        self._host.list_topics(name, timeout=5)
+        return name
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class Actor:
+    """A member under test, and all that it has told."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self.member = stage.new_member()
+        self.told: list[MemberEvent] = []
+
+    def subscribe(self) -> Actor:
+        self.member.subscribe([self.stage.topic])
+        return self
+
+    def poll(self) -> None:
+        self.told += self.member.poll(0.05)
+
+    @property
+    def owns(self) -> frozenset[TopicPartition]:
+        return self.member.assignment()
+
+    def all_told(self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]) -> list[TopicPartition]:
+        """Every partition that events of a kind named, in order and with repetitions."""
+        return [tp for event in self.told if isinstance(event, kind) for tp in event.partitions]
+
+
+def play(until: Callable[[], object], *actors: Actor, what: str) -> None:
+    """Let all members poll until something has come about."""
+
+    def step() -> bool:
+        for actor in actors:
+            actor.poll()
+        return bool(until())
+
+    wait_until(step, timeout_s=TIMEOUT_S, what=what, interval_s=0.0)
+
+
+def pass_time(*actors: Actor, polls: int = 10) -> None:
+    """Let all members poll for a while."""
+    for _ in range(polls):
+        for actor in actors:
+            actor.poll()

@@ -1,0 +1,143 @@
+"""Partitions are added while a revoke is held: the one change that can take a hold away without a word (classic protocol)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.consumer.events import HoldSuperseded, LostReason, PartitionsLost
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.broker
+
+
+class Scene:
+    """Two members of a group; the first holds two of four partitions."""
+
+    def __init__(self, kafka: KafkaCluster, topic: str, protocol: str, **settings: str) -> None:
+        self.kafka = kafka
+        self.stage = KafkaStage(kafka.bootstrap_servers, topic, protocol)
+        self.stage.config.update({name.replace("_", "."): value for name, value in settings.items()})
+        self.stage.discovery_interval_s = 1.0
+        self.blue = Actor(self.stage).subscribe()
+        play(lambda: len(self.blue.owns) == 4, self.blue, what="the first member to own everything")
+        self.green = Actor(self.stage).subscribe()
+        play(lambda: self.blue.member.held, self.blue, self.green, what="a revoke request to the first member")
+
+    def add_two_partitions(self) -> frozenset[TopicPartition]:
+        self.kafka.add_partitions(self.stage.topic, 6)
+        return frozenset(TopicPartition(self.stage.topic, number) for number in (4, 5))
+
+    def owned(self) -> list[TopicPartition]:
+        return sorted([*self.blue.owns, *self.green.owns])
+
+    def everything(self) -> list[TopicPartition]:
+        return [TopicPartition(self.stage.topic, number) for number in range(6)]
+
+    def close(self) -> None:
+        self.blue.member.close(5.0)
+        self.green.member.close(5.0)
+
+
+@pytest.fixture
+def scene(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Scene]:
+    """A scene with the settings that the test asks for."""
+    protocol, settings = request.param
+    made = Scene(kafka_broker, kafka_topic(4), protocol, **settings)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("scene", [("classic", {"topic_metadata_refresh_interval_ms": "500"})], indirect=True)
+def test_a_hold_that_was_superseded_is_reported_once_and_never_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka rejoins without the held partitions and calls nobody back; a late unassign would give away what was granted since."""
+    blue, held = scene.blue, scene.blue.member.held
+    before = sorted(blue.owns)
+    unassigned: list[object] = []
+    monkeypatch.setattr("dagster_rebalance.consumer.held_revoke.complete", lambda *call: unassigned.append(call))
+    scene.add_two_partitions()
+    play(lambda: blue.all_told(PartitionsLost), blue, scene.green, what="the supersession to be noticed")
+    assert [event.partitions for event in blue.told if isinstance(event, HoldSuperseded)] == [tuple(sorted(held))]
+    losses = [event for event in blue.told if isinstance(event, PartitionsLost)]
+    assert [loss.reason for loss in losses] == [LostReason.SUPERSEDED]
+    assert sorted(set(losses[0].partitions) & set(before)) == before
+    assert len(set(losses[0].partitions)) == len(losses[0].partitions)
+    assert not unassigned
+    monkeypatch.undo()
+
+    def shared() -> bool:
+        for actor in (blue, scene.green):
+            if actor.member.held:
+                actor.member.release()
+        return scene.owned() == scene.everything()
+
+    play(shared, blue, scene.green, what="every partition to have one owner again")
+
+
+@pytest.mark.parametrize("scene", [("classic", {"topic_metadata_refresh_interval_ms": "500"})], indirect=True)
+def test_a_release_after_an_unnoticed_supersession_gives_nothing_away(scene: Scene) -> None:
+    """The wish to release may come before the statistics: it waits for newer ones, and is then not sent."""
+    blue = scene.blue
+    scene.add_two_partitions()
+    blue.member.release()
+    if blue.member.held:  # noticed in time, and not yet reported
+        play(lambda: blue.all_told(PartitionsLost), blue, scene.green, what="the supersession to be reported")
+
+    def shared() -> bool:
+        for actor in (blue, scene.green):
+            if actor.member.held:
+                actor.member.release()
+        return scene.owned() == scene.everything()
+
+    play(shared, blue, scene.green, what="every partition to have one owner again")
+
+
+@pytest.mark.parametrize("scene", [("classic", {})], indirect=True)
+def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene: Scene) -> None:
+    """The client's own refresh is off, and the member looks for new partitions only between holds."""
+    blue, green = scene.blue, scene.green
+    held = blue.member.held
+    new = scene.add_two_partitions()
+    pass_time(blue, green, polls=30)
+    assert blue.member.held == held
+    assert not new & (blue.owns | green.owns)
+    assert blue.member.commit(dict.fromkeys(held, OffsetAndMetadata(1))).committed == held
+    blue.member.release()
+
+    def shared() -> bool:
+        for actor in (blue, green):
+            if actor.member.held:
+                actor.member.release()
+        return scene.owned() == scene.everything()
+
+    play(shared, blue, green, what="the new partitions to be owned")
+    assert not blue.all_told(PartitionsLost)
+    assert not green.all_told(PartitionsLost)
+
+
+@pytest.mark.parametrize("scene", [("consumer", {})], indirect=True)
+def test_in_the_consumer_protocol_a_hold_survives_and_new_partitions_come_at_once(scene: Scene) -> None:
+    """There the broker assigns, and nothing is superseded."""
+    blue, green = scene.blue, scene.green
+    held = blue.member.held
+    new = scene.add_two_partitions()
+    play(lambda: new & green.owns, blue, green, what="a new partition for the member that waits")
+    assert blue.member.held == held
+    blue.member.release()
+
+    def shared() -> bool:
+        for actor in (blue, green):
+            if actor.member.held:
+                actor.member.release()
+        return scene.owned() == scene.everything()
+
+    play(shared, blue, green, what="every partition to have one owner")
+    assert not blue.all_told(PartitionsLost)
