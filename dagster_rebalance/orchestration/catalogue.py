@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_rebalance.core.holds import named
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
@@ -158,6 +159,14 @@ class Catalogue:
             if said.get("incarnation") == self._host.incarnation:
                 self._newest_event = storage_id
                 return
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        """Record what Kafka gave to the member, and the id by which Kafka knows it."""
+        self._observe(
+            "assigned",
+            f"{self._host.location} was assigned {named(partitions)}",
+            {"partitions": dg.MetadataValue.json([str(partition) for partition in partitions]), "member_id": member_id},
+        )
 
     def record_left(self, reason: str) -> None:
         """Record that this process is no member any more."""

@@ -11,7 +11,8 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from dagster_rebalance.consumer.events import LostReason
 from dagster_rebalance.consumer.listener import RebalanceListener
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.catalogue import Catalogue
     from dagster_rebalance.orchestration.runs import RunLedger
 
+_T = TypeVar("_T")
 _log = logging.getLogger("dagster_rebalance")
 _POLL_S = 0.1
 _SUCCESSOR_POLL_S = 5.0
@@ -85,10 +87,10 @@ class Pump:
         parts.consumer.check()
         parts.consumer.subscribe(list(parts.topics))
         parts.consumer.set_rebalance_listener(self._witness)
-        self._try(parts.catalogue.record_joined)
+        self._show(parts.catalogue.record_joined)
         while self._left is None:
             self._turn()
-        self._try(lambda: parts.catalogue.record_left(self._left or ""))
+        self._show(partial(parts.catalogue.record_left, self._left))
 
     def _turn(self) -> None:
         parts = self.parts
@@ -98,6 +100,8 @@ class Pump:
             self._give_up_unless_retriable(error)
         for event in self._from_kafka():
             self._feed(event)
+            if isinstance(event, seen.PartitionsAssigned):
+                self._show(partial(parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id))
         for event in self._mailbox.take_events():
             self._feed(event)
         self._look_for_successor()
@@ -213,14 +217,15 @@ class Pump:
         if now - self._looked_for_successor_at < _SUCCESSOR_POLL_S or self.parts.driver.leaving is not None:
             return
         self._looked_for_successor_at = now
-        newer = self._try(self.parts.catalogue.successor)
+        newer = self._show(self.parts.catalogue.successor)
         if newer is not None:
             self._feed(seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})"))
 
-    def _try(self, action: Callable[[], str | None]) -> str | None:
+    def _show(self, action: Callable[[], _T]) -> _T | None:
+        """Do something with the catalogue that the member's work does not depend on."""
         try:
             return action()
-        except Exception as error:  # noqa: BLE001 - only shown in the catalogue: the member works without it
+        except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises
             self._note(f"Dagster's storage did not answer: {error}")
             _log.warning("Dagster's storage did not answer", exc_info=True)
             return None

@@ -7,6 +7,7 @@ answers while no member is there.
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -16,7 +17,6 @@ from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
 from dagster_rebalance.orchestration.runs import RunLedger
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource

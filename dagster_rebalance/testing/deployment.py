@@ -108,13 +108,17 @@ class DagsterDeployment:
         home: The folder that becomes DAGSTER_HOME.
         locations: The code locations.
         settings: What `dagster.yaml` says; by default runs start without a queue.
+        env: What is different in the environment of the daemon and the webserver.
     """
 
-    def __init__(self, home: Path, locations: list[CodeLocation], *, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, home: Path, locations: list[CodeLocation], *, settings: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None
+    ) -> None:
         self.home = home
         self.locations = {location.name: location for location in locations}
         self.port = free_port()
         self._settings = {"telemetry": {"enabled": False}, "nux": {"enabled": False}, **(AT_ONCE if settings is None else settings)}
+        self._env = {"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **(env or {})}
         self._daemon: ChildProcess | None = None
         self._webserver: ChildProcess | None = None
 
@@ -172,7 +176,7 @@ class DagsterDeployment:
             name,
             [_SCRIPTS / command[0], *command[1:]],
             log=self.home / f"{name}.log",
-            env={"DAGSTER_HOME": str(self.home), "DAGSTER_DISABLE_TELEMETRY": "1"},
+            env=self._env,
             cwd=self.home,
         )
 
@@ -232,6 +236,10 @@ class DagsterDeployment:
         """Load the code of a location again, as "Reload definitions" does in the UI."""
         self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
 
+    def re_execute(self, run_id: str) -> None:
+        """Run all steps of a run again, as "Re-execute all" does in the UI."""
+        self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
+
     def _settle(self, query: str, field_name: str, **variables: object) -> None:
         answer = self.ask(query, **variables)[field_name]
         if "message" in answer:
@@ -266,6 +274,11 @@ _PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {
   sensorDryRun(selectorData: $selector, cursor: $cursor) { __typename
     ... on PythonError { message } ... on SensorNotFoundError { message }
     ... on DryRunInstigationTick { evaluationResult { skipReason runRequests { runKey } error { message } } }
+  }
+}"""
+_RE_EXECUTE = """mutation($run_id: String!) {
+  launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename
+    ... on PythonError { message } ... on RunNotFoundError { message }
   }
 }"""
 _RELOAD = """mutation($location: String!) {

@@ -1,0 +1,1 @@
+"""Whole deployments: a real Kafka, a real Dagster."""

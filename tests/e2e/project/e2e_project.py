@@ -1,0 +1,94 @@
+"""The code location of the end-to-end tests: a consumer group for each scenario and protocol, with assets that do what the test says.
+
+A run works until the test opens the gate of its group, and fails as often as the test wants. What it did is one line in a file for
+each range.
+"""
+
+import os
+import time
+import uuid
+from pathlib import Path
+
+import dagster as dg
+
+from dagster_rebalance import KafkaConsumerResource, build_kafka_batch_defs
+
+ROOT = Path(os.environ["E2E_ROOT"])
+PROTOCOLS = ("consumer", "classic")
+SETTINGS: dict[str, dict[str, object]] = {
+    "handover": {"max_ranges_per_run": 1},
+    "queued": {"max_ranges_per_run": 1},
+    "idle": {},
+    "deadline": {"hold_limit_s": 12.0, "hold_commit_slice_s": 6.0},
+    "fenced": {"max_ranges_per_run": 1},
+    "grown": {"max_ranges_per_run": 1},
+    "failing": {"max_attempts": 3},
+    "hopeless": {"max_attempts": 1},
+    "previewed": {},
+    "paired": {},
+    "reloaded": {},
+    "killed": {"max_ranges_per_run": 1},
+    "dying": {"heartbeat_timeout_s": 12.0},
+    "interrupted": {"shutdown_timeout_s": 40.0},
+    "late": {},
+}
+ASSETS = {"paired": ("first", "second")}
+
+
+def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
+    folder = ROOT / group
+
+    @dg.asset(name=f"{group}_{name}", required_resource_keys={batch_key})
+    def work(context: dg.AssetExecutionContext) -> None:
+        batch = getattr(context.resources, batch_key)
+        (folder / "working" / context.run.run_id).touch()
+        while (folder / "closed").exists():
+            time.sleep(0.1)
+        for failure in (folder / "failures").iterdir():
+            failure.unlink()
+            message = "the test wants this run to fail"
+            raise RuntimeError(message)
+        for range_ in batch.offset_ranges:
+            with (folder / "output" / f"{name}.{range_.key}").open("a") as output:
+                output.write(f"{context.run.run_id} {uuid.uuid4()}\n")
+
+    return work
+
+
+def _group(scenario: str, protocol: str) -> dg.Definitions:
+    group = f"{scenario}_{protocol}"
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
+        group_id=group,
+        topics=[group],
+        group_protocol=protocol,
+        max_records_per_range=10,
+        client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"} if protocol == "classic" else {},
+        **SETTINGS[scenario],
+    )
+    made = build_kafka_batch_defs(
+        kafka=kafka,
+        assets=[_asset(group, name, f"batch_{group}") for name in ASSETS.get(scenario, ("work",))],
+        name=group,
+        kafka_key=f"kafka_{group}",
+        batch_key=f"batch_{group}",
+        job_tags={"e2e/queue": group if scenario == "queued" else "free"},
+    )
+    return _with_slow_ticks(made, group) if scenario == "late" else made
+
+
+def _with_slow_ticks(made: dg.Definitions, group: str) -> dg.Definitions:
+    """The same, with a sensor whose ticks take as long as the test wants before they answer."""
+    (inner,) = made.sensors or ()
+
+    @dg.sensor(name=inner.name, job_name=group, minimum_interval_seconds=5, required_resource_keys={f"kafka_{group}"})
+    def slow(context: dg.SensorEvaluationContext) -> object:
+        result = inner(context)
+        while isinstance(result, dg.SensorResult) and (ROOT / group / "slow").exists():
+            time.sleep(0.1)
+        return result
+
+    return dg.Definitions(assets=made.assets, asset_checks=made.asset_checks, jobs=made.jobs, sensors=[slow], resources=made.resources)
+
+
+defs = dg.Definitions.merge(*[_group(scenario, protocol) for scenario in os.environ["E2E_SCENARIOS"].split(",") for protocol in PROTOCOLS])

@@ -1,0 +1,215 @@
+"""The stage of the end-to-end tests: a real Kafka, a real Dagster with two code locations, and what a test needs to steer them.
+
+Every scenario is played in both group protocols at the same time: what takes long is waiting, not work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+from confluent_kafka import Consumer, Producer
+from confluent_kafka import TopicPartition as Partition
+
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+PROTOCOLS = ("consumer", "classic")
+PATIENCE_S = 90.0
+SETTINGS = {
+    "run_coordinator": {
+        "module": "dagster.core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {
+            "max_concurrent_runs": 30,
+            "dequeue_interval_seconds": 1,
+            "dequeue_use_threads": True,
+            "dequeue_num_workers": 4,
+            "tag_concurrency_limits": [{"key": "e2e/queue", "value": f"queued_{protocol}", "limit": 1} for protocol in PROTOCOLS],
+        },
+    }
+}
+
+
+@dataclass
+class Stage:
+    """Kafka and Dagster, and the folder through which tests steer the runs."""
+
+    kafka: KafkaCluster
+    dagster: DagsterDeployment
+    root: Path
+    instance: dg.DagsterInstance
+
+    def group(self, scenario: str, protocol: str, *, partitions: int = 2, records: int = 10) -> Group:
+        """Make a topic with records in it, and the group that reads it; its gate is closed."""
+        group = Group(self, f"{scenario}_{protocol}")
+        for name in ("working", "failures", "output"):
+            (group.folder / name).mkdir(parents=True)
+        group.close()
+        self.kafka.create_topic(group.name, partitions)
+        group.produce(range(partitions), records)
+        return group
+
+    def groups(self, scenario: str, *, partitions: int = 2, records: int = 10) -> list[Group]:
+        """The same in both protocols."""
+        return [self.group(scenario, protocol, partitions=partitions, records=records) for protocol in PROTOCOLS]
+
+
+@dataclass
+class Group:
+    """A consumer group of a scenario: its topic, its sensor and its runs."""
+
+    stage: Stage
+    name: str
+
+    @property
+    def protocol(self) -> str:
+        """The group protocol."""
+        return self.name.rpartition("_")[2]
+
+    @property
+    def folder(self) -> Path:
+        """Where the runs of the group look for orders and leave their output."""
+        return self.stage.root / self.name
+
+    @property
+    def sensor(self) -> str:
+        """The name of its sensor."""
+        return f"{self.name}_sensor"
+
+    def close(self) -> None:
+        """Let runs wait before they do anything."""
+        (self.folder / "closed").touch()
+
+    def open(self) -> None:
+        """Let runs go on."""
+        (self.folder / "closed").unlink()
+
+    def fail_next(self, times: int) -> None:
+        """Let the next runs fail."""
+        for number in range(times):
+            (self.folder / "failures" / str(number)).touch()
+
+    def produce(self, partitions: Iterable[int], records: int) -> None:
+        """Write records to each of the partitions."""
+        producer = Producer({"bootstrap.servers": self.stage.kafka.bootstrap_servers})
+        for partition in partitions:
+            for number in range(records):
+                producer.produce(self.name, f"{partition}:{number}".encode(), partition=partition)
+        producer.flush(30)
+
+    def turn_on(self, location: str) -> None:
+        """Let a code location take part."""
+        self.stage.dagster.start_sensor(location, self.sensor)
+
+    def ticks(self, location: str) -> list[dict[str, Any]]:
+        """The last ticks, newest first."""
+        return self.stage.dagster.ticks(location, self.sensor)
+
+    def wait(self, what: str, condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+        """Wait for something, and say how things stand if it does not come."""
+        wait_until(lambda: condition() or None, timeout_s=timeout_s, what=lambda: f"{self.name}: {what}; {self._state()}", interval_s=0.25)
+
+    def _state(self) -> str:
+        ticks = {
+            location: [tick["skipReason"] or tick["error"] for tick in self.ticks(location)[:2]]
+            for location in self.stage.dagster.locations
+        }
+        runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.runs()]
+        return f"runs {runs}, ticks {ticks}, working {self.working()}, events {self.events()}"
+
+    def runs(self) -> list[dg.DagsterRun]:
+        """All runs of the group, oldest first."""
+        records = self.stage.instance.get_run_records(dg.RunsFilter(job_name=self.name), ascending=True)
+        return [record.dagster_run for record in records]
+
+    def working(self) -> list[str]:
+        """The runs that have begun to work, ended ones included."""
+        return [path.name for path in (self.folder / "working").iterdir()]
+
+    def output(self, asset: str = "work") -> Counter[str]:
+        """How often each range was written by an asset."""
+        files = (self.folder / "output").glob(f"{asset}.*")
+        return Counter({path.name.removeprefix(f"{asset}."): len(path.read_text().splitlines()) for path in files})
+
+    def committed(self) -> dict[int, int]:
+        """The committed offsets by partition; 0 where there is none."""
+        consumer = Consumer({"bootstrap.servers": self.stage.kafka.bootstrap_servers, "group.id": self.name})
+        try:
+            count = len(self.stage.kafka.leaders(self.name))
+            return {
+                found.partition: max(0, found.offset) for found in consumer.committed([Partition(self.name, p) for p in range(count)], 30)
+            }
+        finally:
+            consumer.close()
+
+    def materialised(self) -> list[tuple[str, int, int]]:
+        """Partition, start and until of every recorded commit, oldest first."""
+        key = GroupAssets.of(self.name).offsets
+        records = self.stage.instance.fetch_materializations(dg.AssetRecordsFilter(key), limit=1000, ascending=True).records
+        events = [record.asset_materialization for record in records]
+        return [(e.partition, e.metadata["start"].value, e.metadata["until"].value) for e in events if e is not None]
+
+    def committers(self) -> set[str]:
+        """The code locations whose members committed something."""
+        records = self.stage.instance.fetch_materializations(dg.AssetRecordsFilter(GroupAssets.of(self.name).offsets), limit=1000).records
+        return {str(r.asset_materialization.metadata["member"].value) for r in records if r.asset_materialization is not None}
+
+    def events(self, kind: str | None = None, location: str | None = None) -> list[dict[str, Any]]:
+        """What was observed of the group (joined, hold, left), oldest first."""
+        key = GroupAssets.of(self.name).group
+        records = self.stage.instance.fetch_observations(dg.AssetRecordsFilter(key), limit=1000, ascending=True).records
+        found = [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation is not None]
+        return [e for e in found if kind in {None, e["event"]} and location in {None, e["code_location"]}]
+
+    def holds(self, location: str) -> list[dict[str, Any]]:
+        """The receipts of a code location's holds, oldest first."""
+        return self.events("hold", location)
+
+    def is_done(self, records: int = 10) -> bool:
+        """Whether every partition is committed up to `records`, and recorded."""
+        recorded = {(partition, until) for partition, _, until in self.materialised()}
+        return all((f"{self.name}-{partition}", offset) in recorded and offset == records for partition, offset in self.committed().items())
+
+    def check_exactly_once(self, *assets: str) -> None:
+        """Every committed offset was written once by each asset, and every commit is recorded once."""
+        for asset in assets or ("work",):
+            written = self.output(asset)
+            assert set(written.values()) <= {1}, f"written more than once: {written}"
+            covered: Counter[int] = Counter()
+            for key in written:
+                _, partition, start, until = key.rsplit("-", 3)
+                covered[int(partition)] += int(until) - int(start)
+            assert dict(covered) == {partition: offset for partition, offset in self.committed().items() if offset}
+        recorded = self.materialised()
+        assert len(set(recorded)) == len(recorded), f"recorded more than once: {recorded}"
+        offsets: Counter[str] = Counter()
+        for partition, start, until in recorded:
+            assert offsets[partition] == start, f"commits of {partition} do not follow each other: {recorded}"
+            offsets[partition] = until
+        assert {int(name.rpartition("-")[2]): offset for name, offset in offsets.items()} == {
+            partition: offset for partition, offset in self.committed().items() if offset
+        }
+
+
+def locations(scenarios: Iterable[str], root: Path, bootstrap_servers: str, *names: str, reloads: bool = False) -> list[CodeLocation]:
+    """Code locations that serve the same scenarios."""
+    env = {"E2E_ROOT": str(root), "E2E_SCENARIOS": ",".join(scenarios), "KAFKA_BROKERS": bootstrap_servers}
+    folder = Path(__file__).parent / "project"
+    return [CodeLocation(name, "e2e_project", folder, env, reloads=reloads) for name in names]
+
+
+def partitions_of(hold: dict[str, Any]) -> set[str]:
+    """The partitions that a receipt names."""
+    value = hold["partitions"]
+    return set(json.loads(value) if isinstance(value, str) else value)

@@ -1,0 +1,154 @@
+"""Partitions move between two code locations while runs work on them: real Kafka, real Dagster, both protocols."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from tests.consumer.eviction import evict
+from tests.e2e.stage import partitions_of
+
+if TYPE_CHECKING:
+    from tests.e2e.stage import Group, Stage
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+
+
+def _in_flight(groups: list[Group], runs: int) -> None:
+    for group in groups:
+        group.turn_on("blue")
+    for group in groups:
+        group.wait(f"{runs} runs to work", lambda group=group: len(group.working()) >= runs)
+
+
+def _green_joins(groups: list[Group]) -> None:
+    for group in groups:
+        group.turn_on("green")
+    for group in groups:
+        group.wait("green to join", lambda group=group: group.events("joined", "green"))
+
+
+def _is_holding(group: Group) -> bool:
+    ticks = group.ticks("blue")
+    return bool(ticks) and any("holding" in (tick["skipReason"] or "") for tick in ticks[:2])
+
+
+def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage) -> None:
+    """The promise of the package: the partition moves after its work is committed, and no offset is processed twice."""
+    groups = stage.groups("handover")
+    _in_flight(groups, 2)
+    _green_joins(groups)
+    for group in groups:
+        group.wait("blue to hold", lambda group=group: _is_holding(group))
+        assert group.committed() == {0: 0, 1: 0}
+        group.open()
+    for group in groups:
+        group.wait("a receipt", lambda group=group: group.holds("blue"))
+        hold = group.holds("blue")[0]
+        assert hold["outcome"] == "drained"
+        assert len(partitions_of(hold)) == 1
+        assert hold["runs"]
+        group.produce([0, 1], 10)
+        group.wait("all records to be committed", lambda group=group: group.is_done(20))
+        assert group.committers() == {"blue", "green"}
+        group.check_exactly_once()
+
+
+def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
+    """Work that has not started costs nothing to take back: the next owner requests the same range."""
+    groups = stage.groups("queued")
+    for group in groups:
+        group.turn_on("blue")
+    for group in groups:
+        group.wait(
+            "one run to work and one to be queued",
+            lambda group=group: sorted(run.status.value for run in group.runs()) == ["QUEUED", "STARTED"] and group.working(),
+        )
+    _green_joins(groups)
+    for group in groups:
+        group.wait("the revoke to reach a run", lambda group=group: _is_holding(group) or group.holds("blue"))
+        group.open()
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        group.check_exactly_once()
+
+
+def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None:
+    """A revoke without work must not cost a second."""
+    groups = stage.groups("idle")
+    for group in groups:
+        group.open()
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+    _green_joins(groups)
+    for group in groups:
+        group.wait("a receipt", lambda group=group: group.holds("blue"))
+        hold = group.holds("blue")[0]
+        assert hold["outcome"] == "nothing to do"
+        assert hold["seconds"] < 1
+
+
+def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(stage: Stage) -> None:
+    """A hold has an end: the claim stays, so the range is processed by the next owner, with the same bounds and id."""
+    groups = stage.groups("deadline")
+    _in_flight(groups, 1)
+    _green_joins(groups)
+    for group in groups:
+        group.wait("a receipt", lambda group=group: group.holds("blue"))
+        hold = group.holds("blue")[0]
+        assert hold["outcome"] == "deadline"
+        assert hold["cancelled"]
+        assert group.committed() == {0: 0, 1: 0}
+        group.open()
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        cancelled = [run for run in group.runs() if run.status is dg.DagsterRunStatus.CANCELED]
+        assert cancelled
+        batches = {run.tags["dagster_rebalance/batch"] for run in group.runs() if run.status is dg.DagsterRunStatus.SUCCESS}
+        assert batches <= {run.tags["dagster_rebalance/batch"] for run in cancelled}, "the same batch was requested again"
+        group.check_exactly_once()
+
+
+def test_a_member_fenced_by_the_broker_during_a_hold_commits_nothing_more(stage: Stage) -> None:
+    """Nobody tells a fenced member; its probes find it, and its runs are adopted instead of done twice."""
+    groups = stage.groups("fenced")
+    _in_flight(groups, 2)
+    _green_joins(groups)
+    for group in groups:
+        group.wait("blue to hold", lambda group=group: _is_holding(group))
+        evict(stage.kafka.bootstrap_servers, group.name, _member_id(group, "blue"), group.protocol)
+    for group in groups:
+        group.wait("the loss to be noticed", lambda group=group: any(hold["outcome"] == "lost" for hold in group.holds("blue")))
+        assert group.committed() == {0: 0, 1: 0}
+        group.open()
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        assert len(group.runs()) == 2, "every run was adopted"
+        group.check_exactly_once()
+
+
+def _member_id(group: Group, location: str) -> str:
+    return str(group.events("assigned", location)[-1]["member_id"])
+
+
+def test_a_partition_added_during_a_hold_neither_ends_it_nor_is_forgotten(stage: Stage) -> None:
+    """In classic a metadata change supersedes a hold without a word; the member keeps its metadata still while it holds."""
+    groups = stage.groups("grown")
+    _in_flight(groups, 2)
+    _green_joins(groups)
+    for group in groups:
+        group.wait("blue to hold", lambda group=group: _is_holding(group))
+        stage.kafka.add_partitions(group.name, 3)
+        group.produce([2], 10)
+    for group in groups:
+        ticks = len(group.ticks("blue"))
+        group.wait("a later tick", lambda group=group, ticks=ticks: len(group.ticks("blue")) > ticks)
+        assert not [hold for hold in group.holds("blue") if hold["outcome"] != "nothing to do"]
+        group.open()
+    for group in groups:
+        group.wait("all records, those of the new partition too, to be committed", group.is_done)
+        assert "superseded" not in {hold["outcome"] for hold in group.holds("blue")}
+        group.check_exactly_once()

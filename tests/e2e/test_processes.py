@@ -1,0 +1,131 @@
+"""Processes end, in order and out of it, while runs are in flight: nothing is lost and nothing is done twice."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.testing.deployment import DagsterDeployment
+from tests.e2e.stage import SETTINGS, Stage, locations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from tests.e2e.stage import Group
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+
+SCENARIOS = ("killed", "dying", "interrupted", "late", "reloaded")
+TICK_LIMIT_S = 8
+TAKE_OVER_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """`blue` and `green`, whose servers the tests end, and `purple`, which can be reloaded."""
+    root = tmp_path_factory.mktemp("processes")
+    served = locations(SCENARIOS, root, kafka_broker.bootstrap_servers, "blue", "green")
+    served += locations(SCENARIOS, root, kafka_broker.bootstrap_servers, "purple", reloads=True)
+    env = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S)}
+    with DagsterDeployment(root / "home", served, settings=SETTINGS, env=env) as dagster, dagster.instance() as instance:
+        yield Stage(kafka_broker, dagster, root, instance)
+
+
+def _in_flight(groups: list[Group], location: str, runs: int) -> None:
+    for group in groups:
+        group.turn_on(location)
+    for group in groups:
+        group.wait(f"{runs} runs to work", lambda group=group: len(group.working()) >= runs)
+
+
+def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage) -> None:
+    """Dagster throws the requests of such a tick away while the function goes on: the batch is offered again."""
+    groups = stage.groups("late", partitions=1)
+    for group in groups:
+        (group.folder / "slow").touch()
+        group.open()
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("a tick to time out", lambda group=group: any(tick["status"] == "FAILURE" for tick in group.ticks("blue")))
+        (group.folder / "slow").unlink()
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        assert len(group.runs()) == 1
+        group.check_exactly_once()
+
+
+def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage) -> None:
+    """A crash loses the member, not its claims: who takes over waits for the runs that go on, and commits them."""
+    groups = stage.groups("killed")
+    _in_flight(groups, "blue", 2)
+    stage.dagster.locations["blue"].server.kill()
+    for group in groups:
+        group.turn_on("green")
+    for group in groups:
+        group.wait("green to take over", lambda group=group: group.events("assigned", "green"), TAKE_OVER_S)
+        group.open()
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        assert [run.status for run in group.runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, "both runs were adopted"
+        group.check_exactly_once()
+    _restart(stage, "blue")
+
+
+def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
+    """Dagster shows it as started for ever; without a sign of life it is ended, and its batch requested again."""
+    groups = stage.groups("dying", partitions=1)
+    _in_flight(groups, "blue", 1)
+    stage.dagster.locations["blue"].server.stop_at_once()
+    for group in groups:
+        group.open()
+        group.turn_on("green")
+    for group in groups:
+        group.wait("all records to be committed", group.is_done, TAKE_OVER_S)
+        assert [run.status.value for run in group.runs()] == ["FAILURE", "SUCCESS"]
+        assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
+        group.check_exactly_once()
+    _restart(stage, "blue")
+
+
+def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: Stage) -> None:
+    """A code server lives until its runs have ended; its member uses that time."""
+    groups = stage.groups("interrupted", partitions=1)
+    _in_flight(groups, "blue", 1)
+    server = stage.dagster.locations["blue"].server
+    server.send(signal.SIGINT)
+    for group in groups:
+        group.open()
+    server.wait(TAKE_OVER_S)
+    for group in groups:
+        assert group.is_done(), "what was in flight is committed before the process ends"
+        assert group.events("left", "blue")
+        group.check_exactly_once()
+    _restart(stage, "blue")
+
+
+def test_after_a_reload_the_old_process_drains_and_the_new_one_goes_on(stage: Stage) -> None:
+    """Two members of one code location overlap; the old one gets no ticks, but lives until its runs have ended."""
+    groups = stage.groups("reloaded", partitions=2)
+    _in_flight(groups, "purple", 1)
+    stage.dagster.reload("purple")
+    for group in groups:
+        group.wait("the new process to join", lambda group=group: len(group.events("joined", "purple")) == 2)
+        group.open()
+        group.produce([0, 1], 10)
+    for group in groups:
+        group.wait("the old process to leave", lambda group=group: group.events("left", "purple"), TAKE_OVER_S)
+        assert "newer process" in group.events("left", "purple")[0]["reason"]
+        group.wait("all records to be committed", lambda group=group: group.is_done(20))
+        group.check_exactly_once()
+
+
+def _restart(stage: Stage, location: str) -> None:
+    """Bring a code server back, for the next test."""
+    ended = stage.dagster.locations[location]
+    ended.server.stop_at_once()
+    ended.start(stage.dagster.home)
+    ended.wait_until_ready()

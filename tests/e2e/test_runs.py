@@ -1,0 +1,86 @@
+"""What becomes of the runs of one code location: failures, previews, interrupted ticks, several assets."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+
+if TYPE_CHECKING:
+    from tests.e2e.stage import Stage
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+
+
+def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: Stage) -> None:
+    """Dagster ignores a run key for ever, so each attempt needs its own; the bounds never change."""
+    groups = stage.groups("failing", partitions=1)
+    for group in groups:
+        group.fail_next(2)
+        group.open()
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        assert [run.status.value for run in group.runs()] == ["FAILURE", "FAILURE", "SUCCESS"]
+        assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
+        group.check_exactly_once()
+
+
+def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_executes_the_run(stage: Stage) -> None:
+    """No silent stall: the check fails with the reason, and mending the cause is all that it takes."""
+    groups = stage.groups("hopeless", partitions=1)
+    for group in groups:
+        group.fail_next(1)
+        group.open()
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("the stop to be shown", lambda group=group: "1 runs failed" in (group.ticks("blue")[0]["skipReason"] or ""))
+        assert _check_state(stage, group.name) is False
+        stage.dagster.re_execute(group.runs()[0].run_id)
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        group.wait("the check to pass again", lambda group=group: _check_state(stage, group.name))
+        group.check_exactly_once()
+
+
+def _check_state(stage: Stage, group: str) -> bool | None:
+    key = dg.AssetCheckKey(GroupAssets.of(group).offsets, STOPPED_CHECK)
+    record = stage.instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    evaluation = record.evaluation if record else None
+    return evaluation.passed if evaluation else None
+
+
+def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
+    """'Preview tick result' runs the same function in the same process: it must not join the group or use up a batch."""
+    groups = stage.groups("previewed", partitions=1)
+    for group in groups:
+        shown = stage.dagster.preview("blue", group.sensor)
+        assert "nothing is started" in shown["skipReason"]
+        assert not group.events()
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("the batch to be requested", group.working)
+        shown = stage.dagster.preview("blue", group.sensor)
+        assert not shown["runRequests"]
+        assert "preview" in shown["skipReason"]
+        group.open()
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        assert len(group.runs()) == 1
+        group.check_exactly_once()
+
+
+def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
+    """The offset is committed when the run succeeded, which is when both assets did."""
+    groups = stage.groups("paired", partitions=2)
+    for group in groups:
+        group.open()
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("all records to be committed", group.is_done)
+        group.check_exactly_once("first", "second")
+        assert group.output("first") == group.output("second")
