@@ -220,18 +220,14 @@ class KafkaCluster:
         return [found[partition].leader for partition in sorted(found)]
 
     def coordinator(self, group: str) -> int:
-        """The node that coordinates a consumer group; waits while a new one still loads the group's offsets."""
-
-        def found() -> int | None:
-            try:
-                group_found = self._admin.describe_consumer_groups([group], request_timeout=REQUEST_LIMIT_S)[group].result()
-            except KafkaException as error:
-                if not error.args[0].retriable():
-                    raise
-                return None
-            return int(group_found.coordinator.id)
-
-        return wait_until(found, timeout_s=REQUEST_LIMIT_S, what=f"the coordinator of group {group}")
+        """The node that coordinates a consumer group, -1 while there is none. Some group must have been used before."""
+        # Not describe_consumer_groups: librdkafka 2.16 aborts the process when the coordinator goes during that request
+        # ("eonce->refcnt > 0" in rd_kafka_enq_once_del_source_return). Kafka maps a group to a partition by Java's String.hashCode.
+        leaders = self.leaders("__consumer_offsets")
+        code = 0
+        for character in group:
+            code = (31 * code + ord(character)) & 0xFFFFFFFF
+        return leaders[(code & 0x7FFFFFFF) % len(leaders)]
 
 
 def _settle(future: Future[None], what: str) -> None:

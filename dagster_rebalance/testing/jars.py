@@ -190,7 +190,7 @@ def _run_ivy(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> None:
                 tell(f"{jars.name}: {loaded} of {found} jars" if loaded else f"{jars.name}: {found} dependencies found")
             return not ivy_process.is_running
 
-        wait_until(is_over, timeout_s=FETCH_LIMIT_S, what=f"the jars of {jars.name}; {log} has the details", interval_s=2)
+        wait_until(is_over, timeout_s=FETCH_LIMIT_S, what=f"the jars of {jars.name}; {log} has the details", interval_s=1)
         if ivy_process.exit_code != 0:
             msg = (
                 f"The jars of {jars.name} could not be fetched. Is the network there? Behind a mirror, name an ivysettings.xml in "

@@ -1,0 +1,66 @@
+"""`dagster-rebalance broker`, as a person runs it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka.admin import AdminClient
+
+from dagster_rebalance.testing.ports import accepts_connections
+from dagster_rebalance.testing.processes import ChildProcess
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMAND = [sys.executable, "-m", "dagster_rebalance.cli"]
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, str]:
+    """Run the command to its end, and return its exit code and what it said."""
+    with ChildProcess("the command", [*COMMAND, *arguments], log=folder / "log") as child:
+        return child.wait(60), child.tail()
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
+def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+    """It says where it is, has the topics that were asked for, and is gone afterwards."""
+    with ChildProcess("the command", [*COMMAND, "broker", "--topic", "orders:8"], log=tmp_path / "log") as child:
+        child.wait_until_ready(lambda: "to stop" in child.tail(), timeout_s=240)
+        found = re.search(r"bootstrap servers +127\.0\.0\.1:(\d+)", child.tail())
+        assert found is not None, child.tail()
+        port = int(found.group(1))
+        assert len(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=30).topics["orders"].partitions) == 8
+        child.send(number)
+        assert child.wait(30) == 0
+        assert child.tail().endswith("Kafka is gone, with its data\n")
+        assert not accepts_connections(port)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--nodes", "2"], "A local Kafka has 1 or 3 nodes, not 2."),
+        (["--topic", "orders:many"], "--topic takes NAME or NAME:PARTITIONS, for example orders:8, not 'orders:many'."),
+        (["--topic", ":8"], "--topic takes NAME or NAME:PARTITIONS, for example orders:8, not ':8'."),
+    ],
+)
+def test_bad_input_is_answered_with_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    """A traceback tells a person nothing."""
+    assert run(tmp_path, "broker", *arguments) == (1, f"error: {sentence}\n")
+
+
+def test_the_help_lists_each_command_with_a_line(tmp_path: Path) -> None:
+    """It is the first thing that people try."""
+    code, text = run(tmp_path, "--help")
+    assert code == 0
+    assert "Run a local Kafka until Ctrl-C" in text
+
+
+def test_the_version_is_told(tmp_path: Path) -> None:
+    """Bug reports begin with it."""
+    assert run(tmp_path, "--version") == (0, "dagster-rebalance 0.1.0\n")

@@ -1,0 +1,234 @@
+"""The local Kafka is a real one: it keeps records through crashes, elects leaders, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.testing import java
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.ports import accepts_connections, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.broker
+
+PARENT = """
+import time
+from dagster_rebalance.testing.broker import KafkaCluster
+kafka = KafkaCluster().start()
+print(kafka.bootstrap_servers, *kafka.pids, flush=True)
+time.sleep(600)
+"""
+
+
+def produce(kafka: KafkaCluster, topic: str, *values: str, partition: int = 0) -> None:
+    """Write records, and wait until Kafka has them."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all", "log_level": 0})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(60) == 0
+
+
+def commit(kafka: KafkaCluster, group: str, position: TopicPartition) -> None:
+    """Commit an offset for a group, which needs the group's coordinator."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0})
+
+    def is_committed() -> bool:
+        try:
+            consumer.commit(offsets=[position], asynchronous=False)
+        except KafkaException:
+            return False
+        return True
+
+    wait_until(is_committed, timeout_s=60, what=f"a commit of {group}")
+    consumer.close()
+
+
+def read_all(kafka: KafkaCluster, topic: str, count: int, partition: int = 0) -> list[str]:
+    """Read a partition from its start until `count` records are there."""
+    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": unique_name("reader"), "log_level": 0})
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    values: list[str] = []
+
+    def has_all() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None and message.error() is None:
+            values.append((message.value() or b"").decode())
+        return len(values) >= count
+
+    wait_until(has_all, timeout_s=60, what=lambda: f"{count} records of {topic}; there are {values}", interval_s=0)
+    consumer.close()
+    return values
+
+
+@pytest.fixture(scope="module")
+def three_nodes() -> Iterator[KafkaCluster]:
+    """A Kafka that can lose a node."""
+    with KafkaCluster(nodes=3) as kafka:
+        yield kafka
+
+
+def test_records_go_in_and_come_out(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """The least that a broker does."""
+    topic = kafka_topic(partitions=2)
+    produce(kafka_broker, topic, "a", "b", partition=1)
+    assert read_all(kafka_broker, topic, 2, partition=1) == ["a", "b"]
+
+
+def test_topics_of_one_session_have_different_names(kafka_topic: TopicFactory) -> None:
+    """Tests share a broker, and must not see each other's records."""
+    assert kafka_topic() != kafka_topic()
+
+
+def test_a_topic_that_exists_is_refused_in_a_sentence(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """A test that reuses a name must not read another test's records."""
+    topic = kafka_topic()
+    with pytest.raises(BrokerError, match=f"would not create topic {topic}: .*exists"):
+        kafka_broker.create_topic(topic)
+
+
+def test_a_topic_is_not_made_by_asking_for_it(kafka_broker: KafkaCluster) -> None:
+    """A typo in a topic's name must be an error in a test, not an empty topic."""
+    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    assert admin.list_topics("no-such-topic", timeout=10).topics["no-such-topic"].error is not None
+
+
+def test_a_topic_can_grow(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """New partitions during a hold are one of the ways in which a rebalance goes wrong."""
+    topic = kafka_topic(partitions=2)
+    kafka_broker.add_partitions(topic, 3)
+    assert kafka_broker.leaders(topic) == [1, 1, 1]
+    produce(kafka_broker, topic, "new", partition=2)
+    assert read_all(kafka_broker, topic, 1, partition=2) == ["new"]
+
+
+def test_a_node_has_its_records_after_a_crash_and_after_a_restart() -> None:
+    """A crash of the broker must be tried without losing the test's data."""
+    with KafkaCluster() as kafka:
+        address = kafka.bootstrap_servers
+        kafka.create_topic("orders")
+        produce(kafka, "orders", "before")
+        kafka.kill()
+        assert kafka.pids == []
+        kafka.restart()
+        produce(kafka, "orders", "between")
+        kafka.restart()
+        assert kafka.bootstrap_servers == address
+        assert read_all(kafka, "orders", 2) == ["before", "between"]
+
+
+def test_a_suspended_node_answers_nothing_until_it_is_resumed(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """A broker that hangs differs from one that is gone: connections stay open."""
+    topic = kafka_topic()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
+    producer.produce(topic, "first")
+    assert producer.flush(30) == 0
+    kafka_broker.suspend()
+    try:
+        producer.produce(topic, "second")
+        assert producer.flush(0.5) == 1
+    finally:
+        kafka_broker.resume()
+    assert producer.flush(30) == 0
+
+
+def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(three_nodes: KafkaCluster) -> None:
+    """Consumers must be tried against a coordinator that moves."""
+    three_nodes.create_topic("orders", 3)
+    assert set(three_nodes.leaders("orders")) == {1, 2, 3}
+    produce(three_nodes, "orders", "before")
+    group = unique_name("group")
+    commit(three_nodes, group, TopicPartition("orders", 0, 1))
+    before = three_nodes.coordinator(group)
+    three_nodes.kill(before)
+    wait_until(lambda: before not in three_nodes.leaders("orders"), timeout_s=60, what="leaders without the killed node")
+    wait_until(lambda: three_nodes.coordinator(group) not in (before, -1), timeout_s=60, what="a coordinator on another node")
+    commit(three_nodes, group, TopicPartition("orders", 0, 1))
+    produce(three_nodes, "orders", "after")
+    assert read_all(three_nodes, "orders", 2) == ["before", "after"]
+    three_nodes.restart(before)
+    assert len(three_nodes.pids) == 3
+
+
+def test_three_nodes_hand_leaderships_over_when_one_is_shut_down(three_nodes: KafkaCluster) -> None:
+    """A rolling restart moves leaders before the node goes, so no partition waits for a time-out."""
+    three_nodes.create_topic("calm", 3)
+    three_nodes.shut_down(2)
+    leaders = three_nodes.leaders("calm")
+    assert 2 not in leaders
+    assert -1 not in leaders
+    three_nodes.restart(2)
+
+
+def test_nothing_is_left_when_the_process_that_started_kafka_is_killed() -> None:
+    """A test run that is killed must not leave brokers behind."""
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    address, pid = parent.stdout.readline().split()
+    assert Path(f"/proc/{pid}").exists()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait(10)
+    parent.stdout.close()
+    wait_until(lambda: not accepts_connections(int(address.split(":")[1])), timeout_s=20, what=f"the end of {address}")
+
+
+def test_the_data_is_gone_when_kafka_is() -> None:
+    """Test runs must not fill the disk."""
+    with KafkaCluster() as kafka:
+        folder = kafka.logs[0].parent.parent
+        assert folder.is_dir()
+    assert not folder.exists()
+
+
+def test_a_setting_that_kafka_refuses_is_an_error_with_kafkas_own_words() -> None:
+    """The log is gone with the folder, so the error must hold what it said."""
+    with pytest.raises(DagsterRebalanceError, match=r"num\.partitions"):
+        KafkaCluster(settings={"num.partitions": "many"}).start()
+
+
+@pytest.mark.parametrize("nodes", [0, 2, 4])
+def test_only_one_or_three_nodes_are_offered(nodes: int) -> None:
+    """Two nodes cannot outvote one that has failed."""
+    with pytest.raises(ConfigurationError, match=f"1 or 3 nodes, not {nodes}"):
+        KafkaCluster(nodes=nodes)
+
+
+def test_a_port_in_use_is_refused_before_anything_starts() -> None:
+    """The readiness check would else be answered by a stranger."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", free_port()))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=f"Port {port} is in use"):
+            KafkaCluster(port=port)
+
+
+def test_a_node_that_does_not_exist_is_named(kafka_broker: KafkaCluster) -> None:
+    """A typo in a test must not look like a failure of Kafka."""
+    with pytest.raises(ConfigurationError, match=r"no node 2 in this Kafka; there are: 1\."):
+        kafka_broker.kill(2)
+
+
+def test_a_machine_without_a_java_that_fits_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The most likely reason why a newcomer's first run fails."""
+    monkeypatch.setattr(java, "INSTALLED_IN", ())
+    monkeypatch.setenv("PATH", os.defpath.replace("/usr/bin", str(tmp_path)).replace("/bin", str(tmp_path)))
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="need Java 17 to 23"):
+        KafkaCluster().start()

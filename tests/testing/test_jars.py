@@ -1,0 +1,146 @@
+"""Jars are fetched once, are used only when they are complete and sound, and say what is wrong when they are not.
+
+Ivy is the real one; its repository is a folder, so that nothing here needs a network.
+"""
+
+from __future__ import annotations
+
+import threading
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing import jars
+from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.broker
+
+TOOL = JarSet("tool-1.0", (Coordinates("org.example", "tool", "1.0"),), excluded=("org.present",))
+
+SETTINGS = """
+<ivysettings><settings defaultResolver="folder"/><resolvers>
+  <ibiblio name="folder" m2compatible="true" root="{0}"/>
+</resolvers></ivysettings>
+"""
+
+POM = """
+<project><modelVersion>4.0.0</modelVersion><groupId>{0}</groupId><artifactId>{1}</artifactId><version>1.0</version>
+<dependencies>{2}</dependencies></project>
+"""
+
+
+def publish(repository: Path, organisation: str, artifact: str, *needs: str) -> Path:
+    """Put an artifact into the repository, and return its jar."""
+    folder = repository / organisation.replace(".", "/") / artifact / "1.0"
+    folder.mkdir(parents=True)
+    dependency = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>1.0</version></dependency>"
+    dependencies = "".join(dependency.format(*need.split(":")) for need in needs)
+    (folder / f"{artifact}-1.0.pom").write_text(POM.format(organisation, artifact, dependencies))
+    jar = folder / f"{artifact}-1.0.jar"
+    with zipfile.ZipFile(jar, "w") as content:
+        content.writestr("what", artifact)
+    return jar
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with `tool`, which needs `part`, and `there`, which nobody has to fetch. The cache is empty, and there are no pins."""
+    folder = tmp_path / "repository"
+    publish(folder, "org.example", "tool", "org.example:part", "org.present:there")
+    publish(folder, "org.example", "part")
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(SETTINGS.format(folder.as_uri()))
+    monkeypatch.setenv(jars.IVY_SETTINGS_VARIABLE, str(settings))
+    monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setattr(jars, "PINS", tmp_path / "pins")
+    return folder
+
+
+def cached(tmp_path: Path) -> Path:
+    """Where the set is once it is fetched."""
+    return tmp_path / "cache" / TOOL.name
+
+
+def test_a_set_is_fetched_with_all_it_needs_and_then_taken_from_the_cache(repository: Path) -> None:
+    """The second use must need no network; what is excluded is not even looked for."""
+    told: list[str] = []
+    first = fetch(TOOL, tell=told.append)
+    assert [jar.name for jar in first] == ["part-1.0.jar", "tool-1.0.jar"]
+    assert told
+    told.clear()
+    repository.rename(repository.with_name("gone"))
+    assert fetch(TOOL, tell=told.append) == first
+    assert told == []
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_fetch_that_was_cut_short_is_done_again(tmp_path: Path) -> None:
+    """Without the manifest, which is written last, nobody knows what is missing."""
+    fetch(TOOL)
+    (cached(tmp_path) / jars.MANIFEST).unlink()
+    (cached(tmp_path) / "part-1.0.jar").unlink()
+    told: list[str] = []
+    assert len(fetch(TOOL, tell=told.append)) == 2
+    assert told[0] == "tool-1.0: the fetch was cut short; fetching all again"
+
+
+@pytest.mark.usefixtures("repository")
+def test_leftovers_of_a_fetch_that_was_killed_do_not_get_in_the_way(tmp_path: Path) -> None:
+    """The jars of a killed fetch may be half written."""
+    partial = tmp_path / "cache" / f"{TOOL.name}.partial" / "jars"
+    partial.mkdir(parents=True)
+    (partial / "half-1.0.jar").write_bytes(b"half")
+    assert [jar.name for jar in fetch(TOOL)] == ["part-1.0.jar", "tool-1.0.jar"]
+    assert not partial.parent.exists()
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_jar_that_was_damaged_in_the_cache_is_fetched_again(tmp_path: Path) -> None:
+    """A full disk leaves such jars; Java's own message about them helps nobody."""
+    fetch(TOOL)
+    jar = cached(tmp_path) / "part-1.0.jar"
+    sound = jar.read_bytes()
+    jar.write_bytes(sound[:-1])
+    told: list[str] = []
+    fetch(TOOL, tell=told.append)
+    assert jar.read_bytes() == sound
+    assert told[0] == "tool-1.0: not the file that was expected: part-1.0.jar; fetching all again"
+
+
+def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path: Path) -> None:
+    """What is run on a developer's machine is what was reviewed, whoever serves it."""
+    fetch(TOOL)
+    jars.PINS.mkdir()
+    (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
+    with (repository / "org/example/part/1.0/part-1.0.jar").open("ab") as jar:
+        jar.write(b"!")
+    with pytest.raises(DagsterRebalanceError, match=r"cannot be used: not the file that was expected: part-1\.0\.jar"):
+        fetch(TOOL)
+    assert not cached(tmp_path).exists()
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
+    """The first thing to go wrong behind a company's mirror."""
+    absent = JarSet("absent", (Coordinates("org.example", "absent", "1.0"),))
+    with pytest.raises(DagsterRebalanceError, match=r"DAGSTER_REBALANCE_IVY_SETTINGS(.|\n)*org\.example#absent"):
+        fetch(absent)
+
+
+@pytest.mark.usefixtures("repository")
+def test_two_who_ask_at_once_fetch_once() -> None:
+    """Test runs in parallel share the cache."""
+    told: list[str] = []
+    found: list[list[Path]] = []
+    threads = [threading.Thread(target=lambda: found.append(fetch(TOOL, tell=told.append))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found[0] == found[1]
+    assert sum("fetching" in sentence for sentence in told) == 1

@@ -1,0 +1,177 @@
+"""Children end when they are told to, and when their parent is gone, with all that they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.processes import ChildProcess
+
+SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+
+# A child whose own child is in a session of its own, as a daemon's would be: a signal to the process group does not reach it.
+FAMILY_CODE = """
+import subprocess, sys, time
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+print("grandchild", grandchild.pid, flush=True)
+time.sleep(600)
+"""
+FAMILY = [sys.executable, "-c", FAMILY_CODE]
+
+STUBBORN_CODE = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("up", flush=True)
+time.sleep(600)
+"""
+STUBBORN = [sys.executable, "-c", STUBBORN_CODE]
+
+PARENT = """
+import sys, time
+from pathlib import Path
+from dagster_rebalance.testing.processes import ChildProcess
+child = ChildProcess("family", sys.argv[2:], log=Path(sys.argv[1]))
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and was not collected yet does not."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def start(command: list[str], folder: Path) -> ChildProcess:
+    """Start a command and wait until it has printed its first line."""
+    child = ChildProcess("child", command, log=folder / "child.log")
+    child.wait_until_ready(lambda: child.tail() != "", timeout_s=20)
+    return child
+
+
+def grandchild_of(log: Path) -> int:
+    """The pid that the family's child has printed."""
+    return int(wait_until(lambda: log.read_text().split() if log.exists() else None, timeout_s=20, what="the grandchild's pid")[1])
+
+
+def test_stop_ends_a_child_that_obeys(tmp_path: Path) -> None:
+    """The usual case: TERM is enough, and the exit code says so."""
+    child = start(SLEEP, tmp_path)
+    child.stop(timeout_s=10)
+    assert child.exit_code == -signal.SIGTERM
+    assert not is_alive(child.pid)
+
+
+def test_stop_ends_by_force_what_ignores_it(tmp_path: Path) -> None:
+    """A program that ignores TERM must not keep a test run from ending."""
+    child = start(STUBBORN, tmp_path)
+    child.stop(timeout_s=0.2)
+    assert child.exit_code == -signal.SIGKILL
+    assert not is_alive(child.pid)
+
+
+def test_stop_ends_grandchildren_in_sessions_of_their_own(tmp_path: Path) -> None:
+    """Dagster's daemon and its runs survive the death of what started them."""
+    child = start(FAMILY, tmp_path)
+    grandchild = grandchild_of(child.log)
+    child.stop(timeout_s=0.5)
+    assert child.is_gone
+    assert not is_alive(grandchild)
+
+
+def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:
+    """A stopped process does not see TERM until it is woken."""
+    child = start(SLEEP, tmp_path)
+    child.suspend()
+    child.stop(timeout_s=10)
+    assert child.exit_code == -signal.SIGTERM
+
+
+def test_stop_twice_is_stop_once(tmp_path: Path) -> None:
+    """Clean-up code may run after a test has stopped the child itself."""
+    child = start(SLEEP, tmp_path)
+    child.stop()
+    child.stop()
+    child.stop_at_once()
+    assert not child.is_running
+
+
+def test_kill_ends_the_program_alone(tmp_path: Path) -> None:
+    """A crash of a code server leaves its runs alive; a test of adoption needs just that."""
+    child = start(FAMILY, tmp_path)
+    grandchild = grandchild_of(child.log)
+    child.kill()
+    assert child.exit_code == -signal.SIGKILL
+    assert is_alive(grandchild)
+    assert not child.is_gone
+    child.stop(timeout_s=0.2)
+    assert not is_alive(grandchild)
+
+
+def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> None:
+    """The guard in between must not change what the program said."""
+    child = ChildProcess("child", [sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log")
+    assert child.wait(20) == 7
+    child.stop()
+    assert child.exit_code == 7
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "kill"])
+@pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
+def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, command: list[str], number: signal.Signals) -> None:
+    """No clean-up code runs then; the kernel closes the parent's end of the guard's pipe, and that is enough."""
+    log = tmp_path / "log"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(log), *command], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    family = [int(parent.stdout.readline())]
+    wait_until(lambda: log.exists() and log.read_text() != "", timeout_s=20, what="the child's first line")
+    if command is FAMILY:
+        family.append(grandchild_of(log))
+    assert all(is_alive(pid) for pid in family)
+    parent.send_signal(number)
+    parent.wait(10)
+    parent.stdout.close()
+    wait_until(lambda: not any(is_alive(pid) for pid in family), timeout_s=20, what=f"the end of {family}")
+
+
+def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    """Whoever reads the error must not have to look for a log file that is gone by then."""
+    child = ChildProcess("the web server", [sys.executable, "-c", "raise SystemExit('no such folder: /nowhere')"], log=tmp_path / "log")
+    with pytest.raises(
+        DagsterRebalanceError, match=r"the web server ended with exit code 1 before it was ready(.|\n)*no such folder: /nowhere"
+    ):
+        child.wait_until_ready(lambda: False, timeout_s=20)
+    child.stop()
+
+
+def test_a_program_that_is_never_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+    """The same for a program that hangs."""
+    child = start(SLEEP, tmp_path)
+    with pytest.raises(DagsterRebalanceError, match=r"waited 0.1 s in vain for child to be ready(.|\n)*up"):
+        child.wait_until_ready(lambda: False, timeout_s=0.1)
+    child.stop()
+
+
+def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
+    """The guard starts it, so the caller cannot get a FileNotFoundError."""
+    child = ChildProcess("child", ["/no/such/program"], log=tmp_path / "log")
+    with pytest.raises(DagsterRebalanceError, match=r"cannot run /no/such/program: .*No such file"):
+        child.wait_until_ready(lambda: False, timeout_s=20)
+    child.stop()
+
+
+def test_the_deadline_tells_what_was_seen_last() -> None:
+    """A sentence that is made at the deadline can hold the last value."""
+    seen: list[int] = []
+    with pytest.raises(DagsterRebalanceError, match=r"in vain for 5 records; there are [1-9]"):
+        wait_until(lambda: seen.append(1), timeout_s=0.05, what=lambda: f"5 records; there are {len(seen)}", interval_s=0.01)

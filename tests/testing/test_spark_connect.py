@@ -1,0 +1,55 @@
+"""The Spark Connect server is a real one, and reads from Kafka."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.connect.session import SparkSession
+
+from dagster_rebalance.core.errors import DagsterRebalanceError, IllegalStateError
+from dagster_rebalance.testing.ports import accepts_connections
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+if TYPE_CHECKING:
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_client_reads_a_topic(spark_connect_server: SparkConnectServer, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """The connector's jars must be those of the server's Spark, on the driver and on the executors."""
+    topic = kafka_topic(partitions=2)
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for number in range(100):
+        producer.produce(topic, str(number))
+    assert producer.flush(30) == 0
+    spark = SparkSession.builder.remote(spark_connect_server.remote).create()
+    try:
+        options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "subscribe": topic}
+        rows = spark.read.format("kafka").options(**options).load().selectExpr("CAST(value AS STRING)").collect()
+        assert sorted(int(row[0]) for row in rows) == list(range(100))
+    finally:
+        spark.stop()
+
+
+def test_a_server_that_cannot_start_says_why() -> None:
+    """Its log is gone with its folder, so the error must hold what it said."""
+    with pytest.raises(DagsterRebalanceError, match=r"Spark Connect ended with exit code 1(.|\n)*Master must"):
+        SparkConnectServer(master="no-such-master").start()
+
+
+def test_a_killed_server_takes_no_connections_any_more() -> None:
+    """A crash of Spark must be tried with a server of the test's own."""
+    with SparkConnectServer() as server:
+        assert accepts_connections(server.port)
+        server.kill()
+        assert not accepts_connections(server.port)
+
+
+def test_a_server_that_was_not_started_cannot_be_killed() -> None:
+    """The message names the missing call."""
+    with pytest.raises(IllegalStateError, match="not started"):
+        SparkConnectServer().kill()
