@@ -20,7 +20,7 @@ from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
-from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
+from dagster_rebalance.core.restoring import Refused, failed_too_often, moved_offset, out_of_range, take_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, progress_of, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
@@ -46,7 +46,7 @@ class Driver:
         self._epoch = 0
         self._pulse = settings.pulse
         self._last_tick_at = now
-        self._runs_asked_at = self._runs_read_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
+        self._runs_asked_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -116,7 +116,9 @@ class Driver:
         epochs = {}
         for owned in [self.partitions[partition] for partition in partitions if partition in self.partitions]:
             held_since = now if owned.held_since is None else owned.held_since
-            self.partitions[owned.partition] = replace(owned.changed(Change.GIVE_UP_REQUESTED), held_since=held_since)
+            self.partitions[owned.partition] = replace(
+                owned.changed(Change.GIVE_UP_REQUESTED), held_since=held_since, runs_are_known=not owned.entries
+            )
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
         self._runs_asked_at = float("-inf")
@@ -185,7 +187,6 @@ class Driver:
                 yield do.Note(moved)
 
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
-        self._runs_read_at = now
         mine = [run for run in event.runs if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)]
         self._pulse, dead = self._pulse.observe(mine, now)
         if dead:
@@ -198,8 +199,9 @@ class Driver:
                 if entry.batch_id in event.batch_ids:
                     progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
                     ledger = ledger.note(owned.epoch, entry.range, progress)
-            self.partitions[owned.partition] = replace(owned, ledger=ledger)
-            if owned.phase is Phase.RESTORING and event.with_live and event.batch_ids >= {entry.batch_id for entry in ledger.entries}:
+            covers_all = event.batch_ids >= {entry.batch_id for entry in ledger.entries}
+            self.partitions[owned.partition] = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
+            if owned.phase is Phase.RESTORING and event.with_live and covers_all:
                 yield from self._restore(self.partitions[owned.partition], event.runs)
             yield from self._stop_or_go_on(self.partitions[owned.partition])
 
@@ -217,15 +219,10 @@ class Driver:
                 yield do.Note(f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}")
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
-        failed = owned.ledger.given_up if owned.ledger else None
-        if failed is not None and owned.phase is Phase.OWNED:
-            range_, progress = failed
-            reason = (
-                f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}. "
-                "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
-            )
+        reason = failed_too_often(owned)
+        if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
-        elif failed is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
+        elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
             self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CLEARED), stop_reason="")
             yield do.ShowStop(owned.partition, "")
 
@@ -306,8 +303,7 @@ class Driver:
 
     def _notice_drained(self) -> None:
         for owned in tuple(self.partitions.values()):
-            runs_are_current = not owned.entries or (owned.held_since is not None and self._runs_read_at >= owned.held_since)
-            if owned.phase is Phase.DRAINING and owned.is_drained and runs_are_current:
+            if owned.phase is Phase.DRAINING and owned.is_drained and owned.runs_are_known:
                 self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
 
     def _advance_holds(self, now: float) -> Iterable[do.Command]:
@@ -325,10 +321,10 @@ class Driver:
         """Runs that have not started are cancelled at once, the others at the deadline; again after a while, should it not have worked."""
         held = [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
         draining = [owned for owned in held if owned.phase is Phase.DRAINING]
-        live = frozenset[str]().union(*(owned.live_runs for owned in draining))
+        live = frozenset[str]().union(*(owned.live_runs for owned in held))
         is_late = now >= hold.deadline_at
         cancels_all = is_late and self.settings.on_deadline is DeadlinePolicy.CANCEL
-        unwanted = live if cancels_all else frozenset[str]().union(*(owned.waiting_runs for owned in draining))
+        unwanted = live if cancels_all else frozenset[str]().union(*(owned.waiting_runs for owned in held))
         is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= self.settings.retry_s
         due = unwanted if is_due_again else unwanted - hold.cancelled
         hold = replace(hold, run_ids=hold.run_ids | live)

@@ -58,6 +58,7 @@ class OwnedPartition:
         unrecorded: A commit that Dagster has not recorded yet, and when it was last told.
         recorded_at: When `unrecorded` was last given to the shell.
         held_since: When the partition was asked for.
+        runs_are_known: Whether the runs of its claims were looked up, and again since it has to be given up.
         stop_reason: Why it is stopped; empty when it is not.
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
     """
@@ -74,6 +75,7 @@ class OwnedPartition:
     unrecorded: RecordCommit | None = None
     recorded_at: float | None = None
     held_since: float | None = None
+    runs_are_known: bool = False
     stop_reason: str = ""
     blocked_by: tuple[str, ...] = ()
 

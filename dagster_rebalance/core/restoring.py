@@ -1,6 +1,7 @@
 """Taking in a partition: what its stored offset, its claims and Kafka's bounds mean on assignment.
 
-Nothing is assumed from before. Owns the reasons for which a partition cannot start, and how a commit that was never recorded is found.
+Nothing is assumed from before. Owns the reasons for which a partition cannot start or go on, and how a commit that was never recorded is
+found.
 """
 
 from __future__ import annotations
@@ -85,6 +86,18 @@ def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str 
             f"made again, or truncated. To go on, {advice}"
         )
     return None
+
+
+def failed_too_often(owned: OwnedPartition) -> str | None:
+    """Why a person must act before the partition goes on, or None while runs may still be asked for."""
+    failed = owned.ledger.given_up if owned.ledger else None
+    if failed is None:
+        return None
+    range_, progress = failed
+    return (
+        f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}. "
+        "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
+    )
 
 
 def moved_offset(owned: OwnedPartition, recorded_until: int | None) -> str | None:
