@@ -1,0 +1,519 @@
+"""Giving partitions up: drain, commit, release; in time, and with a receipt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.holds import Cause, DeadlinePolicy, HoldBudget, Outcome
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from tests.core.world import Member, World, span, tp
+
+SETTINGS = DriverSettings(budget=HoldBudget(30, 5), lease_s=1000)
+HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
+TWO_CLAIMS = replace(SETTINGS, limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2))
+
+
+def at_work(*, partitions: int = 1, settings: DriverSettings = SETTINGS, records: int = 100) -> tuple[World, Member, list[str]]:
+    """A member with a started run on each of its partitions, in order of the partitions."""
+    world = World(records=records, partitions=partitions)
+    member = world.member(owns=partitions, settings=settings)
+    world.wait(1.25, member)
+    runs = sorted(member.tick(), key=lambda run_id: world.dagster.runs[run_id].ranges)
+    for run_id in runs:
+        assert world.start(run_id) is None
+    world.wait(1, member)
+    return world, member, runs
+
+
+def revoke(member: Member, *numbers: int) -> list[do.Command]:
+    """Kafka asks for partitions back."""
+    return member.feed(seen.RevokeRequested(tuple(tp(number) for number in numbers)))
+
+
+def test_an_empty_hold_is_released_in_the_same_call() -> None:
+    """Nothing to wait for must be detected exactly."""
+    world = World(partitions=2)
+    member = world.member(owns=2)
+    commands = revoke(member, 0)
+    assert do.ReleasePartitions((tp(0),)) in commands
+    assert [receipt.outcome for receipt in member.receipts] == [Outcome.NOTHING_TO_DO]
+    assert list(member.driver.partitions) == [tp(1)]
+    assert member.driver.held == frozenset()
+
+
+def test_a_hold_waits_for_the_run_commits_and_then_releases() -> None:
+    """Drain, commit, record, release: in that order."""
+    world, member, (run_id,) = at_work()
+    revoke(member, 0)
+    world.wait(5, member)
+    assert world.released_by == []
+    assert member.driver.held == {tp(0)}
+    world.succeed(run_id)
+    world.wait(0.25, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.committed, receipt.run_ids, receipt.seconds) == (Outcome.DRAINED, {tp(0): 100}, (run_id,), 5.25)
+    assert world.dagster.recorded[0].drain_s == 5.25
+    order = [type(c) for c in member.done if isinstance(c, do.WriteOffsets | do.RecordCommit | do.ReleasePartitions | do.RecordReceipt)]
+    assert order[-4:] == [do.WriteOffsets, do.RecordCommit, do.ReleasePartitions, do.RecordReceipt]
+    assert member.driver.partitions == {}
+
+
+def test_retained_partitions_go_on_during_a_hold() -> None:
+    """Full speed: they never wait for those that are given up."""
+    world, member, runs = at_work(partitions=2)
+    revoke(member, 0)
+    for _ in range(3):
+        world.succeed(runs[1])
+        world.kafka.produce(tp(1), 10)
+        member.tick()
+        world.wait(2, member)
+        (runs[1],) = member.tick(state=RunState.STARTED)
+    assert world.kafka.commits == [(tp(1), 100), (tp(1), 110), (tp(1), 120)]
+    assert world.released_by == []
+
+
+def test_no_new_work_starts_on_a_held_partition() -> None:
+    """Steady production with small batches must not prolong a hold."""
+    world, member, (run_id,) = at_work(settings=TWO_CLAIMS, records=10)
+    revoke(member, 0)
+    world.kafka.produce(tp(0), 100)
+    member.tick()
+    world.wait(5, member)
+    assert world.kafka.claims(0) == [(10, "b1")]
+    assert list(world.dagster.runs) == [run_id]
+
+
+def test_one_slow_partition_of_a_hold_does_not_keep_the_others_from_committing() -> None:
+    """All are released together, but what is done is done."""
+    world, member, (fast, slow) = at_work(partitions=2)
+    revoke(member, 0, 1)
+    world.succeed(fast)
+    world.wait(2, member)
+    assert world.kafka.commits == [(tp(0), 100)]
+    assert member.driver.partitions[tp(0)].phase is Phase.DRAINED
+    assert world.released_by == []
+    world.succeed(slow)
+    world.wait(1, member)
+    assert world.released_by == [(member, (tp(0), tp(1)))]
+    assert member.receipts[0].committed == {tp(0): 100, tp(1): 100}
+
+
+def test_a_queued_run_is_cancelled_at_once() -> None:
+    """Work that never started is not waited for, and does not count as a failure."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick()
+    world.wait(1, member)
+    commands = revoke(member, 0)
+    assert any(isinstance(command, do.CancelRuns) and command.run_ids == (run_id,) for command in commands)
+    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, (run_id,), (tp(0),))]
+    assert world.kafka.claims(0) == [(100, "b1")]
+    heir = world.member(owns=1)
+    (offer,) = heir.driver.offers
+    assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(0, 0, 100),))
+
+
+def test_a_cancellation_that_did_not_work_is_given_again() -> None:
+    """Dagster was away, or the run was just being launched."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick()
+    world.wait(1, member)
+    member.fails.add(do.CancelRuns)
+    revoke(member, 0)
+    world.wait(2.25, member)
+    assert len(member.given(do.CancelRuns)) == 3
+    member.fails.clear()
+    world.wait(1.25, member)
+    assert world.dagster.runs[run_id].state is RunState.CANCELED
+    assert world.released_by == [(member, (tp(0),))]
+
+
+def test_a_run_that_appears_in_the_queue_during_a_hold_is_cancelled_too() -> None:
+    """A tick handed the offer out right before the revoke."""
+    world = World(records=100, partitions=2)
+    member = world.member(owns=2, settings=SETTINGS)
+    first, second = member.driver.offers
+    world.dagster.request(first, RunState.STARTED)
+    world.wait(1, member)
+    revoke(member, 0, 1)
+    late = world.dagster.request(second)
+    assert late is not None
+    world.wait(1, member)
+    assert world.dagster.runs[late].state is RunState.CANCELED
+
+
+def test_a_queued_run_that_a_retained_partition_shares_is_asked_for_again_without_the_held_one() -> None:
+    """The batch is cut; each part keeps its bounds and its batch id."""
+    world = World(records=100, partitions=2)
+    member = world.member(owns=2, settings=replace(SETTINGS, limits=BatchLimits(max_runs_in_flight=1)))
+    (run_id,) = member.tick()
+    world.wait(1, member)
+    revoke(member, 0)
+    assert world.dagster.runs[run_id].state is RunState.CANCELED
+    (offer,) = member.driver.offers
+    assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(1, 0, 100),))
+
+
+def test_the_runs_are_looked_up_once_more_before_a_partition_counts_as_drained() -> None:
+    """What was last seen may be older than the hold."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    member.fails.add(do.ReadRuns)
+    member.tick(state=RunState.STARTED)
+    revoke(member, 0)
+    world.wait(2, member)
+    assert world.released_by == []
+    member.fails.clear()
+    world.wait(2, member)
+    assert world.released_by == []
+    assert member.driver.holds[0].run_ids == {"run1"}
+
+
+def test_a_run_that_fails_during_a_hold_leaves_its_claim_to_the_next_owner() -> None:
+    """It is not asked for again here: that would prolong the hold."""
+    world, member, (run_id,) = at_work()
+    revoke(member, 0)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    assert [(r.outcome, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, (tp(0),))]
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
+def test_at_the_deadline_runs_are_cancelled_and_the_release_waits_until_they_ended() -> None:
+    """Policy `cancel`: no run of ours is live when the partition goes."""
+    world, member, (run_id,) = at_work()
+    revoke(member, 0)
+    world.wait(24.75, member)
+    assert member.given(do.CancelRuns) == []
+    world.wait(0.25, member)
+    assert world.dagster.runs[run_id].state is RunState.CANCELING
+    world.wait(3, member)
+    assert world.released_by == []
+    world.dagster.move(run_id, RunState.CANCELED)
+    world.wait(0.25, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.cancelled, receipt.handed_over) == (Outcome.DEADLINE, (run_id,), (tp(0),))
+    assert receipt.seconds <= 30
+
+
+def test_a_run_that_does_not_end_when_cancelled_is_handed_over_at_the_limit() -> None:
+    """Kafka would fence the member else; the next owner adopts it through its claim."""
+    world, member, (run_id,) = at_work()
+    revoke(member, 0)
+    world.wait(29.75, member)
+    assert world.released_by == []
+    world.wait(0.25, member)
+    assert world.released_by == [(member, (tp(0),))]
+    assert [(r.outcome, r.seconds, r.handed_over) for r in member.receipts] == [(Outcome.DEADLINE, 30.0, (tp(0),))]
+    heir = world.member(owns=1)
+    assert heir.driver.partitions[tp(0)].live_runs == {run_id}
+
+
+def test_at_the_deadline_runs_are_handed_over() -> None:
+    """Policy `release`: they go on, and the next owner commits them."""
+    world, member, (run_id,) = at_work(settings=HAND_OVER)
+    revoke(member, 0)
+    world.wait(25, member)
+    assert member.given(do.CancelRuns) == []
+    assert [(r.outcome, r.handed_over) for r in member.receipts] == [(Outcome.DEADLINE, (tp(0),))]
+    world.succeed(run_id)
+    heir = world.member(owns=1)
+    assert world.kafka.commits == [(tp(0), 100)]
+    assert [record.run_id for record in world.dagster.recorded] == [run_id]
+    assert heir.driver.partitions[tp(0)].entries == ()
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, HAND_OVER], ids=["cancel", "release"])
+def test_a_run_that_ends_at_the_deadline_is_still_committed_within_the_slice(settings: DriverSettings) -> None:
+    """The slice is kept for exactly that, under both policies."""
+    world, member, (run_id,) = at_work(settings=settings)
+    revoke(member, 0)
+    member.fails.add(do.WriteOffsets)
+    world.wait(24.5, member)
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert world.released_by == []
+    member.fails.clear()
+    world.wait(2, member)
+    assert world.kafka.commits == [(tp(0), 100)]
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (Outcome.DRAINED, {tp(0): 100}, ())
+
+
+def test_a_commit_that_is_not_confirmed_is_forgotten_at_the_limit() -> None:
+    """Its late answer must not reach a partition that has been given up."""
+    world, member, (run_id,) = at_work()
+    member.feed(seen.LeaveRequested("shutdown"))
+    world.succeed(run_id)
+    member.fails.add(do.WriteOffsets)
+    world.wait(29, member)
+    pending = member.driver.partitions[tp(0)].pending
+    assert pending is not None
+    world.wait(1, member)
+    assert member.left == "shutdown"
+    writes = len(member.given(do.WriteOffsets))
+    member.feed(seen.OffsetsWritten((), ((pending.write, seen.WriteFailure.CHANGED),)))
+    world.wait(5, member)
+    assert len(member.given(do.WriteOffsets)) == writes
+    assert member.driver.partitions[tp(0)].phase is Phase.DRAINED
+
+
+def test_partitions_lost_during_a_hold_give_one_receipt_and_no_write() -> None:
+    """The member was fenced: somebody else owns them already."""
+    world, member, (run_id, _) = at_work(partitions=2)
+    revoke(member, 0, 1)
+    world.wait(2, member)
+    member.feed(seen.PartitionsLost((tp(0), tp(1))))
+    writes = len(member.given(do.WriteOffsets))
+    world.succeed(run_id)
+    world.wait(40, member)
+    assert [(r.outcome, r.partitions, r.handed_over) for r in member.receipts] == [(Outcome.LOST, (tp(0), tp(1)), (tp(0), tp(1)))]
+    assert len(member.given(do.WriteOffsets)) == writes
+    assert world.released_by == []
+    assert member.driver.holds == ()
+
+
+def test_a_receipt_of_a_loss_names_only_what_was_lost() -> None:
+    """The rest of the hold goes on, and gets its own."""
+    world, member, (first, second) = at_work(partitions=2)
+    revoke(member, 0, 1)
+    world.succeed(first)
+    world.wait(1, member)
+    member.feed(seen.PartitionsLost((tp(1),)))
+    world.wait(1, member)
+    assert [(r.outcome, r.partitions, r.committed) for r in member.receipts] == [
+        (Outcome.LOST, (tp(1),), {}),
+        (Outcome.DRAINED, (tp(0),), {tp(0): 100}),
+    ]
+    assert world.dagster.runs[second].state is RunState.STARTED
+
+
+def test_a_superseded_hold_is_neither_released_nor_committed() -> None:
+    """The stale unassign must never be sent; retained partitions stay."""
+    world, member, (run_id, _) = at_work(partitions=2)
+    revoke(member, 0)
+    member.feed(seen.HoldSuperseded((tp(0),)))
+    world.succeed(run_id)
+    world.wait(40, member)
+    assert [(r.outcome, r.partitions) for r in member.receipts] == [(Outcome.SUPERSEDED, (tp(0),))]
+    assert world.released_by == []
+    assert world.kafka.commits == []
+    assert list(member.driver.partitions) == [tp(1)]
+
+
+@pytest.mark.parametrize(("policy", "state"), [(LossPolicy.LEAVE, RunState.STARTED), (LossPolicy.CANCEL, RunState.CANCELING)])
+def test_runs_of_lost_partitions_are_left_or_cancelled(policy: LossPolicy, state: RunState) -> None:
+    """As the settings say."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, on_lost=policy))
+    member.feed(seen.PartitionsLost((tp(0), tp(7))))
+    assert world.dagster.runs[run_id].state is state
+    assert member.receipts == []
+
+
+def test_a_partition_is_revoked_while_it_is_taken_in() -> None:
+    """Nothing was started for it: it goes at once, whatever its claims say."""
+    world = World(records=100)
+    first = world.member(owns=1)
+    first.tick(state=RunState.STARTED)
+    member = world.member()
+    member.fails.add(do.ReadStoredOffsets)
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    commands = revoke(member, 0)
+    assert do.ReleasePartitions((tp(0),)) in commands
+    assert member.given(do.WriteOffsets) == []
+
+
+def test_a_revoke_while_a_claim_is_unanswered_is_released_at_once() -> None:
+    """No run was asked for it; if the claim was written, the next owner asks."""
+    world = World(records=100)
+    member = world.member()
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(0)
+    member.unanswered.add(do.WriteOffsets)
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    assert world.kafka.claims(0) == [(100, "b1")]
+    commands = revoke(member, 0)
+    assert do.ReleasePartitions((tp(0),)) in commands
+    heir = world.member(owns=1)
+    assert [offer.batch_id for offer in heir.driver.offers] == ["b1"]
+
+
+def test_a_claim_unanswered_at_a_revoke_does_not_keep_an_earlier_batch_from_its_commit() -> None:
+    """What Kafka stores must be known again before the commit: the write is followed up."""
+    world, member, (run_id,) = at_work(settings=TWO_CLAIMS, records=10)
+    world.kafka.produce(tp(0), 10)
+    member.unanswered.add(do.WriteOffsets)
+    member.tick()
+    world.wait(1.25, member)
+    assert world.kafka.claims(0) == [(10, "b1"), (20, "b2")]
+    revoke(member, 0)
+    member.unanswered.clear()
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert world.kafka.commits == [(tp(0), 10)]
+    assert [(r.outcome, r.committed, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, {tp(0): 10}, (tp(0),))]
+
+
+def test_a_stored_value_changed_during_a_hold_ends_the_drain_without_a_write() -> None:
+    """There is nothing left that this member may commit."""
+    world, member, (run_id,) = at_work()
+    revoke(member, 0)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(7)
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert world.kafka.stored[tp(0)] == OffsetAndMetadata(7)
+    assert world.released_by == [(member, (tp(0),))]
+
+
+def test_a_stopped_partition_is_given_up_at_once_and_no_longer_shown_by_this_member() -> None:
+    """The next owner says it again if it still holds."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, max_attempts=1))
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    assert len(member.shown) == 1
+    revoke(member, 0)
+    assert member.shown[1:] == [(tp(0), "")]
+    assert world.released_by == [(member, (tp(0),))]
+    heir = world.member(owns=1, settings=replace(SETTINGS, max_attempts=1))
+    assert heir.driver.partitions[tp(0)].phase is Phase.STOPPED
+    heir.feed(seen.PartitionsLost((tp(0),)))
+    assert [reason == "" for _, reason in heir.shown] == [False, True]
+
+
+def test_a_leave_drains_everything_and_then_leaves() -> None:
+    """A deploy: claims are left, runs are waited for, then the member goes."""
+    world, member, (first, second) = at_work(partitions=2)
+    member.feed(seen.LeaveRequested("a reload"))
+    member.feed(seen.LeaveRequested("again"))
+    world.succeed(first)
+    world.wait(2, member)
+    assert member.left is None
+    assert member.driver.held == frozenset()
+    world.succeed(second)
+    world.wait(1, member)
+    assert member.left == "a reload"
+    assert [(r.cause, r.outcome) for r in member.receipts] == [(Cause.LEAVE, Outcome.DRAINED)]
+    assert world.released_by == []
+
+
+@pytest.mark.parametrize(("limit_s", "seconds"), [(8.0, 8.0), (0.0, 0.25), (500.0, 30.0)])
+def test_a_leave_keeps_its_limit(limit_s: float, seconds: float) -> None:
+    """A shutdown has less time than a hold, never more."""
+    world, member, _ = at_work()
+    member.feed(seen.LeaveRequested("shutdown", limit_s))
+    world.wait(seconds - 0.25, member)
+    assert member.left is None
+    world.wait(0.25, member)
+    assert member.left == "shutdown"
+
+
+def test_a_leave_without_partitions_is_immediate_and_needs_no_receipt() -> None:
+    """Before the first assignment."""
+    world = World()
+    member = world.member()
+    member.feed(seen.LeaveRequested("shutdown"))
+    assert member.left == "shutdown"
+    assert member.receipts == []
+
+
+def test_a_leave_whose_partitions_are_lost_ends_with_one_receipt() -> None:
+    """Fenced while draining for a deploy."""
+    world, member, _ = at_work()
+    member.feed(seen.LeaveRequested("a reload"))
+    member.feed(seen.PartitionsLost((tp(0),)))
+    assert member.left == "a reload"
+    assert [r.outcome for r in member.receipts] == [Outcome.LOST]
+    assert world.kafka.commits == []
+
+
+def test_a_partition_revoked_during_a_leave_is_released_as_soon_as_it_is_drained() -> None:
+    """The others go on draining; each hold has its receipt."""
+    world, member, (first, second) = at_work(partitions=2)
+    member.feed(seen.LeaveRequested("a reload", 20.0))
+    world.wait(1, member)
+    revoke(member, 0)
+    world.succeed(first)
+    world.wait(1, member)
+    assert world.released_by == [(member, (tp(0),))]
+    assert member.left is None
+    world.succeed(second)
+    world.wait(1, member)
+    assert member.left == "a reload"
+    assert [(r.cause, r.partitions) for r in member.receipts] == [(Cause.REVOKE, (tp(0),)), (Cause.LEAVE, (tp(0), tp(1)))]
+
+
+def test_the_limit_of_a_leave_also_ends_the_hold_of_a_revoke() -> None:
+    """The member cannot stay longer for it; the release and both receipts come before the leave."""
+    world, member, (run_id,) = at_work()
+    member.feed(seen.LeaveRequested("shutdown", 8.0))
+    world.wait(2, member)
+    revoke(member, 0)
+    world.wait(6, member)
+    assert member.left == "shutdown"
+    assert world.released_by == [(member, (tp(0),))]
+    assert [(r.cause, r.outcome) for r in member.receipts] == [(Cause.REVOKE, Outcome.DEADLINE), (Cause.LEAVE, Outcome.DEADLINE)]
+    assert world.dagster.runs[run_id].state is RunState.CANCELING
+
+
+def test_a_partition_assigned_while_leaving_is_never_worked_on() -> None:
+    """Another member left at the same time; Kafka may give it to us and take it again."""
+    world, member, (run_id,) = at_work()
+    member.feed(seen.LeaveRequested("a reload"))
+    world.kafka.produce(tp(5), 100)
+    commands = member.feed(seen.PartitionsAssigned((tp(5),)))
+    assert not any(isinstance(command, do.ReadStoredOffsets | do.WriteOffsets) for command in commands)
+    assert do.ReleasePartitions((tp(5),)) in revoke(member, 5)
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert member.left == "a reload"
+    assert tp(5) not in world.kafka.stored
+
+
+def test_a_member_without_ticks_drains_and_leaves() -> None:
+    """The lease: a sensor that is switched off must not hoard partitions."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, lease_s=60, pulse=Pulse(heartbeat_timeout_s=1000)))
+    world.wait(58, member)
+    assert member.driver.leaving is None
+    world.wait(3, member)
+    assert member.driver.leaving is not None
+    assert member.driver.leaving.startswith("its sensor has not ticked for 6")
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert world.kafka.offset(0) == 100
+    assert member.left == member.driver.leaving
+
+
+def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
+    """Counters that grow or do not return to zero are the classic bug."""
+    world = World(records=0, partitions=3)
+    member = world.member()
+    for _ in range(1000):
+        member.feed(seen.PartitionsAssigned((tp(0), tp(1), tp(2))))
+        for number in range(3):
+            world.kafka.produce(tp(number), 5)
+        member.feed(seen.TickArrived())
+        world.wait(1, member, step=1)
+        assert member.tick(state=RunState.STARTED)
+        world.wait(1, member, step=1)
+        revoke(member, 0, 1)
+        member.feed(seen.PartitionsLost((tp(2),)))
+        for run_id in world.dagster.runs:
+            if world.dagster.runs[run_id].state is RunState.STARTED:
+                world.dagster.move(run_id, RunState.FAILED, is_taken_back=True)
+        world.wait(1, member, step=1)
+        world.dagster.runs.clear()
+        world.dagster.keys.clear()
+        member.done.clear()
+    driver = member.driver
+    assert (driver.partitions, driver.holds, driver.offers, driver.held) == ({}, (), (), frozenset())
+    member.feed(seen.RunsRead(frozenset(), ()))
+    assert driver._pulse.signs == {}

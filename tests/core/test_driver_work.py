@@ -1,0 +1,370 @@
+"""The life of a batch: plan, claim, request, run, commit, record; and what happens when a step fails."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.restoring import ForeignMetadata
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.settings import DriverSettings
+from tests.core.world import World, span, tp
+
+TWO_CLAIMS = DriverSettings(limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2))
+
+
+def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_recorded() -> None:
+    """The order that makes a crash at any point harmless."""
+    world = World(records=100)
+    member = world.member()
+    member.fails.add(do.WriteOffsets)
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    assert member.driver.offers == ()
+    member.fails.clear()
+    world.wait(1.25, member)
+    assert world.kafka.claims(0) == [(100, "b1")]
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert world.kafka.offset(0) == 100
+    assert [(r.range, r.run_id, r.batch_id, r.lag, r.is_late, r.drain_s) for r in world.dagster.recorded] == [
+        (span(0, 0, 100), run_id, "b1", 0, False, None)
+    ]
+    kinds = [type(command) for command in member.done if isinstance(command, do.WriteOffsets | do.RecordCommit)]
+    assert kinds[-2:] == [do.WriteOffsets, do.RecordCommit]
+    assert member.driver.partitions[tp(0)].entries == ()
+
+
+def test_a_batch_is_offered_under_the_same_key_until_its_run_exists() -> None:
+    """A tick that times out or is previewed throws its requests away."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    offered = member.driver.offers
+    for _ in range(5):
+        member.feed(seen.TickArrived())
+        world.wait(5, member)
+        assert member.driver.offers == offered
+    member.tick()
+    assert member.tick() == []
+    world.wait(1, member)
+    assert member.driver.offers == ()
+
+
+def test_a_run_that_fails_twice_and_then_succeeds_is_committed_once() -> None:
+    """The same batch id and bounds each time, under a new key."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    for _ in range(2):
+        (run_id,) = member.tick()
+        assert world.start(run_id) is None
+        world.dagster.move(run_id, RunState.FAILED)
+        world.wait(1, member)
+        assert world.kafka.claims(0) == [(100, "b1")]
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert world.kafka.commits == [(tp(0), 100)]
+    assert [run.batch_id for run in world.dagster.runs.values()] == ["b1"] * 3
+
+
+def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_person_mended_it() -> None:
+    """It says which run to re-execute; the others keep working."""
+    world = World(records=100, partitions=2)
+    member = world.member(owns=2)
+    run_id, _ = member.tick(state=RunState.STARTED)
+    (failing,) = world.dagster.runs[run_id].ranges
+    for _ in range(2):
+        world.dagster.move(run_id, RunState.FAILED)
+        world.wait(1, member)
+        (run_id,) = member.tick(state=RunState.STARTED)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    stopped = member.driver.partitions[failing.topic_partition]
+    assert stopped.phase is Phase.STOPPED
+    assert stopped.stop_reason == (
+        f"{failing.topic_partition}: 3 runs failed on {failing}, the last one is {run_id}. "
+        "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
+    )
+    assert member.shown == [(failing.topic_partition, stopped.stop_reason)]
+    assert member.driver.offers == ()
+    again = world.dagster.add("b1", (failing,))
+    world.dagster.move(again, RunState.STARTED, is_retry=True)
+    assert world.check(again) is None
+    world.wait(1, member)
+    assert member.shown[-1] == (failing.topic_partition, "")
+    world.succeed(again)
+    world.wait(1, member)
+    assert (failing.topic_partition, 100) in world.kafka.commits
+    assert member.driver.partitions[failing.topic_partition].phase is Phase.OWNED
+
+
+def test_a_stopped_partition_takes_no_room_from_the_others() -> None:
+    """Else a few stopped partitions would stall the whole member in silence."""
+    world = World(records=20)
+    settings = replace(TWO_CLAIMS, max_attempts=1, limits=replace(TWO_CLAIMS.limits, max_runs_in_flight=1))
+    member = world.member(owns=1, settings=settings)
+    (run_id,) = member.tick(state=RunState.STARTED)
+    other = replace(settings, limits=replace(settings.limits, max_runs_in_flight=2))
+    member.driver.settings = other
+    world.wait(2, member)
+    assert world.kafka.claims(0) == [(10, "b1"), (20, "b2")]
+    member.driver.settings = settings
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(2, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    world.kafka.produce(tp(1), 5)
+    member.tick()
+    member.feed(seen.PartitionsAssigned((tp(1),)))
+    world.wait(1, member)
+    assert world.kafka.claims(1) == [(5, "b3")]
+
+
+def test_dagsters_own_retry_is_waited_for() -> None:
+    """Else two runs would work on the range."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick(state=RunState.STARTED)
+    world.dagster.move(run_id, RunState.FAILED, awaits_retry=True)
+    world.wait(5, member)
+    assert member.driver.offers == ()
+    retry = world.dagster.add("b1", (span(0, 0, 100),))
+    world.dagster.move(run_id, RunState.FAILED, awaits_retry=False)
+    world.dagster.move(retry, RunState.STARTED, is_retry=True)
+    assert world.check(retry) is None
+    world.succeed(retry)
+    world.wait(1, member)
+    assert world.kafka.offset(0) == 100
+
+
+def test_two_batches_of_one_partition_that_finish_out_of_order_are_committed_in_order() -> None:
+    """The second one waits for the first, and both are recorded."""
+    world = World(records=25)
+    member = world.member(owns=1, settings=TWO_CLAIMS)
+    world.wait(1, member)
+    first, second = member.tick()
+    for run_id in (first, second):
+        assert world.start(run_id) is None
+    world.succeed(second)
+    world.wait(2, member)
+    assert world.kafka.offset(0) == 0
+    world.succeed(first)
+    world.wait(1, member)
+    assert world.kafka.commits == [(tp(0), 10), (tp(0), 20)]
+    assert [record.range for record in world.dagster.recorded] == [span(0, 0, 10), span(0, 10, 20)]
+
+
+def test_a_commit_whose_answer_was_lost_is_tried_again_and_counts_once() -> None:
+    """It is the same write: what is stored already is the new value."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick(state=RunState.STARTED)
+    world.succeed(run_id)
+    member.unanswered.add(do.WriteOffsets)
+    world.wait(1, member)
+    assert world.kafka.offset(0) == 100
+    assert world.dagster.recorded == []
+    writes = world.kafka.writes
+    member.unanswered.clear()
+    world.wait(1, member)
+    assert world.kafka.writes == writes
+    assert [record.range for record in world.dagster.recorded] == [span(0, 0, 100)]
+
+
+def test_a_write_that_failed_for_now_is_tried_again_only_after_a_while() -> None:
+    """A broker that is away is not flooded."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick(state=RunState.STARTED)
+    world.succeed(run_id)
+    member.fails.add(do.WriteOffsets)
+    world.wait(1, member)
+    write = member.driver.partitions[tp(0)].pending
+    assert write is not None
+    before = len(member.given(do.WriteOffsets))
+    member.feed(seen.OffsetsWritten((), ((write.write, seen.WriteFailure.RETRIABLE),)))
+    assert len(member.given(do.WriteOffsets)) == before
+    world.wait(1.25, member)
+    assert len(member.given(do.WriteOffsets)) == before + 1
+
+
+def test_the_next_commit_waits_until_the_last_one_is_recorded() -> None:
+    """The metadata names one commit only: a second one would erase the first from the memory of a crash."""
+    world = World(records=20)
+    member = world.member(owns=1, settings=TWO_CLAIMS)
+    world.wait(1, member)
+    for run_id in member.tick(state=RunState.STARTED):
+        world.succeed(run_id)
+    member.fails.add(do.RecordCommit)
+    world.wait(3, member)
+    assert world.kafka.commits == [(tp(0), 10)]
+    assert 2 <= len(member.given(do.RecordCommit)) <= 4
+    member.fails.clear()
+    world.wait(2, member)
+    assert world.kafka.commits == [(tp(0), 10), (tp(0), 20)]
+    assert len(world.dagster.recorded) == 2
+
+
+def test_a_stored_value_that_somebody_changed_is_taken_in_again_and_not_overwritten() -> None:
+    """Read before write: an operator moved the offset while a run was working."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50)
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert world.kafka.offset(0) == 50
+    assert world.kafka.commits == []
+    assert world.kafka.claims(0) == [(100, "b2")]
+    notes = [note.text for note in member.given(do.Note) if isinstance(note, do.Note)]
+    assert "the stored offset of orders-0 is not what this member wrote: it is looked up again" in notes
+
+
+def test_a_run_at_work_without_a_claim_is_waited_for_before_anything_starts() -> None:
+    """The operator's reset erased its claim, but it writes to the same output."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.kafka.produce(tp(0), 20)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50)
+    member.feed(seen.PartitionsLost((tp(0),)))
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    world.wait(5, member)
+    owned = member.driver.partitions[tp(0)]
+    assert (owned.phase, owned.blocked_by) == (Phase.RESTORING, (run_id,))
+    assert world.kafka.claims(0) == []
+    world.succeed(run_id)
+    member.tick()
+    world.wait(2, member)
+    assert world.kafka.claims(0) == [(120, "b2")]
+    assert member.driver.partitions[tp(0)].blocked_by == ()
+
+
+def test_a_dead_run_is_ended_and_its_batch_asked_for_again() -> None:
+    """Dagster shows it as started for ever; its process is gone."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    for _ in range(58):
+        member.tick()
+        world.wait(1, member)
+    assert member.given(do.EndDeadRuns) == []
+    for _ in range(8):
+        member.tick()
+        world.wait(1, member)
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
+
+
+def test_nothing_is_claimed_without_recent_ticks() -> None:
+    """Nobody would start the run; the sensor is off or the daemon is away."""
+    world = World()
+    member = world.member(owns=1)
+    world.wait(16, member)
+    world.kafka.produce(tp(0), 10)
+    world.wait(5, member)
+    assert world.kafka.claims(0) == []
+    member.tick()
+    world.wait(2, member)
+    assert world.kafka.claims(0) == [(10, "b1")]
+
+
+def test_a_batch_of_which_a_claim_is_not_written_yet_is_not_requested() -> None:
+    """A claim that was written only in part is completed first."""
+    world = World(records=10, partitions=2)
+    settings = DriverSettings(limits=BatchLimits(max_runs_in_flight=1))
+    member = world.member(settings=settings)
+    member.fails.add(do.WriteOffsets)
+    member.feed(seen.PartitionsAssigned((tp(0), tp(1))))
+    first = [owned.pending for owned in member.driver.partitions.values()]
+    member.feed(seen.OffsetsWritten(tuple(pending.write for pending in first if pending)))
+    claims = [owned.pending.write for owned in member.driver.partitions.values() if owned.pending]
+    assert len(claims) == 2
+    member.feed(seen.OffsetsWritten((claims[0],), ((claims[1], seen.WriteFailure.RETRIABLE),)))
+    assert member.driver.offers == ()
+    member.feed(seen.OffsetsWritten((claims[1],)))
+    (offer,) = member.driver.offers
+    assert offer.ranges == (span(0, 0, 10), span(1, 0, 10))
+
+
+def test_a_group_without_a_commit_writes_its_first_position_at_once() -> None:
+    """Else `latest` would move on with every rebalance, and skip what came in between."""
+    world = World()
+    world.member(owns=1)
+    assert world.kafka.stored == {tp(0): OffsetAndMetadata(0)}
+
+
+def test_foreign_metadata_stops_a_partition_until_it_is_gone() -> None:
+    """It is looked at again, says its reason once, and nothing is written."""
+    world = World(records=100)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50, "host-7")
+    member = world.member(owns=1)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    world.wait(30, member)
+    ((partition, reason),) = member.shown
+    assert (partition, "'host-7' was not written by dagster_rebalance" in reason) == (tp(0), True)
+    assert world.kafka.stored[tp(0)] == OffsetAndMetadata(50, "host-7")
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50)
+    member.tick()
+    world.wait(11, member)
+    assert member.shown[1:] == [(tp(0), "")]
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
+def test_foreign_metadata_is_overwritten_when_the_settings_say_so() -> None:
+    """For a group that is taken over from another application."""
+    world = World(records=100)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50, "host-7")
+    world.member(owns=1, settings=DriverSettings(foreign_metadata=ForeignMetadata.OVERWRITE))
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
+def test_a_partition_whose_next_offset_was_deleted_is_stopped() -> None:
+    """Retention ran past it: to go on would skip records without a word."""
+    world = World(records=0)
+    member = world.member(owns=1)
+    world.kafka.bounds[tp(0)] = seen.Bounds(30, 60)
+    world.wait(1.25, member)
+    assert "the offsets 0 to 30 were deleted by Kafka's retention" in member.shown[0][1]
+    world.wait(21, member)
+    assert len(member.shown) == 1
+    assert world.kafka.offset(0) == 0
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(30)
+    member.tick()
+    world.wait(11, member)
+    assert member.shown[1:] == [(tp(0), "")]
+    assert world.kafka.claims(0) == [(60, "b1")]
+
+
+def test_an_illegal_event_raises() -> None:
+    """Two owners of a partition in one member would be a bug of the shell."""
+    world = World(partitions=2)
+    member = world.member(owns=1)
+    before = dict(member.driver.partitions)
+    with pytest.raises(IllegalStateError, match="orders-0 was assigned twice"):
+        member.feed(seen.PartitionsAssigned((tp(1), tp(0))))
+    assert member.driver.partitions == before
+
+
+def test_a_partition_cannot_be_claimed_before_its_offset_is_known() -> None:
+    """A claim behind an unknown offset could say anything."""
+    with pytest.raises(IllegalStateError, match="orders-0 cannot be claimed before its committed offset is known"):
+        OwnedPartition(tp(0), 1).claim_write("b", 10, now=0.0)
+
+
+def test_lag_is_zero_while_nothing_is_known() -> None:
+    """A number that nobody knows is not shown."""
+    assert OwnedPartition(tp(0), 1).lag == 0
