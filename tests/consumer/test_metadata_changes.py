@@ -33,16 +33,20 @@ class Scene:
         play(lambda: self.blue.member.held, self.blue, self.green, what="a revoke request to the first member")
 
     def add_two_partitions(self) -> frozenset[TopicPartition]:
+        """The new partitions."""
         self.kafka.add_partitions(self.stage.topic, 6)
         return frozenset(TopicPartition(self.stage.topic, number) for number in (4, 5))
 
     def owned(self) -> list[TopicPartition]:
+        """What both own, with repetitions."""
         return sorted([*self.blue.owns, *self.green.owns])
 
     def everything(self) -> list[TopicPartition]:
+        """All partitions, the new ones included."""
         return [TopicPartition(self.stage.topic, number) for number in range(6)]
 
     def close(self) -> None:
+        """Both leave."""
         self.blue.member.close(5.0)
         self.green.member.close(5.0)
 
@@ -58,7 +62,7 @@ def scene(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topi
 
 @pytest.mark.parametrize("scene", [("classic", {"topic_metadata_refresh_interval_ms": "500"})], indirect=True)
 def test_a_hold_that_was_superseded_is_reported_once_and_never_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """librdkafka rejoins without the held partitions and calls nobody back; a late unassign would give away what was granted since."""
+    """The client rejoins without the held partitions and calls nobody back; a late unassign would give away what was granted since."""
     blue, held = scene.blue, scene.blue.member.held
     before = sorted(blue.owns)
     unassigned: list[object] = []

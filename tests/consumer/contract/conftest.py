@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def mock_cluster() -> Iterator[MockCluster]:
-    """librdkafka's mock cluster, for the whole session."""
+    """The mock cluster of librdkafka, for the whole session."""
     cluster = MockCluster()
     yield cluster
     cluster.close()

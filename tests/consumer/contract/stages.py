@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from confluent_kafka import Consumer
 
-from dagster_rebalance.consumer.events import MemberEvent, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.eviction import evict
@@ -18,7 +16,9 @@ from tests.consumer.eviction import evict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dagster_rebalance.consumer.events import MemberEvent, PartitionsAssigned, PartitionsLost, RevokeRequested
     from dagster_rebalance.consumer.port import GroupMember
+    from dagster_rebalance.core.partition import TopicPartition
 
 PROBE_INTERVAL_S = 0.3
 TIMEOUT_S = 12.0
@@ -44,9 +44,11 @@ class FakeStage:
         self.group = FakeGroup({self.topic: 4}, probe_interval_s=PROBE_INTERVAL_S)
 
     def new_member(self) -> GroupMember:
+        """A fake member."""
         return self.group.member()
 
     def evict(self, member: GroupMember) -> None:
+        """Forget it."""
         (fake,) = (other for other in self.group.members if other is member)
         self.group.fence(fake)
 
@@ -64,10 +66,12 @@ class KafkaStage:
             self.config.update({"session.timeout.ms": "6000", "heartbeat.interval.ms": "300"})
 
     def new_member(self) -> GroupMember:
+        """A real member."""
         settings = validated(self.config, hold_limit_s=self.hold_limit_s)
         return Member(settings, probe_interval_s=PROBE_INTERVAL_S, discovery_interval_s=self.discovery_interval_s)
 
     def evict(self, member: GroupMember) -> None:
+        """Leave the group in its name."""
         evict(self.config["bootstrap.servers"], self.config["group.id"], member.member_id, self.protocol)
 
 
@@ -85,6 +89,7 @@ class MockCluster:
         return name
 
     def close(self) -> None:
+        """End the cluster."""
         self._host.close()
 
 
@@ -97,14 +102,17 @@ class Actor:
         self.told: list[MemberEvent] = []
 
     def subscribe(self) -> Actor:
+        """Take part."""
         self.member.subscribe([self.stage.topic])
         return self
 
     def poll(self) -> None:
+        """Note what the member tells."""
         self.told += self.member.poll(0.05)
 
     @property
     def owns(self) -> frozenset[TopicPartition]:
+        """What the member believes to own."""
         return self.member.assignment()
 
     def all_told(self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]) -> list[TopicPartition]:

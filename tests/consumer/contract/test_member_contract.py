@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def everything(stage: Stage) -> frozenset[TopicPartition]:
+    """All partitions of the topic."""
     return frozenset(TopicPartition(stage.topic, number) for number in range(4))
 
 
@@ -95,7 +96,9 @@ def test_metadata_of_a_commit_is_read_back(stage: Stage, actor: NewActor) -> Non
     blue.member.commit({first: OffsetAndMetadata(3, text)})
     found = blue.member.committed([first, second], 5.0)
     assert found[second] is None
-    assert (found[first].offset, found[first].metadata) == (3, text) if found[first] else False
+    stored = found[first]
+    assert stored is not None
+    assert (stored.offset, stored.metadata) == (3, text)
 
 
 def test_a_commit_for_a_partition_that_is_not_assigned_is_refused(stage: Stage, actor: NewActor) -> None:
@@ -159,7 +162,7 @@ def test_closing_during_a_hold_hands_everything_over(stage: Stage, actor: NewAct
     play(lambda: green.owns == everything(stage), green, what="the second member to own everything")
 
 
-def test_closing_before_the_first_assignment_is_quick(stage: Stage, actor: NewActor) -> None:
+def test_closing_before_the_first_assignment_is_quick(actor: NewActor) -> None:
     """A deploy may end a process that has only just begun."""
     blue = actor().subscribe()
     blue.poll()

@@ -1,0 +1,201 @@
+"""The lists of KIP-983, sentence by sentence, and against a model written from its text alone."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.revokes import PollStarted, RevokeLists
+
+A, B, C = (TopicPartition("orders", number) for number in range(3))
+NOTHING = frozenset[TopicPartition]()
+
+
+def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
+    """KIP-983: "when a revoke is requested in one poll, the revoke will be completed in the next poll"."""
+    lists = RevokeLists()
+    lists.start_poll()
+    lists.request({A, B})
+    assert lists.to_be_revoked == {A, B}
+    assert lists.start_poll() == PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
+    assert lists.to_be_revoked == NOTHING
+
+
+def test_a_delay_lasts_for_one_poll() -> None:
+    """KIP-983: "delayed to the poll following the next poll": to be asked for again after each poll."""
+    lists = RevokeLists()
+    lists.request({A})
+    assert lists.delay({A})
+    assert lists.to_be_revoked == NOTHING
+    assert lists.delayed == {A}
+    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+    assert lists.to_be_revoked == {A}
+    assert lists.start_poll().completed == {A}
+
+
+def test_a_revoke_can_be_delayed_poll_after_poll() -> None:
+    """The loop of the KIP delays for as long as records are in work."""
+    lists = RevokeLists()
+    lists.request({A})
+    for _ in range(10):
+        assert lists.delay({A})
+        assert lists.start_poll().completed == NOTHING
+        assert lists.to_be_revoked == {A}
+
+
+def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> None:
+    """Librdkafka ends a revoke request as a whole with the first unassign, so the release waits for the last partition."""
+    lists = RevokeLists()
+    lists.request({A, B, C})
+    lists.delay({B, C})
+    assert lists.start_poll() == PollStarted(completed=frozenset({A}), release=NOTHING)
+    lists.delay({C})
+    assert lists.start_poll() == PollStarted(completed=frozenset({B}), release=NOTHING)
+    assert lists.unreleased == {A, B, C}
+    assert lists.start_poll() == PollStarted(completed=frozenset({C}), release=frozenset({A, B, C}))
+    assert lists.unreleased == NOTHING
+
+
+def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> None:
+    """KIP-983: "removed from the revoke-next and revoke-thereafter lists, and added to the list of lost partitions"."""
+    lists = RevokeLists()
+    lists.request({A, B})
+    lists.delay({B})
+    lists.lose({A, B, C})
+    assert lists.to_be_revoked == lists.delayed == NOTHING
+    assert lists.lost == {A, B, C}
+    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+    assert lists.lost == NOTHING
+
+
+def test_delaying_a_lost_partition_is_denied_and_delays_the_others() -> None:
+    """KIP-983: "returns true on success, false when some of these partitions were lost"."""
+    lists = RevokeLists()
+    lists.request({A, B})
+    lists.lose({B})
+    assert not lists.delay({A, B})
+    assert lists.delayed == {A}
+    assert lists.delay({A})
+
+
+def test_a_delay_is_denied_until_a_lost_partition_is_assigned_again() -> None:
+    """KIP-983: "once the partition is lost, the delay request is denied", also when its loss was told some polls ago."""
+    lists = RevokeLists()
+    lists.lose({A})
+    lists.start_poll()
+    lists.start_poll()
+    assert not lists.delay({A})
+    lists.assign({A})
+    lists.request({A})
+    assert lists.delay({A})
+
+
+def test_delaying_what_is_not_to_be_revoked_changes_nothing() -> None:
+    """A loop may delay all that is in work, without looking up what is to be revoked."""
+    lists = RevokeLists()
+    lists.request({A})
+    assert lists.delay({B, C})
+    assert lists.delay([])
+    assert lists.to_be_revoked == {A}
+    assert lists.delayed == NOTHING
+
+
+def test_a_second_request_joins_the_first_one() -> None:
+    """It cannot come from librdkafka while one is held; if it does, nothing is given away early, and delays stand."""
+    lists = RevokeLists()
+    lists.request({A})
+    lists.delay({A})
+    lists.request({A, B})
+    assert lists.to_be_revoked == {B}
+    assert lists.delayed == {A}
+    assert lists.start_poll() == PollStarted(completed=frozenset({B}), release=NOTHING)
+    assert lists.start_poll() == PollStarted(completed=frozenset({A}), release=frozenset({A, B}))
+
+
+def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
+    """For the API it is gone already; its release is simply never sent."""
+    lists = RevokeLists()
+    lists.request({A, B})
+    lists.delay({B})
+    lists.start_poll()
+    lists.lose({A, B, C})
+    assert lists.lost == {B, C}
+    assert lists.delay({A})
+    assert lists.start_poll().release == NOTHING
+
+
+class ListsOfTheKip(RuleBasedStateMachine):
+    """The lists against the seven sentences of "Proposed changes", each a line of this model."""
+
+    partitions = st.sets(st.sampled_from([A, B, C, TopicPartition("other", 0)]))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.real = RevokeLists()
+        self.revoke_next: set[TopicPartition] = set()
+        self.revoke_thereafter: set[TopicPartition] = set()
+        self.lost: set[TopicPartition] = set()
+        self.ever_lost: set[TopicPartition] = set()
+        self.not_released: set[TopicPartition] = set()
+
+    @rule()
+    def poll_starts(self) -> None:
+        """At the start of poll: complete, empty, move."""
+        completed = set(self.revoke_next)
+        self.revoke_next.clear()
+        self.lost.clear()
+        self.revoke_next, self.revoke_thereafter = self.revoke_thereafter, set()
+        released = set() if self.revoke_next else set(self.not_released)
+        self.not_released -= released
+        assert self.real.start_poll() == PollStarted(frozenset(completed), frozenset(released))
+
+    @rule(partitions=partitions)
+    def revoke_is_requested(self, partitions: set[TopicPartition]) -> None:
+        """The revoked partitions are added to the revoke-next list."""
+        if self.not_released:
+            return  # librdkafka asks for one revoke at a time
+        self.real.request(partitions)
+        self.revoke_next |= partitions
+        self.not_released |= partitions
+
+    @rule(partitions=partitions)
+    def partitions_are_lost(self, partitions: set[TopicPartition]) -> None:
+        """Removed from both lists, added to the lost ones."""
+        partitions -= self.not_released - self.revoke_next - self.revoke_thereafter
+        self.real.lose(partitions)
+        self.revoke_next -= partitions
+        self.revoke_thereafter -= partitions
+        self.not_released -= partitions
+        self.lost |= partitions
+        self.ever_lost |= partitions
+
+    @rule(partitions=partitions)
+    def partitions_are_assigned(self, partitions: set[TopicPartition]) -> None:
+        """A new ownership begins."""
+        self.real.assign(partitions)
+        self.ever_lost -= partitions
+
+    @rule(partitions=partitions)
+    def delay_is_requested(self, partitions: set[TopicPartition]) -> None:
+        """Moves the given partitions from the one list to the other."""
+        moved = partitions & self.revoke_next
+        self.revoke_next -= moved
+        self.revoke_thereafter |= moved
+        assert self.real.delay(partitions) == (not partitions & self.ever_lost)
+
+    @invariant()
+    def the_lists_agree(self) -> None:
+        """What the methods of the KIP return."""
+        assert self.real.to_be_revoked == self.revoke_next
+        assert self.real.delayed == self.revoke_thereafter
+        assert self.real.lost == self.lost
+        assert self.real.unreleased == self.not_released
+
+    @invariant()
+    def a_partition_is_on_one_list(self) -> None:
+        """Never on two."""
+        assert not self.real.to_be_revoked & self.real.delayed
+
+
+TestListsOfTheKip = ListsOfTheKip.TestCase
