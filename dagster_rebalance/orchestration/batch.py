@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import dagster as dg
 from pydantic import Field
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BatchRefusedError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.start_check import refusal
@@ -105,8 +104,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         me = next((run for run in runs if run.run_id == run_id), None)
         if me is None:
             return f"it does not carry the tag {BATCH_TAG}={self.batch_id}, by which its owner looks for it"
-        if me.ranges != self.offset_ranges:
+        if not me.ranges or me.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
-        with RebalanceAwareConsumer(self.kafka.consumer_config(), fetch=False) as consumer:
+        with self.kafka.connect() as consumer:
             committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
         return refusal(me, runs, committed)

@@ -10,8 +10,10 @@ import difflib
 from typing import Literal
 
 import dagster as dg
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
 from dagster_rebalance.core.planning import BatchLimits
@@ -19,7 +21,29 @@ from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
-_POSITIVE = ("hold_limit_s", "max_records_per_range", "max_ranges_per_run", "max_runs_in_flight", "max_claims_per_partition", "min_records")
+_POSITIVE = (
+    "hold_limit_s",
+    "max_records_per_range",
+    "max_ranges_per_run",
+    "max_runs_in_flight",
+    "max_claims_per_partition",
+    "min_records",
+    "max_attempts",
+    "lease_s",
+    "heartbeat_timeout_s",
+)
+_CLIENT_FIELDS = {
+    "bootstrap.servers": "bootstrap_servers",
+    "group.id": "group_id",
+    "group.protocol": "group_protocol",
+    "auto.offset.reset": "start_from",
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.username": "sasl_username",
+    "sasl.password": "sasl_password",
+    "ssl.ca.location": "ssl_ca_location",
+}
+_ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
 
 
 class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -34,6 +58,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         ```
     """
+
+    # A value of the wrong type may be a secret, which pydantic would show.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     bootstrap_servers: str = Field(description="Brokers to start from, as host:port, separated by commas.")
     group_id: str = Field(description="The consumer group. Each code location with this group takes a share of the partitions.")
@@ -94,27 +121,25 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The settings of the Kafka client, secrets included.
 
         Raises:
-            ConfigurationError: `client_config` sets what has a field of its own.
+            ConfigurationError: `client_config` sets what has a field of its own, or a setting cannot work.
         """
-        config = {
-            "bootstrap.servers": self.bootstrap_servers,
-            "group.id": self.group_id,
-            "group.protocol": self.group_protocol,
-            "auto.offset.reset": self.start_from,
-        }
-        optional = {
-            "security.protocol": self.security_protocol,
-            "sasl.mechanism": self.sasl_mechanism,
-            "sasl.username": self.sasl_username,
-            "sasl.password": self.sasl_password,
-            "ssl.ca.location": self.ssl_ca_location,
-        }
-        config |= {name: value for name, value in optional.items() if value is not None}
-        twice = sorted(config.keys() & self.client_config.keys())
-        if twice:
-            msg = f"client_config of group {self.group_id} sets {twice[0]}, which has a field of its own: {twice[0].replace('.', '_')}"
-            raise ConfigurationError(msg)
-        return config | self.client_config
+        config: dict[str, str] = {name: value for name, field in _CLIENT_FIELDS.items() if (value := getattr(self, field)) is not None}
+        for name in sorted(self.client_config):
+            own = _ALIASES.get(name, name)
+            if own in config:
+                msg = f"client_config of group {self.group_id} sets {name}, which has a field of its own: {_CLIENT_FIELDS[own]}"
+                raise ConfigurationError(msg)
+        config |= self.client_config
+        validated(config, hold_limit_s=self.hold_limit_s)
+        return config
+
+    def connect(self) -> RebalanceAwareConsumer:
+        """A consumer that reads no records. It is no member of the group before it subscribes.
+
+        Raises:
+            ConfigurationError: A setting cannot work.
+        """
+        return RebalanceAwareConsumer(self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False)
 
     def driver_settings(self) -> DriverSettings:
         """The settings of the core.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
@@ -111,17 +110,14 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
 def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
     settings = kafka.driver_settings()
-    config = kafka.consumer_config()
+    kafka.consumer_config()
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin
     host = Host(location=origin.location_name if origin else "unknown", sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
 
     @contextmanager
     def parts() -> Iterator[Parts]:
-        with (
-            dg.DagsterInstance.from_ref(instance_ref) as instance,
-            RebalanceAwareConsumer(config, hold_limit_s=settings.budget.limit_s, fetch=False) as consumer,
-        ):
+        with dg.DagsterInstance.from_ref(instance_ref) as instance, kafka.connect() as consumer:
             yield Parts(
                 consumer=consumer,
                 driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),

@@ -1,0 +1,33 @@
+"""Real instances for all tests of the Dagster side: making one takes seconds, so tests keep apart by unique groups and batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="session")
+def instance() -> Iterator[dg.DagsterInstance]:
+    """An instance on SQLite, without run retries, as Dagster has it by default."""
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def retrying_instance() -> Iterator[dg.DagsterInstance]:
+    """An instance that retries runs."""
+    with dg.instance_for_test(overrides={"run_retries": {"enabled": True}}) as made:
+        yield made
+
+
+@pytest.fixture
+def batch_id() -> str:
+    """The id of a batch that no other test has."""
+    return unique_name("b")

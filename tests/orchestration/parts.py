@@ -1,0 +1,113 @@
+"""What the tests of the Dagster side share: a group in memory behind a real resource, and runs in any state in a real instance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.testing.fake_group import FakeGroup
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+GROUPS: dict[str, FakeGroup] = {}
+"""The groups in memory, by id."""
+
+
+class KafkaInMemory(KafkaConsumerResource):
+    """A resource whose consumers are members of a group in memory."""
+
+    def connect(self) -> RebalanceAwareConsumer:
+        """A consumer of the group in `GROUPS`."""
+        group = GROUPS[self.group_id]
+        return RebalanceAwareConsumer(
+            self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False, member=group.member(), cluster=group, clock=group.clock
+        )
+
+
+def kafka_in_memory(partitions: int = 2, **settings: Any) -> KafkaInMemory:  # noqa: ANN401 - settings of all kinds
+    """A resource for a new group in memory with one topic `orders`."""
+    group_id = unique_name("group")
+    GROUPS[group_id] = FakeGroup({"orders": partitions})
+    return KafkaInMemory(**{"bootstrap_servers": "memory:1", "group_id": group_id, "topics": ["orders"], **settings})
+
+
+def tp(number: int) -> TopicPartition:
+    """Partition `orders-<number>`."""
+    return TopicPartition("orders", number)
+
+
+def span(number: int, start: int = 0, until: int = 10) -> OffsetRange:
+    """The range `orders-<number> [start, until)`."""
+    return OffsetRange("orders", number, start, until)
+
+
+def offer(batch_id: str, *ranges: OffsetRange, attempt: int = 1) -> Offer:
+    """An offer, by default of the first ten offsets of partition 0."""
+    return Offer(batch_id, attempt, ranges or (span(0),))
+
+
+def claimed(offset: int, until: int, batch_id: str) -> OffsetAndMetadata:
+    """What Kafka stores when one batch has claimed the offsets behind `offset`."""
+    return encode(StoredPartition(offset, (Claim(until, batch_id),)))
+
+
+@dg.op
+def nothing() -> None:
+    """Does nothing."""
+
+
+@dg.job
+def idle_job() -> None:
+    """A job for runs whose work does not matter."""
+    nothing()
+
+
+def make_run(
+    instance: dg.DagsterInstance,
+    wanted: Offer,
+    status: dg.DagsterRunStatus,
+    *,
+    group_id: str = "etl",
+    tags: Mapping[str, str] | None = None,
+    parent: dg.DagsterRun | None = None,
+) -> dg.DagsterRun:
+    """Put a run that was asked for by an offer into the instance, in any state; with `parent`, as Dagster puts a retry there."""
+    inherited = dict(parent.tags) if parent else {}
+    return instance.create_run_for_job(
+        idle_job,
+        status=status,
+        tags={**run_tags(wanted, group_id), **inherited, **(tags or {})},
+        run_config=run_config(wanted, "kafka_batch"),
+        parent_run_id=parent.run_id if parent else None,
+        root_run_id=(parent.root_run_id or parent.run_id) if parent else None,
+    )
+
+
+def tags_of(instance: dg.DagsterInstance, run: dg.DagsterRun | str) -> Mapping[str, str]:
+    """The tags of a run now."""
+    now = instance.get_run_by_id(run if isinstance(run, str) else run.run_id)
+    assert now is not None
+    return now.tags
+
+
+def status_of(instance: dg.DagsterInstance, run: dg.DagsterRun) -> dg.DagsterRunStatus:
+    """The status of a run now."""
+    now = instance.get_run_by_id(run.run_id)
+    assert now is not None
+    return now.status
+
+
+def text_of(problem: pytest.ExceptionInfo[BaseException]) -> str:
+    """All that an exception shows to people."""
+    return f"{problem.value!s} {problem.value!r}"

@@ -1,0 +1,156 @@
+"""`KafkaConsumerResource`: what is refused, with which words, and that secrets stay in it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from pydantic import ValidationError
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+
+SECRET = "hunter2-is-secret"  # noqa: S105 - the secret that must not be seen
+
+
+def resource(**settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settings of all kinds
+    """A resource with the settings that every one needs."""
+    return KafkaConsumerResource(**{"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings})
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("hold_limit", "did you mean hold_limit_s?"), ("sasl.password", "did you mean sasl_password?"), ("zzz", "client_config")],
+)
+def test_an_unknown_setting_is_refused_with_a_suggestion(name: str, hint: str) -> None:
+    """A misspelt limit that is silently ignored shows only when a deploy goes wrong."""
+    with pytest.raises(ConfigurationError, match="has no setting") as problem:
+        resource(**{name: SECRET})
+    assert repr(name) in str(problem.value)
+    assert hint in str(problem.value)
+    assert SECRET not in str(problem.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "settings"),
+    [
+        ("group.id", "group_id", {}),
+        ("bootstrap.servers", "bootstrap_servers", {}),
+        ("metadata.broker.list", "bootstrap_servers", {}),
+        ("auto.offset.reset", "start_from", {}),
+        ("sasl.mechanisms", "sasl_mechanism", {"sasl_mechanism": "PLAIN"}),
+        ("sasl.password", "sasl_password", {"sasl_password": SECRET}),
+    ],
+)
+def test_client_config_must_not_repeat_a_field(name: str, field: str, settings: dict[str, str]) -> None:
+    """Two values for one thing: the message names the field to use, and no value."""
+    with pytest.raises(ConfigurationError, match="a field of its own") as problem:
+        resource(client_config={name: SECRET}, **settings).consumer_config()
+    assert str(problem.value).endswith(f"sets {name}, which has a field of its own: {field}")
+    assert field in KafkaConsumerResource.model_fields
+
+
+def test_settings_of_librdkafka_reach_the_client() -> None:
+    """Fields and client_config become one mapping."""
+    config = resource(sasl_password=SECRET, client_config={"fetch.max.bytes": "1000", "sasl.mechanism": "PLAIN"}).consumer_config()
+    assert config["sasl.password"] == SECRET
+    assert config["fetch.max.bytes"] == "1000"
+    assert config["sasl.mechanism"] == "PLAIN"
+    assert "security.protocol" not in config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hold_limit_s",
+        "hold_commit_slice_s",
+        "max_records_per_range",
+        "max_ranges_per_run",
+        "max_runs_in_flight",
+        "max_claims_per_partition",
+        "min_records",
+        "max_attempts",
+        "lease_s",
+        "heartbeat_timeout_s",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_limit_of_zero_or_less_is_refused_by_name(name: str, value: int) -> None:
+    """Each of them would stand still, or end every run at once."""
+    with pytest.raises(ConfigurationError, match=name):
+        resource(**{name: value}).driver_settings()
+
+
+def test_topics_must_be_named() -> None:
+    """A member without topics would join and do nothing."""
+    with pytest.raises(ConfigurationError, match="no topics"):
+        resource(topics=[]).driver_settings()
+
+
+def test_the_commit_slice_must_leave_time_to_drain() -> None:
+    """Otherwise every hold would be at its deadline when it begins."""
+    with pytest.raises(ConfigurationError, match="hold_commit_slice_s=30 .* hold_limit_s=30"):
+        resource(hold_limit_s=30.0, hold_commit_slice_s=30.0).driver_settings()
+
+
+def test_a_hold_limit_beyond_the_poll_interval_is_refused_with_both_names() -> None:
+    """The broker would fence the member during the hold, for which nobody would find the reason."""
+    with pytest.raises(ConfigurationError, match=r"hold_limit_s=300 .*'max.poll.interval.ms'=60000"):
+        resource(client_config={"max.poll.interval.ms": "60000"}).consumer_config()
+
+
+def test_a_consumer_is_made_with_the_hold_limit_of_the_resource() -> None:
+    """Runs and checks only read, but with another hold limit they would refuse a poll interval that the member accepts."""
+    with resource(hold_limit_s=30.0, client_config={"max.poll.interval.ms": "60000", "log_level": "0"}).connect() as consumer:
+        assert consumer.assignment() == frozenset()
+
+
+@pytest.mark.parametrize("value", ["true", "True", "1"])
+def test_auto_commit_is_refused(value: str) -> None:
+    """It commits what was handed out, not what succeeded."""
+    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
+        resource(client_config={"enable.auto.commit": value}).consumer_config()
+
+
+def test_secrets_are_not_shown() -> None:
+    """Resources are printed in logs and in error pages."""
+    kafka = resource(sasl_username="etl", sasl_password=SECRET, client_config={"ssl.key.password": SECRET})
+    for shown in (repr(kafka), str(kafka), repr(KafkaBatch(kafka=kafka)), str(KafkaBatch(kafka=kafka))):
+        assert "kafka:9092" in shown
+        assert SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sasl_password": [SECRET]},
+        {"client_config": {"ssl.key.password": {"value": SECRET}}},
+        {"sasl_password": SECRET, "topics": None},
+        {"sasl_password": SECRET, "group_protocol": "eager"},
+    ],
+)
+def test_an_error_about_a_value_does_not_show_the_value(settings: dict[str, object]) -> None:
+    """Pydantic prints what it was given, which here may be a password."""
+    with pytest.raises(ValidationError) as problem:
+        resource(**settings)
+    assert next(iter(settings)) in str(problem.value) or "topics" in str(problem.value) or "group_protocol" in str(problem.value)
+    assert SECRET not in str(problem.value)
+
+
+def test_a_password_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then it stands in no file, and Dagster's UI shows the variable's name alone."""
+    monkeypatch.setenv("ETL_PASSWORD", SECRET)
+    seen = []
+
+    @dg.op
+    def look(kafka: KafkaConsumerResource) -> None:
+        seen.append(kafka.consumer_config()["sasl.password"])
+
+    @dg.job(resource_defs={"kafka": resource(sasl_password=dg.EnvVar("ETL_PASSWORD"))})
+    def looks() -> None:
+        look()
+
+    assert looks.execute_in_process().success
+    assert seen == [SECRET]
