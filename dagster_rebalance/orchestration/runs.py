@@ -26,6 +26,7 @@ _STATES = {
     dg.DagsterRunStatus.QUEUED: RunState.WAITING,
     dg.DagsterRunStatus.STARTING: RunState.STARTING,
     dg.DagsterRunStatus.STARTED: RunState.STARTED,
+    dg.DagsterRunStatus.SUSPENDED: RunState.STARTED,
     dg.DagsterRunStatus.CANCELING: RunState.CANCELING,
     dg.DagsterRunStatus.SUCCESS: RunState.SUCCEEDED,
     dg.DagsterRunStatus.FAILURE: RunState.FAILED,

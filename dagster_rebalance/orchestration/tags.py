@@ -5,7 +5,7 @@ Tags are copied to retries and re-executions. What is true of one run only (refu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.partition import OffsetRange
@@ -49,11 +49,17 @@ def run_config(offer: Offer, batch_key: str) -> dict[str, Any]:
 
 
 def ranges_in(config: Mapping[str, Any], batch_id: str) -> tuple[OffsetRange, ...]:
-    """The ranges of a batch in the config of a run; empty when the run was not given that batch."""
-    for resource in config.get("resources", {}).values():
-        given = resource.get("config", {}) if isinstance(resource, Mapping) else {}
+    """The ranges of a batch in the config of a run; empty when the run was not given that batch, or a person has spoilt its ranges."""
+    resources = config.get("resources")
+    for resource in resources.values() if isinstance(resources, Mapping) else ():
+        given = resource.get("config") if isinstance(resource, Mapping) else None
         if isinstance(given, Mapping) and given.get("batch_id") == batch_id:
-            return tuple(read_range(text) for text in given.get("ranges", ()))
+            ranges = given.get("ranges")
+            try:
+                return tuple(read_range(str(text)) for text in ranges) if isinstance(ranges, Sequence) else ()
+            except ValueError:
+                # One such run must not keep its batch, and all that are read with it, from being looked up.
+                return ()
     return ()
 
 

@@ -1,0 +1,80 @@
+"""What is stored in Dagster's runs, and what is read back from runs that people or other tools have made."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, RANGES_TAG, ranges_in, read_range, run_config, run_tags, spelled
+from tests.orchestration.parts import offer, span
+
+topics = st.text("abcXYZ019._-", min_size=1, max_size=20)
+ranges = st.builds(
+    lambda topic, partition, start, size: OffsetRange(topic, partition, start, start + size),
+    topics,
+    st.integers(0, 10_000),
+    st.integers(0, 2**62),
+    st.integers(1, 10**9),
+)
+
+
+@given(st.lists(ranges, min_size=1, max_size=6))
+def test_a_run_config_gives_back_exactly_the_ranges_of_its_offer(wanted: list[OffsetRange]) -> None:
+    """The bounds of a claim must survive the way through Dagster, or another range would be processed than is committed."""
+    made = Offer("b-1", 1, tuple(wanted))
+    assert ranges_in(run_config(made, "any_key"), "b-1") == tuple(wanted)
+
+
+def test_a_run_of_another_batch_has_no_ranges_of_this_one() -> None:
+    """The tag of a re-executed run may name a batch that its config does not have: then it is no work on that batch."""
+    assert ranges_in(run_config(offer("b-1"), "kafka_batch"), "b-2") == ()
+
+
+def test_the_batch_is_found_among_other_resources() -> None:
+    """A job has resources of its own, and several groups in one code location have several batch resources."""
+    config = run_config(offer("b-1", span(3)), "batch_of_orders")
+    config["resources"] = {"io": {"config": {"path": "/data"}}, "plain": "text", "other": {}, **config["resources"]}
+    assert ranges_in(config, "b-1") == (span(3),)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"resources": None},
+        {"resources": {"batch": None}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1"}}}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": {"env": "RANGES"}}}}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders:0:5"]}}}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders:0:9:5"]}}}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": [None]}}}},
+        {"ops": {"work": {"config": {"batch_id": "b-1"}}}},
+    ],
+)
+def test_a_run_config_that_a_person_has_spoilt_has_no_ranges(config: dict[str, object]) -> None:
+    """One run from the launchpad must not keep all other runs of the group from being looked up."""
+    assert ranges_in(config, "b-1") == ()
+
+
+@pytest.mark.parametrize("text", ["orders", "orders:0:1", "orders:0:1:2:3", "orders:x:1:2", "orders:0:-1:2", "orders:0:1:²"])
+def test_what_is_no_range_is_refused_by_name(text: str) -> None:
+    """A person who edits a run config must find the wrong text in the message."""
+    with pytest.raises(ValueError, match="is not a range") as problem:
+        read_range(text)
+    assert repr(text) in str(problem.value)
+
+
+def test_a_range_is_spelled_without_characters_of_a_topic_between_its_parts() -> None:
+    """A topic may have dashes and dots, but no colon."""
+    assert spelled(OffsetRange("a-b.c_d", 3, 120, 240)) == "a-b.c_d:3:120:240"
+    assert read_range("a-b.c_d:3:120:240") == OffsetRange("a-b.c_d", 3, 120, 240)
+
+
+def test_tags_name_batch_and_group_and_shorten_many_ranges() -> None:
+    """Runs are found by the batch tag alone; the ranges are for people and must fit a page."""
+    tags = run_tags(offer("b-1", *(span(number) for number in range(10))), "etl")
+    assert (tags[BATCH_TAG], tags[GROUP_TAG]) == ("b-1", "etl")
+    assert tags[RANGES_TAG].endswith("orders-3 [0, 10), and 6 more")
