@@ -174,6 +174,10 @@ class Catalogue:
 
     def successor(self) -> str | None:
         """The incarnation of a newer process for the same sensor of the same code location, if one joined after this one did."""
+        if self._newest_event is None:
+            # Storage was away when this process joined: without the place of its own event, older processes would look like newer ones.
+            self.record_joined()
+            return None
         mine = ("joined", self._host.location, self._host.sensor)
         for storage_id, said in self._observed(limit=_EVENTS_READ, after=self._newest_event, ascending=True):
             self._newest_event = storage_id

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.restoring import out_of_range
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
 from dagster_rebalance.orchestration.runs import RunLedger
 
@@ -48,10 +49,15 @@ def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetCheck
     )
     def no_partition_stopped(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
-        with RebalanceAwareConsumer(kafka.consumer_config(), fetch=False) as consumer:
+        with kafka.connect() as consumer:
             partitions = [TopicPartition(topic, info.partition) for topic in kafka.topics for info in consumer.partitions_for(topic)]
             committed = consumer.committed(partitions)
-        return _result(_stopped(committed, RunLedger(context.instance, kafka.group_id), kafka.max_attempts))
+            starts, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+        stopped = _stopped(committed, RunLedger(context.instance, kafka.group_id), kafka.max_attempts)
+        missing = {
+            partition: _missing(partition, committed[partition], Bounds(starts[partition], ends[partition])) for partition in partitions
+        }
+        return _result({partition: reason for partition, reason in missing.items() if reason} | stopped)
 
     return no_partition_stopped
 
@@ -74,6 +80,10 @@ def _stopped(
             if isinstance(progress, GaveUp):
                 stopped[partition] = f"{partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}"
     return stopped
+
+
+def _missing(partition: TopicPartition, stored: OffsetAndMetadata | None, bounds: Bounds) -> str | None:
+    return None if stored is None else out_of_range(partition, stored.offset, bounds)
 
 
 def _claimed(partition: TopicPartition, stored: OffsetAndMetadata | None) -> tuple[tuple[OffsetRange, str], ...] | ClaimError:
