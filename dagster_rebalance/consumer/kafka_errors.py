@@ -101,10 +101,16 @@ class Attempt:
 
     def explain(self, error: KafkaError, subject: str = "") -> str:
         """The message: what happened, to what, and what to do."""
-        at = f" by {self.brokers}" if error.code() in _UNREACHABLE else ""
+        code = _cause(error)
+        at = f" at {self.brokers}" if code in _UNREACHABLE else ""
         about = f" for {subject}" if subject else ""
-        advice = _ADVICE.get(error.code())
+        advice = _ADVICE.get(code)
         return f"{self.doing} failed{about}{at}: {error.str()} ({error.name()})" + (f"; {advice}" if advice else "")
+
+
+def is_final(error: KafkaError) -> bool:
+    """Whether the client that reported it will never work again."""
+    return error.fatal() or error.code() == KafkaError._FATAL
 
 
 def kafka_error(exception: KafkaException) -> KafkaError:
@@ -141,6 +147,13 @@ def configuration_error(exception: KafkaException | ValueError | TypeError) -> C
     """The error of a client that could not be made from its settings; librdkafka's own text names the setting."""
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
     return ConfigurationError(f"the Kafka client refuses its settings: {text}; correct or remove the named setting")
+
+
+def _cause(error: KafkaError) -> int:
+    """The code that says what to do. Under the code of fatal errors, librdkafka tells the reason in the text only."""
+    if error.code() == KafkaError._FATAL and "ConsumerGroupHeartbeat" in error.str() and "not supported" in error.str():
+        return KafkaError.UNSUPPORTED_VERSION
+    return error.code()
 
 
 def names(partitions: Iterable[TopicPartition], most: int = 5) -> str:

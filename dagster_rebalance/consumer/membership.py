@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
+from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.events import CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
 from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, Attempt, broker_error, commit_error, kafka_error, names
 from dagster_rebalance.consumer.session import Session
@@ -47,6 +48,7 @@ class Member:
         clock: A monotonic clock.
         probe_interval_s: How often fencing is looked for during a hold.
         discovery_interval_s: How often new topics and partitions are looked for, between holds.
+        roster: The ids of the members that the coordinator knows; raises KafkaException without an answer.
 
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
@@ -59,11 +61,13 @@ class Member:
         clock: Callable[[], float] = time.monotonic,
         probe_interval_s: float = 3.0,
         discovery_interval_s: float = 30.0,
+        roster: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._probe_interval_s = probe_interval_s
         self._discovery_interval_s = discovery_interval_s
+        self._roster = roster or Cluster(settings, clock=clock).roster
         self._subscription: Collection[str] | re.Pattern[str] = ()
         self._subscribed: frozenset[str] = frozenset()
         self._probe_at = self._discover_at = clock()
@@ -197,7 +201,8 @@ class Member:
         """Ask the broker whether it still knows us: read what is committed, and commit one of it back unchanged.
 
         What was committed by somebody else shows a supersession, and must not be overwritten. One partition is enough: the broker checks
-        the member, not the partition (and preferably a retained one, which nobody else can own).
+        the member, not the partition (and preferably a retained one, which nobody else can own). Where nothing is committed yet, the
+        coordinator is asked for its members; reading alone is answered to anybody.
         """
         try:
             found = self._read(self.assignment(), _READ_TIMEOUT_S)
@@ -209,11 +214,12 @@ class Member:
             return LostReason.SUPERSEDED
         self._seen.update(found)
         anchors = sorted((tp in self.held, tp, offset) for tp, offset in found.items() if offset is not None)
-        if not anchors:
-            return None
-        _, tp, offset = anchors[0]
         try:
-            self._session.consumer.commit(offsets=[to_commit(tp, offset)], asynchronous=False)
+            if anchors:
+                _, tp, offset = anchors[0]
+                self._session.consumer.commit(offsets=[to_commit(tp, offset)], asynchronous=False)
+            elif self._session.member_id not in self._roster():
+                return LostReason.FENCED
         except KafkaException as problem:
             return self._verdict(kafka_error(problem))
         return None

@@ -25,6 +25,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     broker_error,
     configuration_error,
+    is_final,
     kafka_error,
     names,
 )
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
-
-_client_logger = logging.getLogger("dagster_rebalance.librdkafka")
 
 _HOLDING_STATE = "wait-unassign-call"
 
@@ -69,6 +69,7 @@ class Session:
         self._reports_in_hold = 0
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
         self.hold: Hold | None = None
+        self.broken: BrokerError | None = None
         self.ended: LostReason | None = None
         self.consumer = self._connect()
 
@@ -100,7 +101,8 @@ class Session:
     def take(self) -> list[MemberEvent]:
         """What happened since the last call, in its order."""
         happened, self._events = self._events, []
-        return happened
+        # A client that reported a fatal error does nothing any more, and says no more about it.
+        return [*happened, RequestFailed(self.broken)] if self.broken else happened
 
     def release(self) -> None:
         """Complete the held revoke, for all of its partitions.
@@ -137,6 +139,9 @@ class Session:
 
     def _leave(self) -> None:
         try:
+            if self.hold is not None and self.ended is not LostReason.SUPERSEDED:
+                # Where the client has left the group by itself (it was not polled in time), it closes only after the unassign.
+                held_revoke.complete(self.consumer, self.hold.partitions)
             self.consumer.close()
         except (KafkaException, RuntimeError) as problem:
             logger.warning("leaving group '%s' failed: %s", self._settings.group_id, problem)
@@ -146,7 +151,6 @@ class Session:
         config["error_cb"] = _chained(self._on_error, config.get("error_cb"))
         if self._settings.is_classic:
             config["stats_cb"] = _chained(self._on_statistics, config.get("stats_cb"))
-        config.setdefault("logger", _client_logger)
         try:
             return confluent_kafka.Consumer(config)
         except (KafkaException, ValueError, TypeError) as problem:
@@ -194,13 +198,15 @@ class Session:
         self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
 
     def _on_error(self, error: KafkaError) -> None:
-        if error.code() in CREDENTIALS or error.fatal():
+        if error.code() in CREDENTIALS or is_final(error):
             self._note(error)
         else:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
 
     def _note(self, error: KafkaError) -> None:
-        if self.hold is not None and error.code() == POLLED_TOO_LATE:
+        if is_final(error):
+            self.broken = broker_error(error, self._attempt)
+        elif self.hold is not None and error.code() == POLLED_TOO_LATE:
             self.ended = LostReason.SESSION
         elif error.code() in PASSING:
             logger.info("group '%s': %s", self._settings.group_id, error.str())

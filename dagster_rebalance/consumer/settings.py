@@ -6,6 +6,7 @@ shows when it is made.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +15,15 @@ from dagster_rebalance.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_client_logger = logging.getLogger("dagster_rebalance.librdkafka")
+
 HOLD_MARGIN_S = 15.0
 """From the end of the hold limit to the moment when the broker fences the member: the last commit and the release fit in."""
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 
 _CONNECTION = ("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "socket.", "client.", "broker.", "reconnect.")
-_CONNECTION_EXACT = frozenset({"enable.ssl.certificate.verification", "oauth_cb", "log_level", "debug", "api.version.request"})
+_CONNECTION_EXACT = frozenset({"enable.ssl.certificate.verification", "oauth_cb", "log_level", "logger", "debug", "api.version.request"})
 _GROUP_ONLY = frozenset(
     {
         "group.protocol",
@@ -91,18 +94,19 @@ class Settings:
             config.setdefault("topic.metadata.refresh.interval.ms", -1)
             # The only sign of a superseded hold is the join state in the statistics.
             config.setdefault("statistics.interval.ms", 500)
-        return config
+        return {"logger": _client_logger, **config}
 
     def fetcher(self) -> dict[str, Any]:
         """The settings of the group-less consumer that reads records. It never joins and never commits."""
         config = {key: value for key, value in self.user.items() if key not in _GROUP_ONLY}
         config["client.id"] = f"{self.user.get('client.id', 'rdkafka')}-fetch"
         # Only members of a group are expected to poll; this one may rest as long as its user likes.
-        return {**config, "enable.auto.commit": False, "max.poll.interval.ms": 86_400_000}
+        return {"logger": _client_logger, **config, "enable.auto.commit": False, "max.poll.interval.ms": 86_400_000}
 
     def connection(self) -> dict[str, Any]:
         """The settings that say how to reach and trust the brokers."""
-        return {k: v for k, v in self.user.items() if k.startswith(_CONNECTION) or k in _CONNECTION_EXACT}
+        config = {key: value for key, value in self.user.items() if key.startswith(_CONNECTION) or key in _CONNECTION_EXACT}
+        return {"logger": _client_logger, **config}
 
 
 def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:

@@ -468,3 +468,19 @@ def test_the_check_names_a_subscribed_topic_that_does_not_exist(group: FakeGroup
     blue.consumer.subscribe(["orders", "oders"])
     with pytest.raises(BrokerError, match="oders does not exist"):
         blue.consumer.check()
+
+
+def test_assigned_and_revoked_in_one_poll_are_told_in_their_order(group: FakeGroup) -> None:
+    """The newly assigned ones may be among those to be revoked at once."""
+    diary = Diary()
+    blue = alone(group, diary)
+    group.add_partitions("orders", 8)
+    green = Side(group)
+    green.consumer.poll(0.1)
+    blue.consumer.poll(0.1)
+    new = {TopicPartition("orders", number) for number in range(4, 8)}
+    assert blue.consumer.get_to_be_revoked_partitions() == new
+    assert blue.consumer.assignment() == {*EVERYTHING, *new}
+    blue.consumer.poll(0.1)
+    assert diary.lines[1:] == [("assigned", new), ("revoked", new)]
+    assert blue.consumer.assignment() == set(EVERYTHING)

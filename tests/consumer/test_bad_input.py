@@ -1,0 +1,124 @@
+"""What is wrong with the other side is said at once and in a person's words: no broker, no topic, no credentials, no protocol."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+
+def consumer(servers: str, topic: str, **config: str) -> RebalanceAwareConsumer:
+    """A consumer that reads nothing, in a group of its own unless one is named."""
+    settings = {
+        "bootstrap.servers": servers,
+        "group.id": unique_name("group"),
+        **{key.replace("_", "."): value for key, value in config.items()},
+    }
+    made = RebalanceAwareConsumer(settings, hold_limit_s=30, fetch=False)
+    made.subscribe([topic])
+    return made
+
+
+def error_of_poll(member: RebalanceAwareConsumer) -> BrokerError:
+    """The first error that polling raises."""
+
+    def poll() -> BrokerError | None:
+        try:
+            member.poll(0.1)
+        except BrokerError as error:
+            return error
+        return None
+
+    return wait_until(poll, timeout_s=10, what="an error", interval_s=0)
+
+
+def test_an_unreachable_broker_is_named_by_the_check() -> None:
+    """Polling goes on without an error, since a broker may come back."""
+    servers = f"127.0.0.1:{free_port()}"
+    with closing(consumer(servers, "orders")) as lonely:
+        with pytest.raises(BrokerError, match=f"at {servers}.*check that the brokers") as caught:
+            lonely.check(1.0)
+        assert caught.value.retriable
+        with pytest.raises(BrokerError, match=servers):
+            lonely.end_offsets([TopicPartition("orders", 0)], 0.5)
+        with pytest.raises(BrokerError, match=servers):
+            lonely.committed([TopicPartition("orders", 0)], 0.5)
+        assert lonely.poll(0.2) == []
+
+
+@pytest.mark.broker
+def test_an_unknown_topic_is_named_by_the_check(kafka_broker: KafkaCluster) -> None:
+    """And it is not created by looking for it."""
+    topic = unique_name("missing")
+    with closing(consumer(kafka_broker.bootstrap_servers, topic)) as puzzled:
+        for _ in range(2):
+            with pytest.raises(BrokerError, match=f"'{topic}'.*create the topic"):
+                puzzled.check(5.0)
+        with pytest.raises(BrokerError, match=topic):
+            puzzled.partitions_for(topic)
+        with pytest.raises(BrokerError, match=f"{topic}-0"):
+            puzzled.beginning_offsets([TopicPartition(topic, 0)], 5.0)
+
+
+@pytest.mark.broker
+def test_in_classic_polling_tells_of_an_unknown_topic_too(kafka_broker: KafkaCluster) -> None:
+    """Once, and the membership goes on."""
+    topic = unique_name("missing")
+    with closing(consumer(kafka_broker.bootstrap_servers, topic, group_protocol="classic")) as puzzled:
+        assert topic in str(error_of_poll(puzzled))
+        assert puzzled.poll(0.2) == []
+
+
+@pytest.mark.broker
+def test_refused_credentials_are_told_by_the_check_and_by_poll(kafka_broker: KafkaCluster) -> None:
+    """The client itself tells them only to a callback, and goes on trying."""
+    wrong = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "etl", "sasl_password": "wrong"}
+    with closing(consumer(kafka_broker.bootstrap_servers, "orders", **wrong)) as stranger:
+        with pytest.raises(BrokerError, match=r"sasl\.password"):
+            stranger.check(2.0)
+        assert "sasl.password" in str(error_of_poll(stranger))
+
+
+@pytest.mark.broker
+def test_a_group_in_use_with_another_strategy_is_told(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """An eager member cannot be joined by a cooperative one."""
+    topic, group = kafka_topic(2), unique_name("group")
+    eager = Consumer({"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": group, "partition.assignment.strategy": "range"})
+    eager.subscribe([topic])
+    wait_until(lambda: (eager.poll(0.1), eager.assignment())[1], timeout_s=10, what="the eager member to own the topic", interval_s=0)
+    with closing(consumer(kafka_broker.bootstrap_servers, topic, group_id=group, group_protocol="classic")) as stranger:
+        assert "the group is in use with another protocol" in str(error_of_poll(stranger))
+    eager.close()
+
+
+@pytest.fixture(scope="module")
+def classic_broker() -> Iterator[KafkaCluster]:
+    """A broker without the consumer protocol, like Kafka 3."""
+    with KafkaCluster(settings={"group.coordinator.rebalance.protocols": "classic"}) as kafka:
+        kafka.create_topic("orders", 2)
+        yield kafka
+
+
+@pytest.mark.broker
+def test_a_broker_without_the_consumer_protocol_names_the_setting(classic_broker: KafkaCluster) -> None:
+    """Again and again, since this client will never work; with the setting it does."""
+    with closing(consumer(classic_broker.bootstrap_servers, "orders")) as modern:
+        for _ in range(2):
+            assert "group_protocol: classic" in str(error_of_poll(modern))
+    with closing(consumer(classic_broker.bootstrap_servers, "orders", group_protocol="classic")) as old:
+        wait_until(lambda: old.poll(0.1) or old.assignment(), timeout_s=10, what="an assignment", interval_s=0)

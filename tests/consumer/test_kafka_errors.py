@@ -1,0 +1,115 @@
+"""What a person is told to do about each error of the client, and what its class says about the ownership."""
+
+from __future__ import annotations
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from dagster_rebalance.consumer.kafka_errors import Attempt, broker_error, commit_error, configuration_error, is_final, kafka_error, names
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.partition import TopicPartition
+
+P0 = TopicPartition("orders", 0)
+COMMIT = Attempt("commit in group 'etl'", "kafka:9092")
+
+
+def code(name: str) -> int:
+    """A code of the client's by its name."""
+    return int(getattr(KafkaError, name))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("_TRANSPORT", "bootstrap.servers"),
+        ("_ALL_BROKERS_DOWN", "bootstrap.servers"),
+        ("_RESOLVE", "bootstrap.servers"),
+        ("UNKNOWN_TOPIC_OR_PART", "create the topic"),
+        ("_AUTHENTICATION", "sasl.password"),
+        ("SASL_AUTHENTICATION_FAILED", "sasl.password"),
+        ("_SSL", "ssl.ca.location"),
+        ("TOPIC_AUTHORIZATION_FAILED", "ACLs READ and DESCRIBE on the topic"),
+        ("GROUP_AUTHORIZATION_FAILED", "ACL READ on the group"),
+        ("INCONSISTENT_GROUP_PROTOCOL", "another 'group.id'"),
+        ("UNSUPPORTED_VERSION", "group_protocol: classic"),
+        ("_UNSUPPORTED_FEATURE", "group_protocol: classic"),
+        ("OFFSET_OUT_OF_RANGE", "deleted by retention"),
+        ("_AUTO_OFFSET_RESET", "commit an offset that exists"),
+        ("OFFSET_METADATA_TOO_LARGE", "4,096 bytes"),
+        ("_MAX_POLL_EXCEEDED", "raise the hold limit"),
+    ],
+)
+def test_a_message_says_what_to_do(name: str, advice: str) -> None:
+    """The reader has the message only."""
+    error = broker_error(KafkaError(code(name), "what happened"), COMMIT, [P0])
+    assert type(error) is BrokerError
+    with pytest.raises(BrokerError, match=f"commit in group 'etl' failed for orders-0.*what happened.*{advice}"):
+        raise error
+    assert error.partitions == {P0: "what happened"}
+
+
+def test_the_brokers_are_named_when_they_cannot_be_reached() -> None:
+    """The address is the first thing to look at, and of no interest otherwise."""
+    assert "at kafka:9092" in str(broker_error(KafkaError(code("_TRANSPORT")), COMMIT))
+    assert "kafka:9092" not in str(broker_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), COMMIT))
+
+
+def test_a_fatal_heartbeat_of_an_old_broker_names_the_setting() -> None:
+    """Under the code of fatal errors librdkafka tells the reason in the text only (seen with Kafka 4.1 without the protocol)."""
+    text = "Fatal error: Broker: API version not supported: ConsumerGroupHeartbeat fatal error: Broker: API version not supported"
+    error = KafkaError(code("_FATAL"), text)
+    assert is_final(error)
+    assert "group_protocol: classic" in str(broker_error(error, COMMIT))
+
+
+@pytest.mark.parametrize("name", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "FENCED_INSTANCE_ID"])
+@pytest.mark.parametrize("holding", [True, False])
+def test_an_unknown_member_has_lost_its_partitions(name: str, holding: bool) -> None:  # noqa: FBT001
+    """The broker has given them away, or will."""
+    assert isinstance(commit_error(KafkaError(code(name)), COMMIT, [P0], holding=holding), PartitionLostError)
+
+
+@pytest.mark.parametrize("name", ["ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"])
+def test_a_stale_generation_is_final_in_a_hold_and_passing_at_other_times(name: str) -> None:
+    """Outside a hold the client may just not have heard of the new one; in a hold it is not told of any."""
+    assert isinstance(commit_error(KafkaError(code(name)), COMMIT, [P0], holding=True), PartitionLostError)
+    passing = commit_error(KafkaError(code(name)), COMMIT, [P0], holding=False)
+    assert isinstance(passing, RebalanceInProgressError)
+    assert "commit again" in str(passing)
+
+
+def test_a_rebalance_in_progress_means_still_yours() -> None:
+    """KIP-429: poll, then commit again."""
+    error = commit_error(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), COMMIT, [P0], holding=False)
+    assert isinstance(error, RebalanceInProgressError)
+    assert error.retriable
+    assert "still yours" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "retriable"),
+    [("_TIMED_OUT", True), ("NOT_COORDINATOR", True), ("OFFSET_METADATA_TOO_LARGE", False), ("GROUP_AUTHORIZATION_FAILED", False)],
+)
+def test_a_failed_commit_says_whether_to_try_again(name: str, retriable: bool) -> None:  # noqa: FBT001
+    """Without a word about who owns the partition."""
+    error = commit_error(KafkaError(code(name)), COMMIT, [P0], holding=True)
+    assert type(error) is BrokerError
+    assert error.retriable is retriable
+
+
+def test_refused_settings_keep_the_words_of_the_client() -> None:
+    """They name the setting."""
+    error = configuration_error(KafkaException(KafkaError(code("_INVALID_ARG"), 'No such configuration property: "nope"')))
+    assert isinstance(error, ConfigurationError)
+    assert '"nope"' in str(error)
+    assert "group.id must be set" in str(configuration_error(ValueError("group.id must be set")))
+
+
+def test_an_exception_without_an_error_is_kept_too() -> None:
+    """The client raises such ones here and there."""
+    assert kafka_error(KafkaException("something")).str() == "something"
+
+
+def test_many_partitions_are_named_by_the_first_few() -> None:
+    """A message with hundreds of names is read by nobody."""
+    assert names(TopicPartition("t", number) for number in range(7)) == "t-0, t-1, t-2, t-3, t-4 and 2 more"

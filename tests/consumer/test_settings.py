@@ -1,0 +1,130 @@
+"""One config mapping in; what cannot work is refused with the name of the setting."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_rebalance.consumer.membership import Member
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import HOLD_MARGIN_S, Settings, validated
+from dagster_rebalance.core.errors import ConfigurationError
+
+GOOD = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
+
+
+def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
+    """Settings with underscores for dots."""
+    return validated({**GOOD, **{name.replace("_", "."): value for name, value in config.items()}}, hold_limit_s=hold_limit_s)
+
+
+@pytest.mark.parametrize("value", [True, "true", "True", "1", 1])
+def test_auto_commit_is_refused(value: object) -> None:
+    """It would commit offsets of work that has not succeeded."""
+    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
+        settings(enable_auto_commit=value)
+
+
+def test_auto_commit_is_off_in_every_client() -> None:
+    """Also in the one that reads records."""
+    assert settings().member()["enable.auto.commit"] is False
+    assert settings(enable_auto_commit="false").fetcher()["enable.auto.commit"] is False
+
+
+@pytest.mark.parametrize("missing", ["bootstrap.servers", "group.id"])
+def test_what_is_needed_is_named_when_it_is_missing(missing: str) -> None:
+    """The two settings without which there is no group."""
+    with pytest.raises(ConfigurationError, match=missing.replace(".", r"\.")):
+        validated({name: value for name, value in GOOD.items() if name != missing}, hold_limit_s=1)
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+def test_an_unknown_setting_is_named(fetch: bool) -> None:  # noqa: FBT001
+    """A misspelt setting must not be ignored."""
+    with pytest.raises(ConfigurationError, match=r"fetch\.min\.bites"):
+        RebalanceAwareConsumer({**GOOD, "fetch.min.bites": 1}, fetch=fetch)
+
+
+def test_a_bad_value_is_named() -> None:
+    """With the client's own words about it."""
+    with pytest.raises(ConfigurationError, match=r"auto\.offset\.reset"):
+        Member(settings(auto_offset_reset="sometimes"))
+
+
+def test_the_poll_interval_is_derived_from_the_hold_limit() -> None:
+    """The broker ends a hold after it, so it must be longer than any hold is meant to be."""
+    assert settings(hold_limit_s=100).member()["max.poll.interval.ms"] == round((100 + HOLD_MARGIN_S) * 1000)
+
+
+def test_in_classic_the_poll_interval_is_not_below_the_session_timeout() -> None:
+    """The client refuses it, and the user did not choose it."""
+    assert settings(hold_limit_s=5, group_protocol="classic").member()["max.poll.interval.ms"] == 45_000
+    assert settings(hold_limit_s=5, group_protocol="classic", session_timeout_ms=6000).member()["max.poll.interval.ms"] == 20_000
+
+
+def test_a_hold_limit_that_does_not_fit_is_refused_and_both_settings_are_named() -> None:
+    """The broker would fence the member in the middle of a drain."""
+    with pytest.raises(ConfigurationError, match=r"hold_limit_s=300 .*'max\.poll\.interval\.ms'=300000"):
+        settings(hold_limit_s=300, max_poll_interval_ms=300_000)
+    assert settings(hold_limit_s=299, max_poll_interval_ms="300000").max_poll_interval_s == 300
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
+def test_a_hold_limit_must_be_positive(limit: float) -> None:
+    """Zero would mean no hold at all, which is what the default behaviour of other consumers is for."""
+    with pytest.raises(ConfigurationError, match="hold_limit_s"):
+        settings(hold_limit_s=limit)
+
+
+@pytest.mark.parametrize("name", ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"])
+def test_what_the_broker_decides_in_the_consumer_protocol_is_refused(name: str) -> None:
+    """Both ways out are in the message."""
+    with pytest.raises(ConfigurationError, match=r"decided by the broker .*'group\.protocol' to 'classic'"):
+        validated({**GOOD, name: "6000"}, hold_limit_s=1)
+
+
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "range,cooperative-sticky"])
+def test_an_eager_strategy_is_refused(strategy: str) -> None:
+    """It stops every partition on each rebalance, and no revoke can be held."""
+    with pytest.raises(ConfigurationError, match="must be 'cooperative-sticky'"):
+        settings(group_protocol="classic", partition_assignment_strategy=strategy)
+
+
+def test_an_unknown_protocol_is_refused() -> None:
+    """Share groups and the like cannot hold a revoke."""
+    with pytest.raises(ConfigurationError, match="'consumer' or 'classic', not 'share'"):
+        settings(group_protocol="share")
+
+
+def test_a_static_member_is_refused() -> None:
+    """It would not hand over when it leaves, and a reload would fence the process that still drains."""
+    with pytest.raises(ConfigurationError, match=r"group\.instance\.id"):
+        settings(group_instance_id="blue")
+
+
+def test_in_classic_the_client_does_not_refresh_metadata_unless_it_is_told_to() -> None:
+    """A metadata change during a hold supersedes it without a callback."""
+    quiet = settings(group_protocol="classic")
+    assert quiet.member()["topic.metadata.refresh.interval.ms"] == -1
+    assert not quiet.refreshes_metadata
+    chosen = settings(group_protocol="classic", topic_metadata_refresh_interval_ms="5000")
+    assert chosen.member()["topic.metadata.refresh.interval.ms"] == "5000"
+    assert chosen.refreshes_metadata
+
+
+def test_a_setting_that_is_no_number_is_named() -> None:
+    """Before it is compared with anything."""
+    with pytest.raises(ConfigurationError, match=r"'max\.poll\.interval\.ms' must be a whole number"):
+        settings(max_poll_interval_ms="five minutes")
+
+
+def test_the_fetcher_is_no_member_of_the_group() -> None:
+    """It has none of the group's settings, and may rest for as long as its user likes."""
+    config = settings(group_protocol="classic", session_timeout_ms=6000, client_id="blue").fetcher()
+    assert not {"group.protocol", "session.timeout.ms", "partition.assignment.strategy"} & set(config)
+    assert config["client.id"] == "blue-fetch"
+
+
+def test_questions_to_the_cluster_use_the_connection_only() -> None:
+    """With its credentials, and without settings that only a consumer knows."""
+    config = settings(security_protocol="SASL_SSL", sasl_username="u", fetch_min_bytes=1, auto_offset_reset="earliest").connection()
+    assert set(config) == {"bootstrap.servers", "security.protocol", "sasl.username", "logger"}
