@@ -1,0 +1,1 @@
+"""The project's own component types; none yet."""

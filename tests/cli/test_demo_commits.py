@@ -1,0 +1,101 @@
+"""The independent witness of the demo: what a group committed, read from Kafka's own offsets topic."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from dagster_rebalance.cli.demo_commits import Commit, StoredOffset, commits_in, parse, read_stored_offsets
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()
+
+
+def _key(version: int = 1) -> bytes:
+    return struct.pack(">h", version) + _string("shop") + _string("orders") + struct.pack(">i", 3)
+
+
+VALUES = {
+    0: struct.pack(">hq", 0, 42) + _string("claim") + struct.pack(">q", 1_500),
+    1: struct.pack(">hq", 1, 42) + _string("claim") + struct.pack(">qq", 1_500, 9_999),
+    2: struct.pack(">hq", 2, 42) + _string("claim") + struct.pack(">q", 1_500),
+    3: struct.pack(">hqi", 3, 42, 7) + _string("claim") + struct.pack(">q", 1_500),
+    4: struct.pack(">hqi", 4, 42, 7) + b"\x06claim" + struct.pack(">q", 1_500) + b"\x00",
+}
+
+
+@pytest.mark.parametrize("version", VALUES)
+def test_an_offset_is_read_in_every_format_that_kafka_has_had(version: int) -> None:
+    """Which one a broker writes depends on its version and its settings."""
+    assert parse(_key(), VALUES[version]) == StoredOffset("shop", "orders", 3, 42, 1.5)
+
+
+def test_long_metadata_does_not_shift_what_follows_it() -> None:
+    """A claim is longer than the 127 bytes that one byte of a varint can say."""
+    value = struct.pack(">hqi", 4, 42, 7) + b"\xad\x02" + b"x" * 300 + struct.pack(">q", 1_500) + b"\x00"
+    assert parse(_key(), value) == StoredOffset("shop", "orders", 3, 42, 1.5)
+
+
+@pytest.mark.parametrize(("key", "value"), [(_key(2), VALUES[3]), (_key(), None)], ids=["group metadata", "a removed offset"])
+def test_other_records_are_no_offsets(key: bytes, value: bytes | None) -> None:
+    """The topic also holds the members of groups, and tombstones."""
+    assert parse(key, value) is None
+
+
+def test_a_format_of_the_future_is_not_guessed_at() -> None:
+    """A wrong offset would make the check worthless."""
+    with pytest.raises(BrokerError, match="orders-3 in format 5"):
+        parse(_key(), struct.pack(">hq", 5, 42))
+
+
+def _stored(*offsets: int, partition: int = 0) -> list[StoredOffset]:
+    return [StoredOffset("shop", "orders", partition, offset, float(number)) for number, offset in enumerate(offsets)]
+
+
+def test_only_an_offset_that_grew_is_a_commit() -> None:
+    """A member also stores a first position, claims and withdrawn claims, which repeat the offset."""
+    commits, went_back = commits_in(_stored(0, 0, 10, 10, 10, 25))
+    assert commits == [Commit(OffsetRange("orders", 0, 0, 10), 2.0), Commit(OffsetRange("orders", 0, 10, 25), 5.0)]
+    assert went_back == []
+
+
+def test_a_commit_without_a_first_position_counts_from_the_beginning() -> None:
+    """Otherwise the first commit of a partition would be overlooked."""
+    assert commits_in(_stored(10))[0] == [Commit(OffsetRange("orders", 0, 0, 10), 0.0)]
+
+
+def test_an_offset_that_went_back_is_told() -> None:
+    """It means that records are processed again."""
+    commits, went_back = commits_in(_stored(10, 5, 10))
+    assert went_back == ["the offset of orders-0 went back from 10 to 5"]
+    assert [commit.range.start for commit in commits] == [0, 5]
+
+
+def test_partitions_do_not_disturb_each_other() -> None:
+    """Their records are mixed in the topic."""
+    mixed = [one for pair in zip(_stored(0, 10), _stored(4, 4, partition=1), strict=True) for one in pair]
+    assert [commit.range for commit in commits_in(mixed)[0]] == [OffsetRange("orders", 1, 0, 4), OffsetRange("orders", 0, 0, 10)]
+
+
+@pytest.mark.broker
+def test_what_a_real_group_stored_is_found_in_order(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """The formats above are from Kafka's source; this is the real thing."""
+    topic, group = kafka_topic(partitions=2, prefix="stored"), unique_name("group")
+    consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": group, "enable.auto.commit": False})
+    for partition, offset, metadata in ((0, 0, "claim"), (1, 7, ""), (0, 12, "x" * 4000)):
+        consumer.commit(offsets=[TopicPartition(topic, partition, offset, metadata)], asynchronous=False)
+    consumer.close()
+    stored = read_stored_offsets(kafka_broker.bootstrap_servers, group)
+    assert [(one.topic, one.partition, one.offset) for one in stored] == [(topic, 0, 0), (topic, 1, 7), (topic, 0, 12)]
+    assert stored[0].at <= stored[1].at <= stored[2].at
