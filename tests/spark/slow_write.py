@@ -1,0 +1,36 @@
+"""Spark work that takes minutes, leaves a trace on disk while it runs, and takes it back when it is stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.testing.deadline import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+ROWS = 6000
+STOP_LIMIT_S = 30.0
+
+
+def write_slowly(session: SparkSession, folder: Path) -> None:
+    """Keep one core busy for minutes: a row each 50 ms, into a file that Spark removes when the write fails."""
+    rows = session.range(0, ROWS, 1, 1).selectExpr("id", "java_method('java.lang.Thread', 'sleep', bigint(50)) AS slept")
+    rows.write.mode("overwrite").parquet(str(folder))
+
+
+def files_in_work(folder: Path) -> int:
+    """Files that a write has begun."""
+    return sum(1 for _ in folder.rglob("part-*"))
+
+
+def wait_until_working(folder: Path) -> None:
+    """Return when a task writes."""
+    wait_until(lambda: files_in_work(folder) > 0, timeout_s=120, what=f"Spark to write into {folder}")
+
+
+def wait_until_stopped(folder: Path) -> None:
+    """Return when the write was given up: nothing short of a stopped job removes its temporary folder."""
+    wait_until(lambda: files_in_work(folder) == 0, timeout_s=STOP_LIMIT_S, what=f"Spark to give up its write into {folder}")

@@ -1,0 +1,115 @@
+"""Spark work of a run that is cancelled, killed or taken for dead does not go on."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql.connect.session import SparkSession
+
+from dagster_rebalance.orchestration.spark import stop_abandoned_work
+from dagster_rebalance.spark import jobs
+from dagster_rebalance.spark.sessions import connect_session_id, remote_with_session, stop_session
+from tests.spark.slow_write import STOP_LIMIT_S, wait_until_stopped, wait_until_working, write_slowly
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+pytestmark = pytest.mark.spark
+
+
+@contextmanager
+def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """A Python process that does not outlive the test."""
+    with subprocess.Popen([sys.executable, "-m", *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def test_work_of_a_killed_client_is_stopped_from_elsewhere(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
+    """The server goes on for minutes after its client is gone, beside the run that does the batch again."""
+    run_id = str(uuid.uuid4())
+    url = remote_with_session(spark_connect_server.remote, connect_session_id(run_id))
+    with process("tests.spark.connect_client", url, tmp_path) as client:
+        wait_until_working(tmp_path / "first")
+        client.kill()
+        client.wait()
+    stop_abandoned_work(spark_connect_server.remote, run_id)
+    wait_until_stopped(tmp_path / "first")
+
+
+def test_a_zombie_can_submit_nothing_more(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
+    """A process that was taken for dead and wakes up must not write beside its successor."""
+    session_id = str(uuid.uuid4())
+    with process("tests.spark.connect_client", remote_with_session(spark_connect_server.remote, session_id), tmp_path) as client:
+        wait_until_working(tmp_path / "first")
+        stop_session(spark_connect_server.remote, session_id)
+        said, _ = client.communicate(timeout=120)
+    assert said.splitlines()[0].startswith("first (org.apache.spark.SparkSQLException)")
+    assert "SESSION_CLOSED" in said.splitlines()[1]
+    wait_until_stopped(tmp_path)
+
+
+def test_a_run_that_has_not_connected_yet_is_kept_out(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
+    """A process may be taken for dead between its start and its first Spark call; stopping twice is no error either."""
+    session_id = str(uuid.uuid4())
+    stop_session(spark_connect_server.remote, session_id)
+    stop_session(spark_connect_server.remote, session_id)
+    with process("tests.spark.connect_client", remote_with_session(spark_connect_server.remote, session_id), tmp_path) as client:
+        said, _ = client.communicate(timeout=120)
+    assert said.count("SESSION_CLOSED") == 2
+
+
+def test_interrupting_a_batch_leaves_the_work_of_others(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
+    """Several batches share a server, and may share a session."""
+    session = SparkSession.builder.remote(spark_connect_server.remote).create()
+    failures: dict[str, str] = {}
+
+    def work(batch_id: str) -> None:
+        jobs.tag_batch(session, batch_id)  # type: ignore[arg-type]
+        try:
+            write_slowly(session, tmp_path / batch_id)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001 - compared below
+            failures[batch_id] = str(error)
+
+    threads = [threading.Thread(target=work, args=(batch_id,), daemon=True) for batch_id in ("stopped", "going-on")]
+    for thread in threads:
+        thread.start()
+    for batch_id in ("stopped", "going-on"):
+        wait_until_working(tmp_path / batch_id)
+    jobs.interrupt(session, jobs.batch_tag("stopped"))  # type: ignore[arg-type]
+    wait_until_stopped(tmp_path / "stopped")
+    threads[0].join(STOP_LIMIT_S)
+    assert "OPERATION_CANCELED" in failures["stopped"]
+    assert "going-on" not in failures
+    session.interruptAll()
+    threads[1].join(STOP_LIMIT_S)
+    session.stop()
+
+
+@pytest.mark.parametrize(("where", "number"), [("connect", signal.SIGTERM), ("local", signal.SIGINT)])
+def test_a_cancelled_run_stops_its_spark_jobs(
+    where: str, number: signal.Signals, spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
+    """Blocked in the JVM, a run would end only with its Spark job. SIGINT is Dagster's, and a SparkContext takes it for itself."""
+    remote = spark_connect_server.remote if where == "connect" else where
+    with process("tests.spark.cancelled_run", remote, tmp_path / "out", str(uuid.uuid4()), str(int(number))) as run:
+        wait_until_working(tmp_path / "out")
+        sent_at = time.monotonic()
+        said, _ = run.communicate("cancel\n", timeout=120)
+        took_s = time.monotonic() - sent_at
+    assert said.split() == ["CANCELED"]
+    assert took_s < STOP_LIMIT_S
+    wait_until_stopped(tmp_path / "out")

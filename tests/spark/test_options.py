@@ -1,0 +1,127 @@
+"""librdkafka's settings, translated for Spark's connector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.spark.options import spark_kafka_options
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"
+BROKERS = {"bootstrap.servers": "a:9092,b:9092"}
+
+
+def test_settings_of_the_member_alone_are_left_out() -> None:
+    """Spark's executors are no group members: a group id or a poll interval means nothing to them."""
+    member = {**BROKERS, "group.id": "g", "max.poll.interval.ms": 300000, "enable.auto.commit": False, "on_commit": print}
+    assert spark_kafka_options(member) == {"kafka.bootstrap.servers": "a:9092,b:9092", "kafka.isolation.level": "read_committed"}
+
+
+def test_the_isolation_level_is_librdkafkas_default_not_javas() -> None:
+    """With Java's default Spark would read records of aborted transactions, which the member's offsets step over."""
+    assert spark_kafka_options(BROKERS)["kafka.isolation.level"] == "read_committed"
+    assert spark_kafka_options({**BROKERS, "isolation.level": "read_uncommitted"})["kafka.isolation.level"] == "read_uncommitted"
+
+
+def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
+    """The login is a small language of its own; an unescaped quote would end the password early."""
+    options = spark_kafka_options(
+        {**BROKERS, "security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'p"w\\d'}
+    )
+    assert options["kafka.sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="p\\"w\\\\d";'
+    )
+    assert options["kafka.security.protocol"] == "SASL_SSL"
+    assert options["kafka.sasl.mechanism"] == "PLAIN"
+
+
+def test_scram_uses_its_own_login_module_under_either_name_of_the_setting() -> None:
+    """The client knows sasl.mechanism and sasl.mechanisms."""
+    options = spark_kafka_options({**BROKERS, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"})
+    assert "ScramLoginModule" in options["kafka.sasl.jaas.config"]
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
+
+
+def test_certificates_travel_as_text_so_that_executors_need_no_files(tmp_path: Path) -> None:
+    """A path is good on this machine only; executors and Connect servers run elsewhere."""
+    for name, text in (("ca.pem", CERTIFICATE), ("client.pem", CERTIFICATE), ("key.pem", KEY)):
+        (tmp_path / name).write_text(text)
+    options = spark_kafka_options(
+        {
+            **BROKERS,
+            "security.protocol": "ssl",
+            "ssl.ca.location": str(tmp_path / "ca.pem"),
+            "ssl.certificate.location": str(tmp_path / "client.pem"),
+            "ssl.key.location": str(tmp_path / "key.pem"),
+            "ssl.key.password": "hidden",
+            "ssl.endpoint.identification.algorithm": "none",
+        }
+    )
+    assert options["kafka.ssl.truststore.type"] == options["kafka.ssl.keystore.type"] == "PEM"
+    assert options["kafka.ssl.truststore.certificates"] == options["kafka.ssl.keystore.certificate.chain"] == CERTIFICATE
+    assert options["kafka.ssl.keystore.key"] == KEY
+    assert options["kafka.ssl.endpoint.identification.algorithm"] == ""
+    assert "hidden" not in f"{options!r}{options}"
+    assert "MIIE" not in f"{options!r}{options}"
+
+
+def test_no_secret_is_shown() -> None:
+    """Options end up in logs and tracebacks."""
+    options = spark_kafka_options(
+        {
+            **BROKERS,
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "me",
+            "sasl.password": "hidden",
+            "ssl.keystore.location": "/k.p12",
+            "ssl.keystore.password": "hidden",
+        }
+    )
+    assert "hidden" in options["kafka.sasl.jaas.config"]
+    assert "hidden" not in f"{options!r}{options}"
+
+
+def test_sparks_own_options_pass_through_and_win() -> None:
+    """The way out for everything that cannot be translated; translating twice changes nothing."""
+    mine = {**BROKERS, "sasl.mechanism": "PLAIN", "sasl.username": "me", "kafka.sasl.jaas.config": "Own required;", "kafka.client.id": "x"}
+    options = spark_kafka_options(mine)
+    assert options["kafka.sasl.jaas.config"] == "Own required;"
+    assert options["kafka.client.id"] == "x"
+    assert spark_kafka_options(options) == options
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ({"enable.ssl.certificate.verification": False}, "enable.ssl.certificate.verification.*ssl.ca.location"),
+        ({"sasl.kerberos.keytab": "/k"}, "sasl.kerberos.keytab.*kafka.sasl.jaas.config"),
+        ({"sasl.oauthbearer.method": "oidc"}, "sasl.oauthbearer.method.*kafka.sasl.oauthbearer.method"),
+        ({"sasl.username": "me", "sasl.mechanism": "GSSAPI"}, "GSSAPI.*SCRAM-SHA-256"),
+        ({"ssl.ca.location": "/no/such/file"}, "ssl.ca.location.*/no/such/file"),
+        ({"ssl.key.pem": KEY}, "ssl.certificate.location"),
+        ({"ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----", "ssl.certificate.pem": CERTIFICATE}, "openssl pkcs8"),
+    ],
+)
+def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(setting: dict[str, object], says: str) -> None:
+    """Dropped in silence, Spark would connect less safely than the member, or not at all with a riddle of a message."""
+    with pytest.raises(ConfigurationError, match=says):
+        spark_kafka_options({**BROKERS, **setting})
+
+
+def test_a_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
+    """Java would say that the trust store is empty, an hour of searching later."""
+    (tmp_path / "ca.der").write_text("not pem")
+    with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location.*holds no certificate"):
+        spark_kafka_options({**BROKERS, "ssl.ca.location": str(tmp_path / "ca.der")})
+
+
+def test_brokers_are_needed() -> None:
+    """Spark's own message for it is a stack trace."""
+    with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
+        spark_kafka_options({})

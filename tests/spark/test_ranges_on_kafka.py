@@ -1,0 +1,145 @@
+"""Exactly the offsets of the ranges, from a real Kafka, with a classic and a Connect session."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.spark.output import write_parquet_by_range
+from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.testing.jars import fetch
+from dagster_rebalance.testing.kafka_node import admin_of
+from dagster_rebalance.testing.spark_connect import kafka_connector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+@pytest.fixture(scope="module", params=["connect", "classic"])
+def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """A session of either kind."""
+    if request.param == "connect":
+        server: SparkConnectServer = request.getfixturevalue("spark_connect_server")
+        connected = ConnectSession.builder.remote(server.remote).create()
+        yield connected  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
+        connected.stop()
+        return
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.jars": ",".join(map(str, fetch(kafka_connector()))),
+    }
+    classic = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    yield classic
+    classic.stop()
+
+
+def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> dict[str, str]:
+    """Fill each partition with `count` records, and return how to reach Kafka."""
+    config = {"bootstrap.servers": kafka.bootstrap_servers}
+    producer = Producer(config)
+    for number in range(count):
+        for partition in range(partitions):
+            producer.produce(topic, str(number), partition=partition)
+    assert producer.flush(30) == 0
+    return config
+
+
+def offsets(frame: DataFrame) -> list[tuple[str, int, int, int, int]]:
+    """What was read, sorted: topic, partition, offset and the bounds of its range."""
+    rows = frame.select("topic", "partition", "offset", "range_start", "range_until").collect()
+    return sorted((row["topic"], row["partition"], row["offset"], row["range_start"], row["range_until"]) for row in rows)
+
+
+def expected(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int, int]]:
+    """What should have been read."""
+    return sorted((one.topic, one.partition, offset, one.start, one.until) for one in ranges for offset in range(one.start, one.until))
+
+
+def test_exactly_the_ranges_are_read_each_record_with_its_bounds(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """Two topics; ranges alone, contiguous, and with a gap in one partition; none of partition 1."""
+    orders, users = kafka_topic(4, prefix="orders"), kafka_topic(2, prefix="users")
+    kafka = produce(kafka_broker, orders, 100, 4)
+    produce(kafka_broker, users, 50, 2)
+    ranges = [
+        OffsetRange(orders, 0, 5, 17),
+        OffsetRange(orders, 3, 0, 10),
+        OffsetRange(orders, 3, 10, 11),
+        OffsetRange(orders, 3, 60, 100),
+        OffsetRange(orders, 3, 20, 30),
+        OffsetRange(users, 1, 49, 50),
+    ]
+    frame = read_ranges(session, ranges, kafka)
+    assert offsets(frame) == expected(ranges)
+    assert frame.columns[:5] == ["key", "value", "topic", "partition", "offset"]
+
+
+def test_records_of_aborted_transactions_are_not_read(session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """The member's offsets count them and the markers, but nobody may see them."""
+    topic = kafka_topic()
+    kafka = produce(kafka_broker, topic, 3)
+    producer = Producer({**kafka, "transactional.id": topic})
+    producer.init_transactions()
+    for end in (producer.abort_transaction, producer.commit_transaction):
+        producer.begin_transaction()
+        producer.produce(topic, end.__name__)
+        producer.flush()
+        end()
+    frame = read_ranges(session, [OffsetRange(topic, 0, 0, 7)], kafka)
+    assert [row["value"].decode() for row in frame.orderBy("offset").collect()] == ["0", "1", "2", "commit_transaction"]
+
+
+def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Processed without them, they would be committed as if they had been."""
+    topic = kafka_topic()
+    kafka = produce(kafka_broker, topic, 100)
+    admin = admin_of(kafka_broker.bootstrap_servers)
+    admin.delete_records([KafkaPartition(topic, 0, 60)])[KafkaPartition(topic, 0)].result()
+    frame = read_ranges(session, [OffsetRange(topic, 0, 50, 100)], kafka)
+    with pytest.raises(BrokerError, match=r"\[50, 100\).*retention") as caught:
+        write_parquet_by_range(frame, str(tmp_path / "out"))
+    assert list(caught.value.partitions) == [TopicPartition(topic, 0)]
+
+
+def test_a_replay_overwrites_its_ranges_and_no_other(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Runs write side by side into one folder, and a batch may be done again after a crash at any point."""
+    topic, path = kafka_topic(2), str(tmp_path / "out")
+    kafka = produce(kafka_broker, topic, 100, 2)
+    first, second = [OffsetRange(topic, 0, 0, 40)], [OffsetRange(topic, 0, 40, 100), OffsetRange(topic, 1, 0, 100)]
+
+    def write(ranges: list[OffsetRange]) -> None:
+        write_parquet_by_range(read_ranges(session, ranges, kafka), path)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(write, [first, second]))
+    write(second[:1])
+    assert offsets(session.read.parquet(path)) == expected(first + second)
+
+
+def test_output_without_the_bounds_of_its_ranges_is_refused(session: SparkSession, tmp_path: Path) -> None:
+    """Keyed by less than the range, a replay would erase its neighbours."""
+    with pytest.raises(IllegalStateError, match=r"range_start, range_until"):
+        write_parquet_by_range(session.sql("SELECT 't' AS topic, 0 AS partition"), str(tmp_path))

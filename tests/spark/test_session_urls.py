@@ -1,0 +1,62 @@
+"""How a run's Connect session is named."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.spark.sessions import check_reachable, connect_session_id, remote_with_session, stop_session
+from dagster_rebalance.testing.ports import free_port
+
+ID = "00112233-4455-6677-8899-aabbccddeeff"
+
+
+def test_the_session_of_a_run_has_the_runs_id() -> None:
+    """Who knows the run can end its Spark work, with nothing else written down."""
+    assert connect_session_id(ID) == ID
+
+
+def test_a_run_id_that_is_no_uuid_still_gives_one_session() -> None:
+    """Spark accepts UUIDs only; the same run must always get the same one."""
+    assert connect_session_id("run-1") == connect_session_id("run-1") != connect_session_id("run-2")
+    assert str(uuid.UUID(connect_session_id("run-1"))) == connect_session_id("run-1")
+
+
+@pytest.mark.parametrize(
+    ("remote", "url"),
+    [
+        ("sc://h", f"sc://h/;user_id=dagster;session_id={ID}"),
+        ("sc://h:15002", f"sc://h:15002/;user_id=dagster;session_id={ID}"),
+        ("sc://h:15002/", f"sc://h:15002/;user_id=dagster;session_id={ID}"),
+        ("sc://h:1/;use_ssl=true;token=a%3Db", f"sc://h:1/;use_ssl=true;token=a%3Db;user_id=dagster;session_id={ID}"),
+        ("sc://h:1/;user_id=eve", f"sc://h:1/;user_id=eve;session_id={ID}"),
+    ],
+)
+def test_the_url_keeps_its_parameters(remote: str, url: str) -> None:
+    """A lost token or user would reach another session, or none."""
+    assert remote_with_session(remote, ID) == url
+
+
+@pytest.mark.parametrize("remote", ["http://h:1", "sc://", "sc://h:1/path", "local[*]"])
+def test_what_is_no_connect_url_is_refused(remote: str) -> None:
+    """The client of pyspark would try to reach it for minutes."""
+    with pytest.raises(ConfigurationError, match="sc://host:port"):
+        remote_with_session(remote, ID)
+
+
+def test_a_session_id_in_the_configuration_is_refused() -> None:
+    """All runs would share the session: stopping one would stop all."""
+    with pytest.raises(ConfigurationError, match="session_id"):
+        remote_with_session(f"sc://h/;session_id={ID}", ID)
+
+
+def test_a_server_that_does_not_answer_is_said_soon_and_without_its_token() -> None:
+    """The client of pyspark would retry for minutes; a token does not belong into an error."""
+    remote = f"sc://127.0.0.1:{free_port()}/;token=hidden"
+    with pytest.raises(ConfigurationError, match=r"sc://127\.0\.0\.1") as unreachable:
+        check_reachable(remote, timeout_s=0.2)
+    with pytest.raises(ConfigurationError, match=r"sc://127\.0\.0\.1") as not_stopped:
+        stop_session(remote, ID, timeout_s=0.2)
+    assert "hidden" not in f"{unreachable.value}{not_stopped.value}"
