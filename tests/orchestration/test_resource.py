@@ -91,7 +91,7 @@ def test_topics_must_be_named() -> None:
 
 def test_the_commit_slice_must_leave_time_to_drain() -> None:
     """Otherwise every hold would be at its deadline when it begins."""
-    with pytest.raises(ConfigurationError, match="hold_commit_slice_s=30 .* hold_limit_s=30"):
+    with pytest.raises(ConfigurationError, match=r"hold_commit_slice_s=30 .* hold_limit_s=30"):
         resource(hold_limit_s=30.0, hold_commit_slice_s=30.0).driver_settings()
 
 

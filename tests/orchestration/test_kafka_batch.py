@@ -1,0 +1,186 @@
+"""`KafkaBatch`: the check that a run makes before it works. Real runs in a real instance; the group is in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.tags import HEARTBEAT_TAG, REFUSED_TAG, run_config, run_tags
+from tests.orchestration.parts import GROUPS, KafkaInMemory, claimed, kafka_in_memory, make_run, offer, span, tags_of, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.core.offers import Offer
+
+Status = dg.DagsterRunStatus
+
+
+class Stage:
+    """A job with two assets that take their batch, on a group in memory where batch `batch_id` has claimed partition 0."""
+
+    def __init__(self, instance: dg.DagsterInstance, batch_id: str) -> None:
+        self.instance = instance
+        self.kafka: KafkaInMemory = kafka_in_memory()
+        self.group = GROUPS[self.kafka.group_id]
+        self.offer = offer(batch_id)
+        self.group.committed[tp(0)] = claimed(0, 10, batch_id)
+        self.worked: list[tuple[str, tuple[OffsetRange, ...]]] = []
+        self.job = build_kafka_batch_defs(kafka=self.kafka, assets=[self._asset("first"), self._asset("second")]).resolve_job_def(
+            "kafka_batches"
+        )
+
+    def _asset(self, name: str) -> dg.AssetsDefinition:
+        @dg.asset(name=name, required_resource_keys={"kafka_batch"})
+        def work(context) -> dg.MaterializeResult[None]:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
+            batch: KafkaBatch = context.resources.kafka_batch
+            self.worked.append((name, batch.offset_ranges))
+            return dg.MaterializeResult(metadata=batch.metadata())
+
+        return work
+
+    def run(self, wanted: Offer | None = None, *, tagged: Offer | None = None) -> tuple[bool, str, str]:
+        """Run the job with the batch of an offer; returns whether it succeeded, what it said, and its id."""
+        wanted = wanted or self.offer
+        result = self.job.execute_in_process(
+            instance=self.instance,
+            tags=run_tags(tagged or wanted, self.kafka.group_id),
+            run_config=run_config(wanted, "kafka_batch"),
+            raise_on_error=False,
+        )
+        said = " ".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
+        return result.success, said, result.run_id
+
+    def is_refused(self, because: str, wanted: Offer | None = None, *, tagged: Offer | None = None) -> None:
+        """Run the job and see it refuse itself, with a reason, before it works."""
+        succeeded, said, run_id = self.run(wanted, tagged=tagged)
+        assert not succeeded
+        assert f"This run must not process batch {(wanted or self.offer).batch_id}: " in said
+        assert because in said
+        assert not self.worked
+        assert tags_of(self.instance, run_id)[REFUSED_TAG] == run_id
+
+
+@pytest.fixture
+def stage(batch_id: str) -> Iterator[Stage]:
+    """A claimed batch, and the job that processes it; in memory, where the thread of a heartbeat cannot open the instance anew."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Stage(instance, batch_id)
+
+
+@pytest.fixture
+def stored_stage(instance: dg.DagsterInstance, batch_id: str) -> Stage:
+    """The same on an instance with a storage, for runs that work."""
+    return Stage(instance, batch_id)
+
+
+def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored_stage: Stage) -> None:
+    """The run must not be kept from working by itself, however many steps take the batch. Its output shows where it came from."""
+    stage = stored_stage
+    succeeded, said, run_id = stage.run()
+    assert succeeded, said
+    assert sorted(stage.worked) == [("first", (span(0),)), ("second", (span(0),))]
+    tags = tags_of(stage.instance, run_id)
+    assert REFUSED_TAG not in tags
+    assert HEARTBEAT_TAG in tags
+    event = stage.instance.fetch_materializations(dg.AssetKey("first"), limit=1).records[0].asset_materialization
+    assert event is not None
+    assert event.metadata["batch"].value == stage.offer.batch_id
+    assert event.metadata["dagster/row_count"].value == 10
+    assert "orders-0 [0, 10)" in str(event.metadata["ranges"].value)
+
+
+def test_a_run_started_by_hand_says_how_batches_are_started(stage: Stage) -> None:
+    """A person who presses Materialize must learn that the sensor gives the batch."""
+    result = stage.job.execute_in_process(instance=stage.instance, raise_on_error=False)
+    assert not result.success
+    said = " ".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
+    assert "This run has no batch of Kafka offsets" in said
+    assert "turn it on" in said
+    assert REFUSED_TAG not in tags_of(stage.instance, result.run_id)
+    assert not stage.worked
+
+
+def test_a_run_whose_claim_is_gone_refuses_itself(stage: Stage) -> None:
+    """Launched late, from an interrupted tick, or asked for by a member that was superseded."""
+    stage.group.committed[tp(0)] = OffsetAndMetadata(0)
+    stage.is_refused("orders-0 [0, 10) is not claimed by batch")
+
+
+def test_a_run_whose_range_is_committed_refuses_itself(stage: Stage) -> None:
+    """Its work was done by another run."""
+    stage.group.committed[tp(0)] = OffsetAndMetadata(10)
+    stage.is_refused("orders-0 [0, 10) is committed already (the group is at 10)")
+
+
+def test_a_run_of_a_group_without_offsets_refuses_itself(stage: Stage) -> None:
+    """The group was deleted meanwhile."""
+    stage.group.committed.clear()
+    stage.is_refused("the group has no committed offset for orders-0")
+
+
+def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
+    """A run processes all of its ranges or none: it cannot leave one out."""
+    stage.is_refused("orders-1 [0, 10) is not claimed", offer(stage.offer.batch_id, span(0), span(1)))
+
+
+@pytest.mark.parametrize("status", [Status.STARTED, Status.CANCELING, Status.SUCCESS])
+def test_another_run_that_works_or_has_worked_is_named(stage: Stage, status: dg.DagsterRunStatus) -> None:
+    """Whichever came first: with a tie-break both could work."""
+    other = make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
+    stage.is_refused(f"run {other.run_id} of the same batch has")
+
+
+def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: Stage) -> None:
+    """They failed, have not started, refused themselves a moment ago, or work for another owner on another range of the batch."""
+    stage = stored_stage
+    for status in (Status.FAILURE, Status.CANCELED, Status.NOT_STARTED, Status.QUEUED, Status.STARTING):
+        make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
+    refused = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id)
+    stage.instance.add_run_tags(refused.run_id, {REFUSED_TAG: refused.run_id})
+    make_run(stage.instance, offer(stage.offer.batch_id, span(1)), Status.STARTED, group_id=stage.kafka.group_id)
+    succeeded, said, _ = stage.run()
+    assert succeeded, said
+
+
+def test_a_retry_of_a_refused_run_counts_for_others(stage: Stage) -> None:
+    """It has copied the mark of its parent, and works: the next run must see it."""
+    parent = make_run(stage.instance, stage.offer, Status.FAILURE, group_id=stage.kafka.group_id)
+    retry = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id, tags={REFUSED_TAG: parent.run_id})
+    stage.is_refused(f"run {retry.run_id} of the same batch has started")
+
+
+def test_a_run_without_the_batch_tag_refuses_itself(stage: Stage) -> None:
+    """Nobody would find it: neither the owner that waits for it nor another run of the batch."""
+    stage.is_refused(f"does not carry the tag dagster_rebalance/batch={stage.offer.batch_id}", tagged=offer("another"))
+
+
+@pytest.mark.parametrize("ranges", [["orders:0:0:x"], ["orders:0:10:0"]])
+def test_a_run_with_spoilt_ranges_refuses_itself(stage: Stage, ranges: list[str]) -> None:
+    """Edited in the launchpad: it says so instead of failing with a stack trace from inside."""
+    config = {"batch_id": stage.offer.batch_id, "ranges": ranges}
+    result = stage.job.execute_in_process(
+        instance=stage.instance,
+        tags=run_tags(stage.offer, stage.kafka.group_id),
+        run_config={"resources": {"kafka_batch": {"config": config}}},
+        raise_on_error=False,
+    )
+    said = " ".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
+    assert "its ranges are not those of its run config" in said
+    assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
+
+
+def test_a_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:
+    """Bounds never change once they are claimed, or the output would be keyed differently the next time."""
+    stage.is_refused("is not claimed by batch", offer(stage.offer.batch_id, span(0, 0, 5)))
+
+
+def test_the_batch_counts_its_records() -> None:
+    """The sum over its ranges."""
+    batch = KafkaBatch(kafka=kafka_in_memory(), batch_id="b", ranges=["orders:0:0:10", "orders:1:5:8"])
+    assert batch.records == 13

@@ -1,0 +1,246 @@
+"""The run ledger: how Dagster's runs are seen, and what is done to them. On a real instance; nothing is launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.orchestration import runs as runs_module
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import BATCH_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.parts import idle_job, make_run, offer, span, status_of, tags_of
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.runs import RunSeen
+
+Status = dg.DagsterRunStatus
+
+
+def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
+    """The one run of a batch."""
+    (seen,) = RunLedger(instance, "etl").read([batch_id])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("status", "state"),
+    [
+        (Status.NOT_STARTED, RunState.WAITING),
+        (Status.QUEUED, RunState.WAITING),
+        (Status.MANAGED, RunState.WAITING),
+        (Status.STARTING, RunState.STARTING),
+        (Status.STARTED, RunState.STARTED),
+        (Status.SUSPENDED, RunState.STARTED),
+        (Status.CANCELING, RunState.CANCELING),
+        (Status.SUCCESS, RunState.SUCCEEDED),
+        (Status.FAILURE, RunState.FAILED),
+        (Status.CANCELED, RunState.CANCELED),
+    ],
+)
+def test_every_status_of_dagster_has_its_meaning(
+    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, state: RunState
+) -> None:
+    """A status without one would stop the member from reading any run."""
+    run = make_run(instance, offer(batch_id), status)
+    seen = look(instance, batch_id)
+    assert (seen.run_id, seen.batch_id, seen.ranges, seen.state) == (run.run_id, batch_id, (span(0),), state)
+
+
+def test_no_status_of_dagster_was_forgotten() -> None:
+    """A new release of Dagster may have a new one."""
+    assert set(runs_module._STATES) == set(Status)
+
+
+def test_runs_come_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """The last failed run is the one that a person is told to re-execute."""
+    made = [make_run(instance, offer(batch_id, attempt=number), Status.FAILURE).run_id for number in range(1, 5)]
+    assert [run.run_id for run in RunLedger(instance, "etl").read([batch_id])] == made
+
+
+def test_many_batches_are_read_in_several_queries_and_still_in_order(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query has a limited number of values; batch ids have no order of time."""
+    monkeypatch.setattr(runs_module, "_BATCHES_PER_QUERY", 2)
+    ids = [f"{letter}-{unique_name('b')}" for letter in "ecadb"]
+    made = [make_run(instance, offer(batch_id), Status.STARTED).run_id for batch_id in ids]
+    assert [run.run_id for run in RunLedger(instance, "etl").read(ids)] == made
+
+
+class WatchedInstance:
+    """Notes the filters that runs are looked up with, and passes on everything."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.filters: list[dg.RunsFilter] = []
+
+    def get_run_records(self, filters: dg.RunsFilter, **options: Any) -> object:  # noqa: ANN401 - passed on
+        """Note the filter."""
+        self.filters.append(filters)
+        return self.instance.get_run_records(filters, **options)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.instance, name)
+
+
+def test_runs_are_looked_up_by_one_tag_at_a_time(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Two tags in one filter took 11 s on SQLite with 10,000 runs."""
+    watched = WatchedInstance(instance)
+    RunLedger(watched, "etl").read([batch_id], live_too=True)  # type: ignore[arg-type]
+    assert len(watched.filters) == 2
+    assert [len(filters.tags) for filters in watched.filters] == [1, 1]
+
+
+def test_live_runs_of_the_group_are_read_when_asked_for(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """A new owner must find runs whose claims were erased; those of other groups and those that ended are not its business."""
+    group = unique_name("group")
+    old = make_run(instance, offer(unique_name("b")), Status.STARTED, group_id=group)
+    make_run(instance, offer(unique_name("b")), Status.SUCCESS, group_id=group)
+    make_run(instance, offer(unique_name("b")), Status.STARTED, group_id=unique_name("other"))
+    mine = make_run(instance, offer(batch_id), Status.QUEUED, group_id=group)
+    ledger = RunLedger(instance, group)
+    assert [run.run_id for run in ledger.read([batch_id], live_too=True)] == [old.run_id, mine.run_id]
+    assert [run.run_id for run in ledger.read([batch_id])] == [mine.run_id]
+    assert [run.run_id for run in ledger.read([], live_too=True)] == [old.run_id, mine.run_id]
+
+
+def test_a_run_without_a_readable_config_is_seen_without_ranges(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """It works on nothing that was claimed, and must not keep the others from being read."""
+    instance.create_run_for_job(
+        idle_job,
+        tags={BATCH_TAG: batch_id},
+        run_config={"resources": {"kafka_batch": {"config": {"batch_id": batch_id, "ranges": ["orders:0:9:1"]}}}},
+    )
+    good = make_run(instance, offer(batch_id), Status.STARTED)
+    spoilt, read = RunLedger(instance, "etl").read([batch_id])
+    assert spoilt.ranges == ()
+    assert (read.run_id, read.ranges) == (good.run_id, (span(0),))
+
+
+@pytest.mark.parametrize(("tag", "mark"), [(REFUSED_TAG, "is_refused"), (TAKEN_BACK_TAG, "is_taken_back")])
+def test_marks_that_a_retry_has_copied_do_not_count_for_it(instance: dg.DagsterInstance, batch_id: str, tag: str, mark: str) -> None:
+    """Dagster copies tags to retries: a copied mark would make a working run invisible to the check of another one."""
+    first = make_run(instance, offer(batch_id), Status.FAILURE)
+    instance.add_run_tags(first.run_id, {tag: first.run_id})
+    found = instance.get_run_by_id(first.run_id)
+    make_run(instance, offer(batch_id), Status.STARTED, parent=found)
+    before, after = RunLedger(instance, "etl").read([batch_id])
+    assert getattr(before, mark)
+    assert not getattr(after, mark)
+    assert after.is_retry
+
+
+def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Its change is the only sign that the process of a run lives."""
+    make_run(instance, offer(batch_id), Status.STARTED, tags={HEARTBEAT_TAG: "123"})
+    assert look(instance, batch_id).heartbeat == "123"
+
+
+WILL_RETRY = "dagster/will_retry"
+
+
+def test_a_failure_is_final_where_dagster_retries_no_runs(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Waiting for a retry that cannot come would cost five minutes for each failure."""
+    make_run(instance, offer(batch_id), Status.FAILURE)
+    assert not look(instance, batch_id).awaits_retry
+
+
+def test_a_fresh_failure_may_still_be_retried(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Dagster says whether it retries 20 to 30 ms after the failure: until then both the retry and a new request would run."""
+    make_run(retrying_instance, offer(batch_id), Status.FAILURE)
+    assert look(retrying_instance, batch_id).awaits_retry
+
+
+@pytest.mark.parametrize(("said", "awaited"), [("true", True), ("false", False)])
+def test_what_dagster_says_about_the_retry_is_believed(
+    retrying_instance: dg.DagsterInstance, batch_id: str, said: str, *, awaited: bool
+) -> None:
+    """The retry takes seconds to be created."""
+    make_run(retrying_instance, offer(batch_id), Status.FAILURE, tags={WILL_RETRY: said})
+    assert look(retrying_instance, batch_id).awaits_retry is awaited
+    assert look(retrying_instance, batch_id).is_live is awaited
+
+
+def test_a_failure_whose_retry_exists_is_over(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
+    """From then on the retry counts, not its parent."""
+    first = make_run(retrying_instance, offer(batch_id), Status.FAILURE, tags={WILL_RETRY: "true"})
+    make_run(retrying_instance, offer(batch_id), Status.STARTED, parent=first)
+    before, after = RunLedger(retrying_instance, "etl").read([batch_id])
+    assert not before.awaits_retry
+    assert after.is_retry
+    assert after.is_live
+
+
+def test_a_retry_that_never_came_is_given_up(retrying_instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that is down must not stall a partition for ever."""
+    make_run(retrying_instance, offer(batch_id), Status.FAILURE, tags={WILL_RETRY: "true"})
+    monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", 0.0)
+    assert not look(retrying_instance, batch_id).awaits_retry
+
+
+@pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED, Status.STARTED])
+def test_only_failures_await_a_retry(retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
+    """Dagster retries nothing else."""
+    make_run(retrying_instance, offer(batch_id), status, tags={WILL_RETRY: "true"})
+    assert not look(retrying_instance, batch_id).awaits_retry
+
+
+def test_a_queued_run_is_cancelled_and_marked(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """The mark keeps it from counting as a failed attempt."""
+    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    RunLedger(instance, "etl").cancel([run.run_id])
+    assert status_of(instance, run) is Status.CANCELED
+    assert look(instance, batch_id).is_taken_back
+
+
+@pytest.mark.parametrize("status", [Status.STARTING, Status.CANCELING, Status.SUCCESS, Status.FAILURE, Status.CANCELED])
+def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
+    """A run that is being launched would go on and yet be marked; one that failed by itself has to count."""
+    run = make_run(instance, offer(batch_id), status)
+    RunLedger(instance, "etl").cancel([run.run_id, "no such run"])
+    assert status_of(instance, run) is status
+    assert TAKEN_BACK_TAG not in tags_of(instance, run)
+
+
+def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Once Dagster shows the run as failed its batch is requested again: by then nothing of it may work."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    seen: list[tuple[str, dg.DagsterRunStatus]] = []
+    ledger = RunLedger(instance, "etl", stop_spark_work=lambda run_id: seen.append((run_id, status_of(instance, run))))
+    ledger.end_dead([run.run_id])
+    assert seen == [(run.run_id, Status.STARTED)]
+    assert status_of(instance, run) is Status.FAILURE
+    messages = [entry.message for entry in instance.all_logs(run.run_id)]
+    assert any("gave no sign of life; its batch is requested again" in message for message in messages)
+
+
+def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Two Spark jobs on one range would write the output twice. The others are ended all the same."""
+    stuck = make_run(instance, offer(batch_id), Status.STARTED)
+    other = make_run(instance, offer(batch_id), Status.STARTED)
+
+    def stop(run_id: str) -> None:
+        if run_id == stuck.run_id:
+            message = "no server answers"
+            raise ConfigurationError(message)
+
+    RunLedger(instance, "etl", stop_spark_work=stop).end_dead([stuck.run_id, other.run_id])
+    assert status_of(instance, stuck) is Status.STARTED
+    assert status_of(instance, other) is Status.FAILURE
+
+
+def test_a_run_that_ended_meanwhile_is_not_reported_dead(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Its result stands."""
+    run = make_run(instance, offer(batch_id), Status.SUCCESS)
+    RunLedger(instance, "etl").end_dead([run.run_id, "no such run"])
+    assert status_of(instance, run) is Status.SUCCESS
+
+
+def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Spark is an extra."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    RunLedger(instance, "etl").end_dead([run.run_id])
+    assert status_of(instance, run) is Status.FAILURE
