@@ -1,0 +1,1 @@
+"""The documentation, run and compared with the code."""

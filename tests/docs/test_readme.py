@@ -1,0 +1,140 @@
+"""What README.md shows is loaded and run, so that it cannot rot."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from importlib.metadata import metadata
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance import OffsetAndMetadata, RebalanceAwareConsumer, TopicPartition
+from dagster_rebalance.core.holds import Outcome
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.docs.blocks import ROOT, block_with, blocks
+
+README = "README.md"
+MOST_LINES = 30
+
+
+def _run(block: str) -> dict[str, Any]:
+    """Execute a block as a module, and give back its names."""
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(block, README, "exec"), names)  # noqa: S102 - the project's own documentation
+    return names
+
+
+def test_the_definitions_of_the_readme_load_and_are_short() -> None:
+    """A newcomer copies them first."""
+    block = block_with(README, "python", "build_kafka_batch_defs(")
+    assert len(block.splitlines()) < MOST_LINES
+    defs: dg.Definitions = _run(block)["defs"]
+    dg.Definitions.validate_loadable(defs)
+    assert [sensor.name for sensor in defs.sensors or ()] == ["kafka_batches_sensor"], "the README names it"
+
+
+def test_secrets_in_the_readme_come_from_the_environment() -> None:
+    """What is copied from there must not teach to write a password into a file."""
+    for line in blocks(README, "python")[0].splitlines():
+        if re.search(r"username|password|bootstrap_servers|remote", line):
+            assert "dg.EnvVar(" in line
+
+
+def test_the_pages_that_the_readme_names_exist() -> None:
+    """A person looks for them by name."""
+    text = (ROOT / README).read_text()
+    group = GroupAssets.of("<group>")
+    for name in ("/".join(group.offsets.path), "/".join(group.group.path), STOPPED_CHECK, *(outcome.value for outcome in Outcome)):
+        assert f"`{name}`" in text
+
+
+def test_the_users_test_in_the_readme_passes() -> None:
+    """It shows what the kit is for."""
+    _run(block_with(README, "python", "FakeGroup"))["test_a_revoke_can_be_delayed"]()
+
+
+class Work:
+    """Background work that takes some polls for each partition it was given, and notes what it was told."""
+
+    def __init__(self, consumer: RebalanceAwareConsumer, polls: int) -> None:
+        self.consumer = consumer
+        self.polls_left = polls
+        self.busy_until = polls // 2
+        self.aborted: set[TopicPartition] = set()
+
+    def goes_on(self) -> bool:
+        """Whether to poll again."""
+        self.polls_left -= 1
+        return self.polls_left >= 0
+
+    def start(self, records: list[object]) -> None:
+        """The group in memory has no records."""
+        assert records == []
+
+    def abort(self, partitions: frozenset[TopicPartition]) -> None:
+        """Note what was lost."""
+        self.aborted |= partitions
+
+    def is_busy(self, _partition: TopicPartition) -> bool:
+        """Busy in the first half."""
+        return self.polls_left > self.busy_until
+
+    def finished(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """All that is assigned is finished up to the number of polls."""
+        return {tp: OffsetAndMetadata(100 - self.polls_left) for tp in self.consumer.assignment()}
+
+
+def _member(group: FakeGroup) -> RebalanceAwareConsumer:
+    config = {"bootstrap.servers": "in memory", "group.id": "etl"}
+    return RebalanceAwareConsumer(config, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+
+
+def test_the_consumer_loop_of_the_readme_holds_commits_and_gives_up() -> None:
+    """The loop must be right in its order: a commit after the release would be refused."""
+    process = _run(block_with(README, "python", "delay_revoke({"))["process"]
+    group = FakeGroup({"orders": 2})
+    blue, green = _member(group), _member(group)
+    process(blue, Work(blue, 2))
+    green.subscribe(["orders"])
+    green.poll(1.0)
+    work = Work(blue, 20)
+    process(blue, work)
+    green.poll(1.0)
+    assert len(blue.assignment()) == len(green.assignment()) == 1
+    (given,) = green.assignment()
+    committed = blue.committed([given])[given]
+    assert committed is not None
+    assert committed.offset > 100 - 20, "it was committed while it was held"
+    assert not work.aborted
+
+
+def test_the_commands_of_the_readme_exist() -> None:
+    """Two commands are the promise to a newcomer."""
+    shown = re.findall(r"^make ([a-z-]+)", "".join(blocks(README, "sh")), re.MULTILINE)
+    assert shown == ["demo", "test"]
+    for target in shown:
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)  # noqa: S607 - whatever make is there
+
+
+def test_the_extras_of_the_readme_exist() -> None:
+    """A wrong extra installs nothing and says so in one line that nobody reads."""
+    extras = metadata("dagster-rebalance").get_all("Provides-Extra") or []
+    assert extras
+    text = (ROOT / README).read_text()
+    assert set(re.findall(r"'\.\[(\w+)\]'", text)) <= set(extras)
+    assert all(extra in text for extra in extras)
+
+
+@pytest.mark.parametrize(
+    "file", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/settings.md", "docs/held-revoke.md"]
+)
+def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:
+    """A file that is renamed leaves them behind."""
+    folder = (ROOT / file).parent
+    links = re.findall(r"\]\(([^)#]+)\)", (ROOT / file).read_text())
+    for link in (link for link in links if "://" not in link):
+        assert (folder / link).exists(), link

@@ -1,0 +1,55 @@
+"""docs/settings.md has each setting of the resources, with its default and its description, as the code has them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
+
+import pytest
+
+from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource
+from dagster_rebalance.core.settings import DriverSettings
+from tests.docs.blocks import ROOT
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from pydantic.fields import FieldInfo
+
+
+def settings_table(model: type[BaseModel]) -> str:
+    """The settings of a resource as a Markdown table."""
+    rows = [f"| `{name}` | {_type(field)} | {_default(field)} | {field.description} |" for name, field in model.model_fields.items()]
+    return "\n".join(["| setting | type | default | |", "|---|---|---|---|", *rows])
+
+
+def _type(field: FieldInfo) -> str:
+    if get_origin(field.annotation) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(field.annotation))
+    names: dict[object, str] = {int: "number", float: "seconds", list: "list", dict: "settings by name"}
+    return names.get(get_origin(field.annotation) or field.annotation, "text")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, str):
+        return f"`{value}`"
+    return "none" if not value else f"{value:,}"
+
+
+@pytest.mark.parametrize("model", [KafkaConsumerResource, KafkaSparkResource])
+def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> None:
+    """A setting that is renamed, added or given another default must be so in the documentation."""
+    table = settings_table(model)
+    assert table in (ROOT / "docs/settings.md").read_text(), f"docs/settings.md should have:\n{table}"
+
+
+def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
+    """They are promised in words."""
+    text = (ROOT / "docs/settings.md").read_text()
+    fixed = DriverSettings()
+    assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in text
+    assert f"looked at again every {fixed.recheck_s:g} s" in text
+    assert f"launched for {fixed.pulse.start_timeout_s:g} s" in text
