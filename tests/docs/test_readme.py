@@ -10,7 +10,14 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance import OffsetAndMetadata, RebalanceAwareConsumer, TopicPartition
+from dagster_rebalance import (
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    OffsetAndMetadata,
+    RebalanceAwareConsumer,
+    TopicPartition,
+    build_kafka_batch_defs,
+)
 from dagster_rebalance.core.holds import Outcome
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
@@ -138,3 +145,22 @@ def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:
     links = re.findall(r"\]\(([^)#]+)\)", (ROOT / file).read_text())
     for link in (link for link in links if "://" not in link):
         assert (folder / link).exists(), link
+
+
+def test_several_groups_fit_into_one_code_location_as_the_readme_says() -> None:
+    """Each has a name and resource keys of its own; the Spark resource can be shared."""
+    spark = KafkaSparkResource()
+
+    def one(group: str) -> dg.Definitions:
+        @dg.asset(name=f"{group}_table", required_resource_keys={f"{group}_batch"})
+        def table() -> None:
+            """Reads a batch."""
+
+        kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group, topics=[group])
+        return build_kafka_batch_defs(
+            kafka=kafka, assets=[table], spark=spark, name=group, kafka_key=f"{group}_kafka", batch_key=f"{group}_batch"
+        )
+
+    both = dg.Definitions.merge(one("orders"), one("returns"))
+    dg.Definitions.validate_loadable(both)
+    assert {sensor.name for sensor in both.sensors or ()} == {"orders_sensor", "returns_sensor"}

@@ -48,7 +48,7 @@ def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> No
 
 def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
     """They are promised in words."""
-    text = (ROOT / "docs/settings.md").read_text()
+    text = " ".join((ROOT / "docs/settings.md").read_text().split())
     fixed = DriverSettings()
     assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in text
     assert f"looked at again every {fixed.recheck_s:g} s" in text
