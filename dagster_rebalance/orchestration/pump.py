@@ -84,8 +84,8 @@ class Pump:
             ConfigurationError: The settings cannot work.
         """
         parts = self.parts
-        parts.consumer.check()
         parts.consumer.subscribe(list(parts.topics))
+        parts.consumer.check()
         parts.consumer.set_rebalance_listener(self._witness)
         self._show(parts.catalogue.record_joined)
         while self._left is None:

@@ -1,0 +1,469 @@
+"""The pump: a real driver, a real consumer on a group in memory, and a real instance in memory, turn by turn."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.consumer.events import CommitResult, LostReason, PartitionsAssigned, PartitionsLost, RequestFailed
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.holds import HoldBudget
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.orchestration.parts import make_run, status_of, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from dagster_rebalance.core import commands as do
+    from dagster_rebalance.core.partition import TopicPartition
+
+Status = dg.DagsterRunStatus
+CONFIG = {"bootstrap.servers": "memory:1", "group.id": "etl"}
+SETTINGS = DriverSettings(limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(50.0, 10.0), lease_s=40.0)
+
+
+class FaultyConsumer(RebalanceAwareConsumer):
+    """A consumer whose requests fail as a test wants, once for each entry."""
+
+    commits_fail: list[frozenset[TopicPartition]]
+    polls_fail: list[BrokerError]
+    writes: list[dict[TopicPartition, OffsetAndMetadata]]
+    committed_fails: list[BrokerError]
+    before_commit: Callable[[], None] | None = None
+
+    def poll(self, timeout_s: float, max_records: int = 500) -> list[object]:  # type: ignore[override]
+        """Fail, or poll."""
+        if self.polls_fail:
+            raise self.polls_fail.pop(0)
+        return list(super().poll(timeout_s, max_records))
+
+    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Fail, or read."""
+        if self.committed_fails:
+            raise self.committed_fails.pop(0)
+        return super().committed(partitions, timeout_s)
+
+    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+        """Fail for some partitions, and note what was asked for."""
+        self.writes.append(dict(offsets))
+        failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
+        result = super().commit_offsets({tp: offset for tp, offset in offsets.items() if tp not in failing})
+        failed = {tp: BrokerError(f"{tp} failed", retriable=True) for tp in failing}
+        return CommitResult(result.committed, {**result.failed, **failed})
+
+
+class WatchedDriver(Driver):
+    """A driver that notes what it was told."""
+
+    told: list[seen.Event]
+
+    def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+        """Note it."""
+        self.told.append(event)
+        return super().handle(event, now)
+
+    def heard(self, *kinds: type[object]) -> list[seen.Event]:
+        """What it was told of some kinds."""
+        return [event for event in self.told if type(event) in kinds]
+
+
+class FaultyCatalogue(Catalogue):
+    """A catalogue whose storage is away for a while."""
+
+    failures = 0
+
+    def record_commit(self, commit: do.RecordCommit) -> None:
+        """Fail, or record."""
+        if self.failures:
+            self.failures -= 1
+            message = "database is locked"
+            raise OSError(message)
+        super().record_commit(commit)
+
+
+class Bench:
+    """One pump with all that it works with."""
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        *,
+        partitions: int = 1,
+        records: int = 10,
+        settings: DriverSettings = SETTINGS,
+        topic: str = "orders",
+    ) -> None:
+        self.instance = instance
+        self.group = FakeGroup({"orders": partitions})
+        for number in range(partitions):
+            self.group.produce(tp(number), records)
+        self.member = self.group.member()
+        self.consumer = FaultyConsumer(CONFIG, fetch=False, member=self.member, cluster=self.group, clock=self.group.clock)
+        self.consumer.commits_fail, self.consumer.polls_fail, self.consumer.committed_fails, self.consumer.writes = [], [], [], []
+        ids = count(1)
+        self.driver = WatchedDriver(settings, new_batch_id=lambda: f"b-{next(ids)}", now=self.group.clock())
+        self.driver.told = []
+        self.assets = GroupAssets.of("etl")
+        self.catalogue = FaultyCatalogue(instance, self.assets, Host("blue", "sensor", "process-1"))
+        self.mailbox = Mailbox()
+        parts = Parts(self.consumer, self.driver, RunLedger(instance, "etl"), self.catalogue, [topic], self.group.clock)
+        self.pump = Pump(parts, self.mailbox)
+        self.ticks = True
+        self.consumer.set_rebalance_listener(self.pump._witness)
+
+    def turn(self, times: int = 1) -> None:
+        """Let the pump turn."""
+        if not self.member.wants("orders"):
+            self.consumer.subscribe(["orders"])
+        for _ in range(times):
+            if self.ticks:
+                self.mailbox.tell(seen.TickArrived())
+            self.pump._turn()
+
+    def until(self, condition: Callable[[], object], turns: int = 600) -> None:
+        """Turn until something is the case."""
+        for _ in range(turns):
+            if condition():
+                return
+            self.turn()
+        pytest.fail(f"not within {turns} turns; notes: {self.mailbox.take_notes()}; told: {self.driver.told[-5:]}")
+
+    def offers(self, at_least: int = 1) -> None:
+        """Turn until batches are offered."""
+        self.until(lambda: len(self.mailbox.mail.offers) >= at_least)
+
+    def run(self, status: dg.DagsterRunStatus, number: int = 0) -> dg.DagsterRun:
+        """Start a run of an offer, in some state."""
+        return make_run(self.instance, self.mailbox.mail.offers[number], status)
+
+    def succeed(self, run: dg.DagsterRun) -> None:
+        """Let a run end well."""
+        event = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name)
+        self.instance.report_dagster_event(event, run.run_id)
+
+    def offset(self, number: int = 0) -> int:
+        """What is committed."""
+        return self.group.committed[tp(number)].offset
+
+    def materialised(self) -> list[tuple[str | None, object, object]]:
+        """The recorded commits, oldest first."""
+        records = self.instance.fetch_materializations(self.assets.offsets, limit=100, ascending=True).records
+        events = [record.asset_materialization for record in records if record.asset_materialization]
+        return [(event.partition, event.metadata["start"].value, event.metadata["until"].value) for event in events]
+
+    def observed(self) -> list[dict[str, object]]:
+        """What is observed of the group, oldest first."""
+        records = self.instance.fetch_observations(self.assets.group, limit=100, ascending=True).records
+        return [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation]
+
+    def joined_by_another(self) -> RebalanceAwareConsumer:
+        """Let a second member join."""
+        other = RebalanceAwareConsumer(CONFIG, fetch=False, member=self.group.member(), cluster=self.group, clock=self.group.clock)
+        other.subscribe(["orders"])
+        other.poll(0)
+        return other
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """In memory: nothing of the pump opens it anew."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterInstance) -> None:
+    """The life of a batch, seen from the thread that carries it out."""
+    bench = Bench(instance)
+    bench.offers()
+    (offered,) = bench.mailbox.mail.offers
+    assert decode(bench.group.committed[tp(0)]).ranges(tp(0)) == ((offered.ranges[0], offered.batch_id),), "claimed before it is offered"
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    assert bench.offset() == 0, "nothing is committed before the run succeeded"
+    bench.succeed(run)
+    bench.until(bench.materialised)
+    assert bench.offset() == 10
+    assert bench.materialised() == [("orders-0", 0, 10)]
+    assert bench.observed()[0]["event"] == "assigned"
+    assert bench.observed()[0]["member_id"] == bench.member.member_id
+    assert list(instance.get_dynamic_partitions(bench.assets.partitions_name)) == ["orders-0"]
+
+
+def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:
+    """Assigned and lost at once: the other way round the driver would go on working on a lost partition."""
+    bench = Bench(instance)
+    bench.turn()
+    bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
+    bench.member.told(PartitionsAssigned((tp(0),)))
+    bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
+    bench.turn()
+    lost, again, lost_again = bench.driver.heard(seen.PartitionsAssigned, seen.PartitionsLost)[1:]
+    assert (lost, again, lost_again) == (
+        seen.PartitionsLost((tp(0),)),
+        seen.PartitionsAssigned((tp(0),)),
+        seen.PartitionsLost((tp(0),)),
+    )
+    assert not bench.driver.partitions
+
+
+def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None:
+    """Its receipt says that somebody else has the partitions, not that the session ended."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    for number in (0, 1):
+        bench.run(Status.STARTED, number)
+    bench.joined_by_another()
+    bench.until(lambda: bench.driver.holds)
+    bench.group.supersede(bench.member)
+    bench.until(lambda: bench.driver.heard(seen.HoldSuperseded))
+    assert bench.driver.heard(seen.PartitionsLost) == []
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["superseded"]
+
+
+def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
+    """Fenced during a hold: all that it had is gone."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    for number in (0, 1):
+        bench.run(Status.STARTED, number)
+    bench.joined_by_another()
+    bench.until(lambda: bench.driver.holds)
+    bench.group.fence(bench.member)
+    bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
+    assert bench.driver.heard(seen.PartitionsLost) == [seen.PartitionsLost((tp(0), tp(1)))]
+    assert bench.driver.heard(seen.HoldSuperseded) == []
+
+
+def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(instance: dg.DagsterInstance) -> None:
+    """The promise of the package, in one thread."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.joined_by_another()
+    bench.until(lambda: bench.driver.holds)
+    (held,) = bench.driver.held
+    bench.turn(20)
+    assert bench.group.owner(held) is bench.member, "delayed while its run works"
+    assert len(bench.driver.heard(seen.RevokeRequested)) == 1, "asked once"
+    bench.succeed(runs[held.partition])
+    bench.until(lambda: bench.group.owner(held) is not bench.member)
+    assert bench.offset(held.partition) == 10
+    assert bench.offset(1 - held.partition) == 0
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["drained"]
+    assert len(bench.driver.heard(seen.RevokeRequested)) == 1
+
+
+def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.DagsterInstance) -> None:
+    """An idle partition must not cost its next owner a second."""
+    bench = Bench(instance, partitions=2, records=0)
+    bench.until(lambda: bench.driver.partitions and all(owned.phase.may_plan for owned in bench.driver.partitions.values()))
+    bench.joined_by_another()
+    before = bench.group.clock()
+    bench.until(lambda: len(bench.driver.partitions) == 1)
+    bench.turn()
+    assert len(bench.consumer.assignment()) == 1
+    assert bench.group.clock() - before < 0.5
+
+
+def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInstance) -> None:
+    """Its work costs nothing to take back."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    runs = [bench.run(Status.NOT_STARTED, number) for number in (0, 1)]
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    cancelled: list[str] = []
+    bench.pump.parts.ledger.cancel = cancelled.extend  # type: ignore[method-assign,assignment]
+    bench.joined_by_another()
+    bench.until(lambda: cancelled)
+    (held,) = bench.driver.held
+    assert set(cancelled) == {runs[held.partition].run_id}
+
+
+def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstance) -> None:
+    """Read before write: an operator moved the offset, or another member owns the partition by now."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.group.produce(tp(0), 10)
+    bench.group.committed[tp(0)] = OffsetAndMetadata(5)
+    writes = len(bench.consumer.writes)
+    bench.succeed(run)
+    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))  # type: ignore[union-attr]
+    assert len(bench.consumer.writes) == writes, "nothing was sent"
+    assert bench.group.committed[tp(0)] == OffsetAndMetadata(5)
+    bench.offers()
+    assert bench.mailbox.mail.offers[0].ranges[0].start == 5, "it is taken in again, and obeyed"
+
+
+def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstance) -> None:
+    """What is stored already is not written again: by then somebody else's claim could stand behind it."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    real = bench.consumer.commit_offsets
+
+    def lose_the_answer(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+        real(offsets)
+        bench.consumer.commit_offsets = real  # type: ignore[method-assign]
+        message = "timed out"
+        raise BrokerError(message, retriable=True)
+
+    bench.consumer.commit_offsets = lose_the_answer  # type: ignore[method-assign]
+    writes = len(bench.consumer.writes)
+    bench.succeed(run)
+    bench.until(bench.materialised)
+    assert len(bench.consumer.writes) == writes + 1
+    assert bench.materialised() == [("orders-0", 0, 10)]
+
+
+def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not(instance: dg.DagsterInstance) -> None:
+    """One request for several partitions can fail for some."""
+    bench = Bench(instance, partitions=2, settings=DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)))
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.consumer.commits_fail = [frozenset({tp(1)})]
+    bench.consumer.writes.clear()
+    bench.succeed(run)
+    bench.until(lambda: len(bench.materialised()) == 2)
+    assert [sorted(write) for write in bench.consumer.writes] == [[tp(0), tp(1)], [tp(1)]]
+    assert any("the offset of orders-1 could not be written yet" in note for note in bench.mailbox.take_notes())
+
+
+def test_a_retriable_error_is_noted_and_the_work_goes_on(instance: dg.DagsterInstance) -> None:
+    """A broker that restarts must not end a member."""
+    bench = Bench(instance)
+    bench.consumer.polls_fail = [BrokerError("the broker is away", retriable=True)]
+    bench.consumer.committed_fails = [BrokerError("the coordinator moved", retriable=True)] * 3
+    bench.offers()
+    notes = " ".join(bench.mailbox.take_notes())
+    assert "the broker is away" in notes
+    assert notes.count("the coordinator moved") == 3
+
+
+def test_an_error_that_does_not_mend_itself_ends_the_member(instance: dg.DagsterInstance) -> None:
+    """Wrong credentials, say: the tick shows it, red, instead of a member that seems to wait."""
+    bench = Bench(instance)
+    bench.turn()
+    bench.member.fail(BrokerError("wrong password"))
+    with pytest.raises(BrokerError, match="wrong password"):
+        bench.turn()
+
+
+def test_a_request_that_is_refused_ends_the_member(instance: dg.DagsterInstance) -> None:
+    """As above, for what the pump asks for a command."""
+    bench = Bench(instance)
+    bench.consumer.committed_fails = [BrokerError("not authorised")]
+    with pytest.raises(BrokerError, match="not authorised"):
+        bench.turn(2)
+
+
+def test_a_command_that_storage_did_not_take_is_given_again(instance: dg.DagsterInstance) -> None:
+    """Dagster's database may be away for a while: each commit is recorded once, later."""
+    bench = Bench(instance)
+    bench.catalogue.failures = 3
+    bench.offers()
+    bench.run(Status.SUCCESS)
+    bench.until(bench.materialised)
+    bench.turn(30)
+    assert bench.materialised() == [("orders-0", 0, 10)]
+    notes = " ".join(bench.mailbox.take_notes())
+    assert notes.count("RecordCommit failed and is tried again: database is locked") == 3
+
+
+def test_events_without_weight_may_fail(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That the catalogue shows an assignment is nice; the partition is worked on all the same."""
+    bench = Bench(instance)
+
+    def away(*_: object) -> None:
+        message = "no connection"
+        raise OSError(message)
+
+    monkeypatch.setattr(bench.catalogue, "record_assigned", away)
+    monkeypatch.setattr(bench.catalogue, "successor", away)
+    bench.offers()
+    assert any("storage did not answer: no connection" in note for note in bench.mailbox.take_notes())
+
+
+def test_run_is_over_when_the_lease_is_and_everything_is_given_up(instance: dg.DagsterInstance) -> None:
+    """A sensor that was switched off must not hoard partitions; what it did is on record."""
+    bench = Bench(instance, records=0)
+    bench.ticks = False
+    bench.pump.run()
+    joined, assigned, hold, left = bench.observed()
+    assert [event["event"] for event in (joined, assigned, hold, left)] == ["joined", "assigned", "hold", "left"]
+    assert "has not ticked for 40 s" in str(left["reason"])
+    assert hold["cause"] == "leave"
+    assert 40 <= bench.group.clock() < 42
+
+
+def test_asked_to_leave_it_drains_first(instance: dg.DagsterInstance) -> None:
+    """The end of the process waits for a run, within its limit."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.mailbox.tell(seen.LeaveRequested("its process ends", 30.0))
+    bench.turn(50)
+    assert bench.pump._left is None
+    assert not bench.mailbox.mail.offers
+    bench.succeed(run)
+    bench.until(lambda: bench.pump._left)
+    assert bench.offset() == 10
+    assert bench.materialised() == [("orders-0", 0, 10)]
+
+
+def test_it_leaves_for_a_newer_process_of_its_code_location(instance: dg.DagsterInstance) -> None:
+    """After a reload the old process gets no ticks, but its lease alone would take a minute."""
+    bench = Bench(instance, records=0)
+    bench.catalogue.record_joined()
+    bench.turn(3)
+    Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
+    before = bench.group.clock()
+    bench.until(lambda: bench.pump._left)
+    assert "process-2" in str(bench.pump._left)
+    assert bench.group.clock() - before < 10
+
+
+def test_a_topic_that_does_not_exist_ends_it_before_it_joins(instance: dg.DagsterInstance) -> None:
+    """A member without partitions would look as if there was nothing to do."""
+    bench = Bench(instance, topic="missing")
+    with pytest.raises(BrokerError, match="missing does not exist"):
+        bench.pump.run()
+    assert bench.observed() == []
+
+
+def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterInstance) -> None:
+    """No sign of life for the time-out: the partition must not wait for ever."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.until(lambda: bench.mailbox.mail.offers, turns=1000)
+    assert status_of(instance, run) is Status.FAILURE
+    assert bench.mailbox.mail.offers[0].attempt == 2
+    assert any(f"no sign of life from {run.run_id}: ended" in note for note in bench.mailbox.take_notes())
+
+
+def test_a_client_error_of_the_member_is_not_lost(instance: dg.DagsterInstance) -> None:
+    """It is reported by the client between two polls; retriable ones are notes."""
+    bench = Bench(instance)
+    bench.member._events.append(RequestFailed(BrokerError("throttled", retriable=True)))
+    bench.turn(2)
+    assert any("throttled" in note for note in bench.mailbox.take_notes())
