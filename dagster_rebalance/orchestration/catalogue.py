@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 _EVENTS_READ = 100
+_COMMITS_READ = 10
+"""Dagster's UI lets people report materialisations, which have no offsets: the last commit may be behind some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +89,12 @@ class Catalogue:
         found = {}
         for partition in partitions:
             records = self._instance.fetch_materializations(
-                dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=1
+                dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=_COMMITS_READ
             ).records
-            materialisation = records[0].asset_materialization if records else None
-            until = materialisation.metadata.get("until") if materialisation else None
-            if until is not None and isinstance(until.value, int):
-                found[partition] = until.value
+            shown = (record.asset_materialization.metadata.get("until") for record in records if record.asset_materialization)
+            ends = [until.value for until in shown if until is not None and isinstance(until.value, int)]
+            if ends:
+                found[partition] = ends[0]
         return found
 
     def record_commit(self, commit: RecordCommit) -> None:

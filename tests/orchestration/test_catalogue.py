@@ -1,0 +1,223 @@
+"""What a member shows in Dagster's catalogue, read back from a real instance."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.holds import Cause, Outcome, Receipt
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.parts import span, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMIT = RecordCommit(range=span(0), epoch=3, batch_id="b-1", run_id="run-1", lag=7, claim_to_commit_s=12.3456, drain_s=4.5678)
+RECEIPT = Receipt(
+    outcome=Outcome.DEADLINE,
+    cause=Cause.REVOKE,
+    partitions=(tp(0), tp(1)),
+    seconds=9.87654,
+    committed={tp(0): 10},
+    run_ids=("run-1", "run-2"),
+    cancelled=("run-2",),
+    handed_over=(tp(1),),
+)
+
+
+class Shown:
+    """A group of its own in an instance, and what is shown of it."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.assets = GroupAssets.of(unique_name("group"))
+        self.catalogue = self.of("blue")
+
+    def of(self, location: str, sensor: str = "sensor") -> Catalogue:
+        """The catalogue of another process."""
+        return Catalogue(self.instance, self.assets, Host(location, sensor, unique_name("process")))
+
+    def commits(self) -> list[dg.AssetMaterialization]:
+        """The materialisations of the offsets asset, newest first."""
+        records = self.instance.fetch_materializations(self.assets.offsets, limit=10).records
+        return [record.asset_materialization for record in records if record.asset_materialization]
+
+    def events(self) -> list[dict[str, Any]]:
+        """The observations of the group asset, newest first."""
+        records = self.instance.fetch_observations(self.assets.group, limit=10).records
+        return [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation]
+
+    def check(self) -> dg.AssetCheckEvaluation:
+        """The last evaluation of the check."""
+        key = dg.AssetCheckKey(self.assets.offsets, STOPPED_CHECK)
+        record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key]
+        assert record.evaluation is not None
+        return record.evaluation
+
+
+@pytest.fixture
+def shown() -> Iterator[Shown]:
+    """A group in an instance in memory."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Shown(instance)
+
+
+def test_a_commit_is_a_materialisation_with_all_that_a_person_wants_to_see(shown: Shown) -> None:
+    """One for each commit, on the partition that was committed."""
+    shown.catalogue.record_commit(COMMIT)
+    (commit,) = shown.commits()
+    assert commit.partition == "orders-0"
+    assert {name: value.value for name, value in commit.metadata.items()} == {
+        "start": 0,
+        "until": 10,
+        "records": 10,
+        "dagster/row_count": 10,
+        "dagster/partition_row_count": 10,
+        "dagster/uri": "kafka://orders/0",
+        "lag": 7,
+        "run": "run-1",
+        "batch": "b-1",
+        "epoch": 3,
+        "member": "blue",
+        "claim_to_commit_seconds": 12.346,
+        "drain_seconds": 4.568,
+    }
+    assert isinstance(commit.metadata["run"], dg.DagsterRunMetadataValue)
+
+
+def test_what_is_not_known_of_a_commit_is_left_out(shown: Shown) -> None:
+    """Zero would be a measurement. A commit of an earlier owner is marked."""
+    shown.catalogue.record_commit(replace(COMMIT, claim_to_commit_s=None, drain_s=None, is_late=True))
+    metadata = shown.commits()[0].metadata
+    assert not {"claim_to_commit_seconds", "drain_seconds"} & metadata.keys()
+    assert metadata["recorded_late"].value is True
+
+
+def test_the_end_of_the_last_recorded_commit_is_found_for_each_partition(shown: Shown) -> None:
+    """A commit that was written but not recorded before a crash is found by comparing with it."""
+    for commit in (COMMIT, replace(COMMIT, range=span(1, 0, 5)), replace(COMMIT, range=span(0, 10, 25))):
+        shown.catalogue.record_commit(commit)
+    assert shown.catalogue.recorded_until([tp(0), tp(1), tp(2)]) == {tp(0): 25, tp(1): 5}
+
+
+def test_a_materialisation_by_a_person_is_no_recorded_commit_and_hides_none(shown: Shown) -> None:
+    """Dagster's UI offers to report one. It has no offsets; the commit before it would be recorded a second time."""
+    shown.catalogue.record_commit(replace(COMMIT, range=span(1)))
+    shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-1"))
+    shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-0"))
+    assert shown.catalogue.recorded_until([tp(0), tp(1)]) == {tp(1): 10}
+
+
+def test_a_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
+    """An observation triggers nothing downstream."""
+    shown.catalogue.record_receipt(RECEIPT)
+    (event,) = shown.events()
+    assert event.pop("ended_at") > 0
+    assert event.pop("incarnation")
+    assert event == {
+        "event": "hold",
+        "code_location": "blue",
+        "sensor": "sensor",
+        "outcome": "deadline",
+        "cause": "revoke",
+        "partitions": ["orders-0", "orders-1"],
+        "seconds": 9.877,
+        "committed": {"orders-0": 10},
+        "runs": ["run-1", "run-2"],
+        "cancelled": ["run-2"],
+        "handed_over": ["orders-1"],
+    }
+
+
+def test_assignments_and_departures_are_observed(shown: Shown) -> None:
+    """Who had which partition when is the first question after an incident."""
+    shown.catalogue.record_assigned([tp(0)], "member-7")
+    shown.catalogue.record_left("its process ends")
+    left, assigned = shown.events()
+    assert (assigned["event"], assigned["partitions"], assigned["member_id"]) == ("assigned", ["orders-0"], "member-7")
+    assert (left["event"], left["reason"]) == ("left", "its process ends")
+
+
+def test_a_stop_fails_the_check_and_only_the_last_one_that_goes_on_passes_it(shown: Shown) -> None:
+    """The reason is visible in the UI for as long as any partition stands still."""
+    shown.catalogue.show_stop(tp(0), "orders-0: 3 runs failed")
+    shown.catalogue.show_stop(tp(1), "orders-1: offsets were deleted")
+    shown.catalogue.show_stop(tp(0), "")
+    check = shown.check()
+    assert not check.passed
+    assert check.severity is dg.AssetCheckSeverity.ERROR
+    assert check.description == "orders-1: offsets were deleted"
+    assert check.metadata["stopped"].value == {"orders-1": "orders-1: offsets were deleted"}
+    shown.catalogue.show_stop(tp(1), "")
+    assert shown.check().passed
+
+
+def test_a_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None:
+    """After a reload the old process gets no ticks: this is how it learns that it shall leave."""
+    shown.catalogue.record_joined()
+    assert shown.catalogue.successor() is None
+    newer = shown.of("blue")
+    newer.record_joined()
+    assert shown.catalogue.successor() == newer._host.incarnation
+    assert newer.successor() is None, "an older process is none"
+
+
+@pytest.mark.parametrize(("location", "sensor"), [("green", "sensor"), ("blue", "another")])
+def test_members_of_other_locations_and_sensors_are_no_successors(shown: Shown, location: str, sensor: str) -> None:
+    """They share the group: to leave for them would hand everything over."""
+    shown.catalogue.record_joined()
+    shown.of(location, sensor).record_joined()
+    shown.catalogue.record_assigned([tp(0)], "m")
+    assert shown.catalogue.successor() is None
+
+
+def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(shown: Shown) -> None:
+    """Without the place of its own event in the log a member would take its predecessor for its successor, and leave."""
+    shown.of("blue").record_joined()
+    assert shown.catalogue.successor() is None
+    assert shown.events()[0]["incarnation"] == shown.catalogue._host.incarnation, "it has joined now"
+    assert shown.catalogue.successor() is None
+    shown.of("blue").record_joined()
+    assert shown.catalogue.successor() is not None
+
+
+def test_a_successor_is_found_behind_many_other_events(shown: Shown) -> None:
+    """Events are read in pages."""
+    shown.catalogue.record_joined()
+    for _ in range(120):
+        shown.catalogue.record_left("test")
+    shown.of("blue").record_joined()
+    assert [shown.catalogue.successor() is None for _ in range(2)] == [True, False]
+
+
+class CountingInstance:
+    """Counts additions of partitions, and passes on everything."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.added: list[list[str]] = []
+
+    def add_dynamic_partitions(self, name: str, keys: list[str]) -> None:
+        """Count it."""
+        self.added.append(keys)
+        self.instance.add_dynamic_partitions(name, keys)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.instance, name)
+
+
+def test_partitions_are_added_once(shown: Shown) -> None:
+    """Each addition is a query for each key, and partitions come again with each rebalance."""
+    counting = CountingInstance(shown.instance)
+    catalogue = Catalogue(counting, shown.assets, Host("blue", "sensor", "p"))  # type: ignore[arg-type]
+    catalogue.add_partitions([tp(0), tp(1)])
+    catalogue.add_partitions([tp(1)])
+    catalogue.add_partitions([tp(1), tp(2)])
+    assert counting.added == [["orders-0", "orders-1"], ["orders-2"]]
+    assert list(shown.instance.get_dynamic_partitions(shown.assets.partitions_name)) == ["orders-0", "orders-1", "orders-2"]
