@@ -84,7 +84,7 @@ class Batch:
 def plan(
     backlogs: Sequence[Backlog], limits: BatchLimits, *, runs_in_flight: int, new_batch_id: Callable[[], str], now: float
 ) -> tuple[Batch, ...]:
-    """Choose the next batches: who has waited longest comes first, so that nobody starves; spread over as many runs as there is room for."""
+    """Choose the next batches: who has waited longest comes first, so nobody starves; spread over as many runs as there is room for."""
     room = limits.max_runs_in_flight - runs_in_flight
     ready = sorted(
         (backlog for backlog in backlogs if _is_ready(backlog, limits, now)),

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 SHARED = ("handover", "queued", "idle", "deadline", "fenced", "grown", "failing", "hopeless", "previewed", "paired")
 
 
+@pytest.fixture(autouse=True)
+def _curtain(stage: Stage) -> Iterator[None]:
+    """After each test its members leave."""
+    yield
+    stage.turn_off()
+
+
 @pytest.fixture(scope="module")
 def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Kafka and Dagster with `blue` and `green`, which serve every scenario of `SHARED`."""

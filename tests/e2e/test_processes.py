@@ -129,3 +129,4 @@ def _restart(stage: Stage, location: str) -> None:
     ended.server.stop_at_once()
     ended.start(stage.dagster.home)
     ended.wait_until_ready()
+    stage.dagster.reload(location)

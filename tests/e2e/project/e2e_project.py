@@ -35,6 +35,15 @@ SETTINGS: dict[str, dict[str, object]] = {
 ASSETS = {"paired": ("first", "second")}
 
 
+class SlowKafka(KafkaConsumerResource):
+    """The same, but a tick that has its answer takes as long as the test wants to give it."""
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """Wait, as a tick does that has its answer but is not heard in time."""
+        while (ROOT / self.group_id / "slow").exists():
+            time.sleep(0.1)
+
+
 def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
     folder = ROOT / group
 
@@ -57,16 +66,17 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
 
 def _group(scenario: str, protocol: str) -> dg.Definitions:
     group = f"{scenario}_{protocol}"
-    kafka = KafkaConsumerResource(
+    kafka = SlowKafka(
         bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
         group_id=group,
         topics=[group],
         group_protocol=protocol,
         max_records_per_range=10,
+        lease_s=20.0,
         client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"} if protocol == "classic" else {},
         **SETTINGS[scenario],
     )
-    made = build_kafka_batch_defs(
+    return build_kafka_batch_defs(
         kafka=kafka,
         assets=[_asset(group, name, f"batch_{group}") for name in ASSETS.get(scenario, ("work",))],
         name=group,
@@ -74,21 +84,6 @@ def _group(scenario: str, protocol: str) -> dg.Definitions:
         batch_key=f"batch_{group}",
         job_tags={"e2e/queue": group if scenario == "queued" else "free"},
     )
-    return _with_slow_ticks(made, group) if scenario == "late" else made
-
-
-def _with_slow_ticks(made: dg.Definitions, group: str) -> dg.Definitions:
-    """The same, with a sensor whose ticks take as long as the test wants before they answer."""
-    (inner,) = made.sensors or ()
-
-    @dg.sensor(name=inner.name, job_name=group, minimum_interval_seconds=5, required_resource_keys={f"kafka_{group}"})
-    def slow(context: dg.SensorEvaluationContext) -> object:
-        result = inner(context)
-        while isinstance(result, dg.SensorResult) and (ROOT / group / "slow").exists():
-            time.sleep(0.1)
-        return result
-
-    return dg.Definitions(assets=made.assets, asset_checks=made.asset_checks, jobs=made.jobs, sensors=[slow], resources=made.resources)
 
 
 defs = dg.Definitions.merge(*[_group(scenario, protocol) for scenario in os.environ["E2E_SCENARIOS"].split(",") for protocol in PROTOCOLS])
