@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "broker": "dagster_rebalance.cli.broker",
+    "demo": "dagster_rebalance.cli.demo",
 }
 """Each command's module; the function in it has the command's name."""
 

@@ -1,0 +1,104 @@
+"""The demo's producer: numbered records at a steady rate, and a note of each one that Kafka confirmed.
+
+Owns what was produced: the demo's output is compared with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Producer
+
+from dagster_rebalance.core.errors import BrokerError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from confluent_kafka import KafkaError, Message
+    from typing_extensions import Self
+
+_ROUND_S = 0.1
+_FLUSH_LIMIT_S = 30.0
+
+
+class NumberedProducer:
+    """Produces from the time it is entered until it is stopped. Each number is a record of its own, on the partitions in turn.
+
+    Args:
+        bootstrap_servers: The Kafka.
+        topic: The topic.
+        partitions: How many partitions it has.
+        per_second: Records per second, all partitions together.
+    """
+
+    def __init__(self, bootstrap_servers: str, topic: str, *, partitions: int, per_second: int) -> None:
+        self._topic = topic
+        self._partitions = partitions
+        self._per_round = per_second * _ROUND_S
+        # Idempotent: a retry of the producer itself must not look like a record that was processed twice.
+        settings = {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 50, "log_level": 0}
+        self._producer = Producer(settings)
+        self._confirmed: dict[int, tuple[int, int]] = {}
+        self._failure: str | None = None
+        self._ends = [0] * partitions
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._produce, name="producer", daemon=True)
+
+    @property
+    def confirmed(self) -> dict[int, tuple[int, int]]:
+        """Partition and offset of each number that Kafka confirmed."""
+        return dict(self._confirmed)
+
+    @property
+    def ends(self) -> list[int]:
+        """How many records Kafka confirmed, by partition. The topic was empty, so this is also where the partition ends."""
+        return list(self._ends)
+
+    def stop(self) -> None:
+        """Produce no more, and wait until Kafka has confirmed everything.
+
+        Raises:
+            BrokerError: It did not confirm a record.
+        """
+        self._stopped.set()
+        self._thread.join()
+        left = self._producer.flush(_FLUSH_LIMIT_S)
+        if left or self._failure:
+            msg = f"Kafka did not confirm every produced record: {self._failure or f'{left} unanswered after {_FLUSH_LIMIT_S:g} s'}"
+            raise BrokerError(msg)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _produce(self) -> None:
+        numbers = itertools.count()
+        due, next_at = 0.0, time.monotonic()
+        while not self._stopped.is_set():
+            due += self._per_round
+            for number in itertools.islice(numbers, int(due)):
+                self._send(number)
+            due %= 1
+            next_at += _ROUND_S
+            self._producer.poll(0)
+            self._stopped.wait(next_at - time.monotonic())
+
+    def _send(self, number: int) -> None:
+        def note(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                self._failure = f"record {number}: {error.str()}"
+                return
+            partition, offset = int(message.partition() or 0), int(message.offset() or 0)
+            self._confirmed[number] = (partition, offset)
+            self._ends[partition] += 1
+
+        value = json.dumps({"number": number, "cents": 100 + number * 37 % 9900})
+        self._producer.produce(self._topic, value.encode(), partition=number % self._partitions, on_delivery=note)
