@@ -1,0 +1,181 @@
+"""`build_kafka_batch_defs`: what a team gets from one call, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.orchestration.parts import KafkaInMemory
+
+
+def asset(name: str = "work") -> dg.AssetsDefinition:
+    """An asset that is never executed."""
+
+    @dg.asset(name=name)
+    def work() -> None:
+        pass
+
+    return work
+
+
+def kafka(group_id: str = "etl") -> KafkaConsumerResource:
+    """A resource that nothing connects with."""
+    return KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"])
+
+
+def test_the_definitions_load() -> None:
+    """As a code location loads them: every resource and every asset fits."""
+    dg.Definitions.validate_loadable(build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders"))
+
+
+def test_the_job_runs_in_one_process() -> None:
+    """A process for each step costs seconds, and Spark is the parallelism."""
+    job = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders").resolve_job_def("orders")
+    assert job.executor_def is dg.in_process_executor
+    assert {key.to_user_string() for key in job.asset_layer.executable_asset_keys} == {"work"}
+
+
+def test_the_sensor_is_off_until_it_is_turned_on() -> None:
+    """Loading code must not join a group."""
+    defs = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders", job_tags={"team": "etl"})
+    sensor = defs.resolve_sensor_def("orders_sensor")
+    assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
+    assert sensor.minimum_interval_seconds == 5
+    assert [target.job_name for target in sensor.targets] == ["orders"]
+    assert defs.resolve_job_def("orders").tags["team"] == "etl"
+
+
+def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_topic_partition() -> None:
+    """Row counts, lag and drains are plotted there; a Dagster partition for each range would be too many within days."""
+    defs = build_kafka_batch_defs(kafka=kafka(), assets=[asset("first"), asset("second")])
+    graph = defs.resolve_asset_graph()
+    group = GroupAssets.of("etl")
+    offsets = graph.get(group.offsets)
+    assert offsets.parent_keys == {dg.AssetKey("first"), dg.AssetKey("second")}
+    assert isinstance(offsets.partitions_def, dg.DynamicPartitionsDefinition)
+    assert offsets.partitions_def.name == group.partitions_name
+    assert {graph.get(key).group_name for key in (group.offsets, group.group)} == {"streaming"}
+    assert offsets.kinds == graph.get(group.group).kinds == {"kafka"}
+    assert dg.AssetCheckKey(group.offsets, STOPPED_CHECK) in graph.asset_check_keys
+
+
+def test_two_groups_live_in_one_code_location() -> None:
+    """Each with a name and resource keys of its own."""
+    two = dg.Definitions.merge(
+        *(
+            build_kafka_batch_defs(
+                kafka=kafka(group_id),
+                assets=[asset(f"work_{group_id}")],
+                name=group_id,
+                kafka_key=f"kafka_{group_id}",
+                batch_key=f"batch_{group_id}",
+            )
+            for group_id in ("orders", "clicks")
+        )
+    )
+    dg.Definitions.validate_loadable(two)
+    for group_id in ("orders", "clicks"):
+        assert two.resolve_sensor_def(f"{group_id}_sensor").required_resource_keys == {f"kafka_{group_id}"}
+    assert {key.asset_key for key in two.resolve_asset_graph().asset_check_keys} == {
+        GroupAssets.of("orders").offsets,
+        GroupAssets.of("clicks").offsets,
+    }
+
+
+@pytest.mark.parametrize("key", ["kafka", "kafka_batch"])
+def test_a_resource_key_that_is_taken_is_refused(key: str) -> None:
+    """One of the two would be used for both, silently."""
+    with pytest.raises(ConfigurationError, match=f"the resource key '{key}' is used by orders itself"):
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders", resources={key: object()})
+
+
+def test_without_assets_there_is_nothing_to_run() -> None:
+    """An empty selection would select every asset, or none, with a message about neither."""
+    with pytest.raises(ConfigurationError, match="orders has no assets"):
+        build_kafka_batch_defs(kafka=kafka(), assets=[], name="orders")
+
+
+def test_a_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names assets, so it is needed when the code is loaded."""
+    monkeypatch.setenv("ETL_GROUP", "etl-production")
+    defs = build_kafka_batch_defs(kafka=kafka(dg.EnvVar("ETL_GROUP")), assets=[asset()])
+    assert GroupAssets.of("etl-production").offsets in defs.resolve_asset_graph().get_all_asset_keys()
+
+
+def test_a_group_id_from_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the assets would be named after the variable."""
+    monkeypatch.delenv("ETL_GROUP", raising=False)
+    with pytest.raises(ConfigurationError, match="environment variable ETL_GROUP, which is not set"):
+        build_kafka_batch_defs(kafka=kafka(dg.EnvVar("ETL_GROUP")), assets=[asset()])
+
+
+class Check:
+    """The check of a group in memory, executed by hand."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.kafka: KafkaInMemory = kafka_in_memory(max_attempts=2)
+        self.group = GROUPS[self.kafka.group_id]
+        for number in (0, 1):
+            self.group.produce(tp(number), 10)
+        self.key = dg.AssetCheckKey(GroupAssets.of(self.kafka.group_id).offsets, STOPPED_CHECK)
+        checks = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(self.key), executor_def=dg.in_process_executor)
+        made = build_kafka_batch_defs(kafka=self.kafka, assets=[asset()])
+        self.job = dg.Definitions.merge(made, dg.Definitions(jobs=[checks])).resolve_job_def("checks")
+
+    def execute(self) -> tuple[bool, str, object]:
+        """Whether it passed, its description, and the partitions that are stopped."""
+        result = self.job.execute_in_process(instance=self.instance)
+        (evaluation,) = result.get_asset_check_evaluations()
+        assert evaluation.asset_check_key == self.key
+        return evaluation.passed, evaluation.description or "", evaluation.metadata["stopped"].value
+
+
+@pytest.fixture
+def check() -> Iterator[Check]:
+    """A check on an instance in memory."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Check(instance)
+
+
+def test_the_check_executed_by_hand_passes_while_work_goes_on(check: Check) -> None:
+    """It looks for itself, so it answers while no member is there; one failed run of two is no stop."""
+    check.group.committed[tp(0)] = claimed(0, 10, "b-1")
+    make_run(check.instance, offer("b-1"), dg.DagsterRunStatus.FAILURE)
+    assert check.execute() == (True, "every partition goes on", {})
+
+
+def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> None:
+    """Runs that failed too often, and a text by somebody else; the reasons name what to look at."""
+    check.group.committed[tp(0)] = claimed(0, 10, "b-1")
+    check.group.committed[tp(1)] = OffsetAndMetadata(3, "spark-checkpoint-17")
+    _, last = [make_run(check.instance, offer("b-1", attempt=attempt), dg.DagsterRunStatus.FAILURE) for attempt in (1, 2)]
+    passed, description, stopped = check.execute()
+    assert not passed
+    assert f"orders-0: 2 runs failed on orders-0 [0, 10), the last one is {last.run_id}" in description
+    assert "orders-1: the metadata 'spark-checkpoint-17' was not written by dagster_rebalance" in description
+    assert isinstance(stopped, dict)
+    assert sorted(stopped) == ["orders-0", "orders-1"]
+
+
+def test_the_check_executed_by_hand_finds_offsets_that_are_gone(check: Check) -> None:
+    """After retention the member shows the stop; by hand it must not look mended."""
+    check.group.committed[tp(0)] = OffsetAndMetadata(2)
+    check.group.committed[tp(1)] = OffsetAndMetadata(10)
+    check.group.delete_before(tp(0), 5)
+    passed, description, _ = check.execute()
+    assert not passed
+    assert description.startswith("orders-0: the offsets 2 to 5 were deleted by Kafka's retention")

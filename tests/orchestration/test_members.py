@@ -1,0 +1,197 @@
+"""The members of a process: one for each sensor, from its first tick to its departure. Threads are real; the group is in memory."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.members import HostedMember, Members
+from dagster_rebalance.orchestration.pump import Parts
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.consumer.events import MemberEvent
+
+ETERNAL = DriverSettings(lease_s=1e9)
+"""The clock of a group in memory runs as fast as its members poll."""
+
+
+class PacedMember(FakeMember):
+    """A member in memory whose polls take some real time, as a thread's have to."""
+
+    def poll(self, timeout_s: float) -> list[MemberEvent]:
+        """Poll, a little later."""
+        time.sleep(0.002)
+        return super().poll(timeout_s)
+
+
+class Farm:
+    """Makes hosted members on one group in memory."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.group = FakeGroup({"orders": 2})
+        self.made: list[HostedMember] = []
+        self.fails: list[Exception] = []
+        self.stuck = threading.Event()
+        self.stuck.set()
+
+    def make(self, shutdown_timeout_s: float = 5.0) -> HostedMember:
+        """A hosted member."""
+        member = HostedMember("test", self._parts, shutdown_timeout_s=shutdown_timeout_s)
+        self.made.append(member)
+        return member
+
+    @contextmanager
+    def _parts(self) -> Iterator[Parts]:
+        if self.fails:
+            raise self.fails.pop(0)
+        assert self.stuck.wait(30)
+        config = {"bootstrap.servers": "memory:1", "group.id": "etl"}
+        clock = self.group.clock
+        with RebalanceAwareConsumer(config, fetch=False, member=PacedMember(self.group), cluster=self.group, clock=clock) as consumer:
+            driver = Driver(ETERNAL, new_batch_id=lambda: "b", now=clock())
+            catalogue = Catalogue(self.instance, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
+            yield Parts(consumer, driver, RunLedger(self.instance, "etl"), catalogue, ["orders"], clock)
+
+
+@pytest.fixture
+def farm() -> Iterator[Farm]:
+    """A farm whose members are gone afterwards."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        made = Farm(instance)
+        yield made
+        made.stuck.set()
+        for member in made.made:
+            member.leave("the test is over")
+        for member in made.made:
+            member.join(time.monotonic() + 30)
+            assert member.is_over
+
+
+def has_joined(farm: Farm, members: Members) -> bool:
+    """Whether the member says what it does, not only that it starts."""
+    mail, _ = members.tick("key", farm.make)
+    return "starting" not in mail.summary[0] and bool(farm.group.members)
+
+
+def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
+    """A tick comes on another thread each time; a consumer for each would rebalance for ever."""
+    members = Members()
+    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    assert len(farm.made) == 1
+    assert members.get("key") is farm.made[0]
+    assert members.get("another") is None, "a look makes none"
+    members.tick("another", farm.make)
+    assert len(farm.made) == 2
+
+
+def test_a_failed_member_raises_at_the_next_tick_and_is_made_anew_afterwards(farm: Farm) -> None:
+    """The tick is red with the reason, and the next one tries again by itself."""
+    members = Members()
+    farm.fails = [BrokerError("nobody answers at kafka:9092")]
+    failed = farm.make()
+    wait_until(lambda: failed.is_over, timeout_s=30, what="the failure")
+    with pytest.raises(BrokerError, match="nobody answers at kafka:9092"):
+        members.tick("key", lambda: failed)
+    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="a new member to join")
+    assert members.get("key") is not failed
+
+
+def test_a_member_that_left_is_made_anew(farm: Farm) -> None:
+    """The sensor was switched off for longer than its lease, and is on again. The last tick of the old one offers nothing."""
+    members = Members()
+    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    farm.made[0].leave("test")
+    farm.made[0].join(time.monotonic() + 30)
+    mail, _ = members.tick("key", farm.make)
+    assert mail.offers == ()
+    assert members.get("key") is None
+    members.tick("key", farm.make)
+    assert len(farm.made) == 2
+
+
+def test_notes_reach_one_tick(farm: Farm) -> None:
+    """Logs exist only inside a tick."""
+    members = Members()
+    notes: list[str] = []
+
+    def assigned() -> bool:
+        notes.extend(members.tick("key", farm.make)[1])
+        return any("assigned orders-0" in note for note in notes)
+
+    wait_until(assigned, timeout_s=30, what="the note")
+    assert len([note for note in notes if "assigned orders-0" in note]) == 1
+
+
+def test_shut_down_lets_members_leave_the_group(farm: Farm) -> None:
+    """Without a leave the others wait for the session time-out, 45 s."""
+    members = Members()
+    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    members.shut_down()
+    assert farm.made[0].is_over
+    assert farm.group.members == ()
+
+
+def test_shut_down_waits_no_longer_than_its_limit(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that hangs must not keep the process."""
+    monkeypatch.setattr("dagster_rebalance.orchestration.members._EXIT_MARGIN_S", 0.0)
+    farm.stuck.clear()
+    members = Members()
+    members.tick("key", lambda: farm.make(shutdown_timeout_s=0.05))
+    members.shut_down()
+    assert not farm.made[0].is_over
+
+
+def test_shut_down_without_members_does_nothing() -> None:
+    """It runs at the end of every process that imports the definitions, run processes too."""
+    Members().shut_down()
+
+
+IMPORTS = """
+import threading
+import confluent_kafka
+
+def refuse(*args, **kwargs):
+    raise AssertionError("a client was made on import")
+
+confluent_kafka.Consumer = refuse
+import dagster as dg
+from dagster_rebalance import KafkaConsumerResource, build_kafka_batch_defs
+
+before = set(threading.enumerate())
+
+@dg.asset
+def work() -> None: ...
+
+defs = build_kafka_batch_defs(
+    kafka=KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"]), assets=[work]
+)
+defs.resolve_job_def("kafka_batches")
+from dagster_rebalance.orchestration.members import MEMBERS
+assert not MEMBERS._members
+assert set(threading.enumerate()) == before, threading.enumerate()
+print("nothing started")
+"""
+
+
+def test_importing_definitions_starts_nothing() -> None:
+    """Run processes, the webserver's loads and tests import the user's code too: none of them may become a member."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.endswith("nothing started\n"), done.stderr

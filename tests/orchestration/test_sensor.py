@@ -1,0 +1,169 @@
+"""The sensor: what a tick returns, and what a preview does not do. The member is a stand-in; real ones are in test_members."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration import sensor as sensor_module
+from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.mailbox import Mail
+from dagster_rebalance.orchestration.members import Members
+from dagster_rebalance.orchestration.sensor import MOST_REQUESTS_PER_TICK, is_real_tick
+from dagster_rebalance.orchestration.tags import run_config, run_tags
+from tests.orchestration.parts import kafka_in_memory, offer, span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.offers import Offer
+    from tests.orchestration.parts import KafkaInMemory
+
+
+@dg.asset
+def work() -> None:
+    """Never executed."""
+
+
+class StandIn:
+    """A member that has something to say."""
+
+    is_over = False
+
+    def __init__(self, *offers: Offer) -> None:
+        self.mail = Mail(offers, ("2 runs in flight", "lag 340"))
+        self.ticks = 0
+
+    def tick(self) -> tuple[Mail, list[str]]:
+        """Count it."""
+        self.ticks += 1
+        return self.mail, ["12:00:00 assigned orders-0"]
+
+
+class Sensor:
+    """A sensor whose ticks can be real or previews."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:  # noqa: ANN401 - settings of all kinds
+        self.kafka: KafkaInMemory = kafka_in_memory(**settings)
+        self.defs = build_kafka_batch_defs(kafka=self.kafka, assets=[work], name="orders")
+        self.members = Members()
+        self.monkeypatch = monkeypatch
+        monkeypatch.setattr(sensor_module, "MEMBERS", self.members)
+
+    def hosts(self, member: StandIn) -> None:
+        """Let this be the member that the sensor starts."""
+        make: Callable[..., object] = lambda *_: member  # noqa: E731 - a stand-in for `_host`
+        self.monkeypatch.setattr(sensor_module, "_host", make)
+
+    def tick(self, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
+        """Evaluate the sensor as the daemon or as a preview does; returns what Dagster makes of it."""
+        self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
+        made = self.defs.resolve_sensor_def("orders_sensor")
+        with dg.DagsterInstance.ephemeral() as instance:
+            context = dg.build_sensor_context(
+                instance=instance, definitions=self.defs, resources={"kafka": self.kafka}, sensor_name="orders_sensor"
+            )
+            with context:
+                return made.evaluate_tick(context)
+
+
+@pytest.fixture
+def sensor(monkeypatch: pytest.MonkeyPatch) -> Sensor:
+    """A sensor of a group of its own."""
+    return Sensor(monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("log_key", "real"),
+    [
+        (["repo", "sensor", "1234"], True),
+        (["repo", "sensor", "20261121_051300"], False),
+        ([], False),
+        (None, False),
+    ],
+)
+def test_only_a_tick_of_the_daemon_has_a_number(log_key: list[str] | None, *, real: bool) -> None:
+    """A preview's key is a time; a context that was built by hand has none."""
+    context: Any = SimpleNamespace(log_key=log_key)
+    assert is_real_tick(context) is real
+
+
+def test_a_preview_starts_nothing_and_says_so(sensor: Sensor) -> None:
+    """'Preview tick result' must not join the group."""
+    result = sensor.tick(real=False)
+    assert not result.run_requests
+    assert "nothing is started" in str(result.skip_message)
+    assert sensor.members._members == {}
+
+
+def test_a_preview_shows_what_would_be_requested_without_a_tick(sensor: Sensor) -> None:
+    """It must neither use up a batch nor prolong the lease."""
+    member = StandIn(offer("b-1", span(0), span(1)))
+    sensor.hosts(member)
+    sensor.tick()
+    result = sensor.tick(real=False)
+    assert not result.run_requests
+    assert f"would request {member.mail.offers[0].run_key} for orders-0 [0, 10), orders-1 [0, 10)" in str(result.skip_message)
+    assert "lag 340" in str(result.skip_message)
+    assert member.ticks == 1
+
+
+def test_an_offer_becomes_a_run_request(sensor: Sensor) -> None:
+    """With the key of the attempt, the tags that runs are found by, and the ranges."""
+    wanted = offer("b-1", span(0), span(1), attempt=2)
+    sensor.hosts(StandIn(wanted))
+    result = sensor.tick()
+    (request,) = result.run_requests
+    assert request.run_key == wanted.run_key
+    assert request.run_key.endswith(".2")
+    assert request.run_config == run_config(wanted, "kafka_batch")
+    assert run_tags(wanted, sensor.kafka.group_id).items() <= request.tags.items()
+
+
+def test_what_is_offered_is_requested_again_by_the_next_tick(sensor: Sensor) -> None:
+    """A tick that timed out throws its requests away; Dagster ignores a key that it knows."""
+    sensor.hosts(StandIn(offer("b-1")))
+    keys = [[request.run_key for request in sensor.tick().run_requests] for _ in range(2)]
+    assert keys[0] == keys[1]
+
+
+def test_a_tick_requests_no_more_than_the_daemon_can_bear(sensor: Sensor) -> None:
+    """Each costs it a quarter of a second in which no other sensor is evaluated; the rest comes with the next tick."""
+    sensor.hosts(StandIn(*(offer(f"b-{number}") for number in range(50))))
+    assert len(sensor.tick().run_requests) == MOST_REQUESTS_PER_TICK
+
+
+def test_without_offers_the_skip_reason_says_what_the_member_does(sensor: Sensor) -> None:
+    """The list of ticks is where an operator looks first."""
+    sensor.hosts(StandIn())
+    result = sensor.tick()
+    assert not result.run_requests
+    assert result.skip_message == "2 runs in flight; lag 340"
+
+
+def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The member would leave and join for ever; the message names both settings."""
+    sensor = Sensor(monkeypatch, lease_s=19.0)
+    with pytest.raises(ConfigurationError, match=r"lease_s=19 .* must be at least 20 \(4 intervals of sensor orders_sensor\)"):
+        sensor.tick()
+    assert sensor.members._members == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_records_per_range": 0}, "max_records_per_range=0"),
+        ({"client_config": {"enable.auto.commit": "true"}}, "enable.auto.commit"),
+        ({"client_config": {"max.poll.interval.ms": "1000"}}, "hold_limit_s=300"),
+    ],
+)
+def test_settings_that_cannot_work_fail_the_first_tick(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
+    """Before a thread is started, so that the first tick shows it."""
+    sensor = Sensor(monkeypatch, **settings)
+    with pytest.raises(ConfigurationError, match=message):
+        sensor.tick()
+    assert sensor.members._members == {}
