@@ -122,8 +122,7 @@ def kafka_error(exception: KafkaException) -> KafkaError:
 def broker_error(error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition] = ()) -> BrokerError:
     """The error of a request that is not a commit."""
     reasons = dict.fromkeys(partitions, error.str())
-    retriable = error.code() in RETRIABLE or error.retriable()
-    return BrokerError(attempt.explain(error, names(reasons)), retriable=retriable, partitions=reasons)
+    return BrokerError(attempt.explain(error, names(reasons)), retriable=_retriable(error), partitions=reasons)
 
 
 def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition], *, holding: bool) -> BrokerError:
@@ -140,13 +139,18 @@ def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[Topic
         return RebalanceInProgressError(message, partitions=reasons)
     if code == KafkaError.REBALANCE_IN_PROGRESS:
         return RebalanceInProgressError(message, partitions=reasons)
-    return BrokerError(message, retriable=code in RETRIABLE or error.retriable(), partitions=reasons)
+    return BrokerError(message, retriable=_retriable(error), partitions=reasons)
 
 
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
     """The error of a client that could not be made from its settings; librdkafka's own text names the setting."""
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
     return ConfigurationError(f"the Kafka client refuses its settings: {text}; correct or remove the named setting")
+
+
+def _retriable(error: KafkaError) -> bool:
+    # A topic may come into being later, and the client looks for it.
+    return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
 
 
 def _cause(error: KafkaError) -> int:

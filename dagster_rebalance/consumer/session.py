@@ -206,8 +206,11 @@ class Session:
     def _note(self, error: KafkaError) -> None:
         if is_final(error):
             self.broken = broker_error(error, self._attempt)
-        elif self.hold is not None and error.code() == POLLED_TOO_LATE:
-            self.ended = LostReason.SESSION
+        elif error.code() == POLLED_TOO_LATE:
+            logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))
+            # Without a hold the client tells of the loss by itself, and joins again.
+            if self.hold is not None:
+                self.ended = LostReason.SESSION
         elif error.code() in PASSING:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
         else:
