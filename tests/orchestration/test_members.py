@@ -24,7 +24,7 @@ from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dagster_rebalance.consumer.events import MemberEvent
 
@@ -195,3 +195,21 @@ def test_importing_definitions_starts_nothing() -> None:
     """Run processes, the webserver's loads and tests import the user's code too: none of them may become a member."""
     done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.endswith("nothing started\n"), done.stderr
+
+
+def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_others(farm: Farm) -> None:
+    """Its server goes on answering ticks until its runs are over, and a member made by one of them would join only to leave."""
+    watched: list[Callable[[], None]] = []
+    members = Members(watched.append)
+    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    members.tick("another", farm.make)
+    (told_to_end,) = watched
+    told_to_end()
+    for member in farm.made:
+        member.join(time.monotonic() + 30)
+        assert member.is_over, "nobody waited for a tick, or for the end of the process"
+    for key in ("key", "another", "a third"):
+        members.tick(key, farm.make)
+        mail, _ = members.tick(key, farm.make)
+        assert mail.summary == ("this code server is being shut down: it takes part in no group any more",)
+    assert len(farm.made) == 2

@@ -1,0 +1,74 @@
+"""A code server that is told to end: its members hear of it at once, not only when its runs are over."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.orchestration.shutdown import call_on_shutdown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@pytest.fixture
+def told() -> Iterator[list[int]]:
+    """The signals that the handlers from before have seen."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    seen: list[int] = []
+    for number in SIGNALS:
+        signal.signal(number, lambda number, _: seen.append(number))
+    yield seen
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_the_signal_is_told_first_and_does_what_it_did_before(told: list[int], number: signal.Signals) -> None:
+    """Dagster ends the server by its own handler, which must still come."""
+    call_on_shutdown(lambda: told.append(0))
+    signal.raise_signal(number)
+    assert told == [0, number]
+
+
+def test_a_process_that_ignores_the_signal_still_does(told: list[int]) -> None:
+    """Started in the background of a shell, a process ignores SIGINT; it is not for us to change that."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    call_on_shutdown(lambda: told.append(0))
+    signal.raise_signal(signal.SIGINT)
+    assert told == []
+
+
+def test_a_thread_can_ask_for_it_while_the_main_thread_waits() -> None:
+    """So it is in a code server: ticks run in a pool, and the main thread waits for the end, a moment at a time."""
+    script = """
+        import os, signal, sys, threading, time
+        from dagster_rebalance.orchestration.shutdown import call_on_shutdown
+
+        def tick():
+            call_on_shutdown(lambda: print("told", threading.current_thread() is threading.main_thread(), flush=True))
+            while signal.getsignal(signal.SIGTERM) is dagsters:
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+        def dagsters(number, frame):
+            raise KeyboardInterrupt
+
+        signal.signal(signal.SIGTERM, dagsters)
+        ended = threading.Event()
+        threading.Thread(target=tick, daemon=True).start()
+        try:
+            while not ended.wait(0.1):
+                pass
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.returncode) == ("told True\ninterrupted\n", 0), done.stderr
