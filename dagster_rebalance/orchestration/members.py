@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.shutdown import call_on_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -87,11 +88,17 @@ class HostedMember:
 
 
 class Members:
-    """A registry of hosted members."""
+    """A registry of hosted members.
 
-    def __init__(self) -> None:
+    Args:
+        call_on_shutdown: Has a function called when the process is told to end.
+    """
+
+    def __init__(self, call_on_shutdown: Callable[[Callable[[], None]], None] | None = None) -> None:
         self._members: dict[Hashable, HostedMember] = {}
-        self._lock = threading.Lock()
+        self._call_on_shutdown = call_on_shutdown
+        self._is_retired = False
+        self._lock = threading.RLock()  # a signal may come while this very thread has it
 
     def get(self, key: Hashable) -> HostedMember | None:
         """The member for a key, if there is one. A preview uses this: it starts nothing."""
@@ -106,25 +113,40 @@ class Members:
         """
         with self._lock:
             member = self._members.get(key)
+            if member is None and self._is_retired:
+                return Mail(summary=("this code server is being shut down: it takes part in no group any more",)), []
             if member is None:
+                self._watch()
                 member = self._members[key] = make()
             if member.is_over:
                 del self._members[key]
         return member.tick()
 
-    def shut_down(self) -> None:
-        """Let all members drain and leave, within their time-outs."""
+    def retire(self) -> None:
+        """Ask all members to drain and leave, and make no others. Does not wait: a handler of a signal calls this."""
         with self._lock:
+            self._is_retired = True
             members = list(self._members.values())
         for member in members:
-            member.leave("its process ends")
+            member.leave("its code server is shut down")
+
+    def _watch(self) -> None:
+        if self._call_on_shutdown is not None:
+            self._call_on_shutdown(self.retire)
+            self._call_on_shutdown = None
+
+    def shut_down(self) -> None:
+        """Let all members drain and leave, within their time-outs."""
+        self.retire()
+        with self._lock:
+            members = list(self._members.values())
         until = time.monotonic() + max((member.exit_limit_s for member in members), default=0.0)
         for member in members:
             member.join(until)
 
 
-MEMBERS = Members()
+MEMBERS = Members(call_on_shutdown)
 """The members of this process."""
 
-# Daemon threads and `atexit` are the only clean-up that ran in every graceful end of a code server.
+# The end of the process waits for them. Daemon threads and `atexit` are the only clean-up that ran in every graceful end of a code server.
 atexit.register(MEMBERS.shut_down)
