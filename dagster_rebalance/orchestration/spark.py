@@ -159,7 +159,7 @@ def stop_abandoned_work(remote: str, run_id: str) -> None:
 
 def _session_maker() -> "Callable[[dict[str, Any]], Any]":
     try:
-        from dagster_pyspark import LazyPySparkResource
+        from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415 - Spark is an extra
     except ImportError as error:
         msg = "the Spark resource needs dagster-pyspark and pyspark: install them with `pip install 'dagster-rebalance[spark]'`."
         raise ConfigurationError(msg) from error

@@ -39,6 +39,7 @@ def cancel(instance: dg.DagsterInstance) -> None:
 with dg.DagsterInstance.ephemeral() as instance:
     threading.Thread(target=cancel, args=(instance,), daemon=True).start()
     job = dg.Definitions([slow], resources={"spark": resource}).resolve_implicit_global_asset_job_def()
-    job.execute_in_process(instance=instance, run_id=run_id, raise_on_error=False)
+    result = job.execute_in_process(instance=instance, run_id=run_id, raise_on_error=False)
     run = instance.get_run_by_id(run_id)
-    print(run.status.value if run else "no run", flush=True)  # noqa: T201 - the test reads it
+    failure = next(event for event in result.all_events if event.is_step_failure).step_failure_data
+    print(run.status.value if run else "no run", failure.error_source.name, flush=True)  # noqa: T201 - the test reads it

@@ -1,0 +1,115 @@
+"""The Spark session of a run, as far as no Spark is needed to see it."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata
+from typing import Any
+
+import dagster as dg
+import pytest
+from pydantic import PrivateAttr
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.spark import KafkaSparkResource, _is_over
+from dagster_rebalance.testing.ports import free_port
+
+CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
+
+
+@pytest.mark.parametrize(
+    ("given", "packages"),
+    [
+        ({}, CONNECTOR),
+        ({"spark.jars.packages": "a:b:1"}, f"a:b:1,{CONNECTOR}"),
+        ({"spark": {"jars": {"packages": "a:b:1"}}}, f"a:b:1,{CONNECTOR}"),
+        ({"spark.jars.packages": "o.a.s:spark-sql-kafka-0-10_2.13:4.9.9"}, "o.a.s:spark-sql-kafka-0-10_2.13:4.9.9"),
+        ({"spark.jars": "/jars/spark-sql-kafka-0-10_2.13-4.0.0.jar"}, None),
+    ],
+)
+def test_the_connector_is_added_to_the_users_own_packages(given: dict[str, Any], packages: str | None) -> None:
+    """Replaced, the user's jars would be missing; added beside one of theirs, two versions would clash."""
+    assert KafkaSparkResource(spark_config=given)._classic_config().get("spark.jars.packages") == packages
+
+
+def test_a_session_is_local_unless_a_master_is_given() -> None:
+    """The field wins over the same setting among the settings."""
+    assert KafkaSparkResource()._classic_config()["spark.master"] == "local[*]"
+    assert KafkaSparkResource(spark_config={"spark.master": "local[1]"})._classic_config()["spark.master"] == "local[1]"
+    assert KafkaSparkResource(master="yarn", spark_config={"spark.master": "local[1]"})._classic_config()["spark.master"] == "yarn"
+
+
+def test_a_server_and_a_master_contradict_each_other() -> None:
+    """One of them would be ignored in silence."""
+    with pytest.raises(ConfigurationError, match="both `remote` and `master`"):
+        _ = KafkaSparkResource(remote="sc://h", master="yarn").spark_session
+
+
+def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark is optional, and the resource can be configured without it."""
+    monkeypatch.setitem(sys.modules, "dagster_pyspark", None)
+    with pytest.raises(ConfigurationError, match=r"dagster-rebalance\[spark\]"):
+        _ = KafkaSparkResource().spark_session
+
+
+def test_a_token_in_the_url_is_not_shown() -> None:
+    """Resources are printed in logs and tracebacks."""
+    resource = KafkaSparkResource(remote="sc://h/;token=hidden", spark_config={"spark.x.password": "hidden"})
+    assert "hidden" not in f"{resource!r}{resource}"
+
+
+def test_setting_the_resource_up_starts_nothing() -> None:
+    """A sensor sets its resources up at each tick: a session would start in the code server."""
+    remote = f"sc://127.0.0.1:{free_port()}"
+
+    @dg.op
+    def idle(spark: KafkaSparkResource) -> None:
+        assert spark._session is None
+
+    @dg.job(resource_defs={"spark": KafkaSparkResource(remote=remote)})
+    def job() -> None:
+        idle()
+
+    assert job.execute_in_process().success
+
+
+SEEN: list[tuple[str, bool]] = []
+
+
+class Watcher(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """Asks at the end of each step whether the run needs the session still."""
+
+    _context: Any = PrivateAttr()
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Keep the context."""
+        self._context = context
+
+    def ask(self, step: str) -> None:
+        """Ask in the middle of a step."""
+        SEEN.append((step, _is_over(self._context)))
+
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
+        """Ask when all steps of the process have ended."""
+        SEEN.append(("teardown", _is_over(context)))
+
+
+def test_the_session_of_a_run_is_kept_until_its_last_step_has_ended() -> None:
+    """With a process per step, the first one would take the session from the others."""
+    SEEN.clear()
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def first(watcher: Watcher) -> None:
+        watcher.ask("first")
+
+    @dg.op(ins={"after": dg.In(dg.Nothing)})
+    def second(watcher: Watcher) -> None:
+        watcher.ask("second")
+
+    @dg.job(resource_defs={"watcher": Watcher()})
+    def job() -> None:
+        second(first())
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert job.execute_in_process(instance=instance).success
+    assert SEEN == [("first", False), ("second", False), ("teardown", True)]
