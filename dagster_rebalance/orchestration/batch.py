@@ -41,7 +41,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         ```python
         @dg.asset
         def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
-            write_by_range(kafka_batch.dataframe(spark), "/data/orders")
+            write_parquet_by_range(kafka_batch.dataframe(spark), "/data/orders")
         ```
     """
 
@@ -67,10 +67,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             ConfigurationError: A security setting cannot be passed on to Spark.
         """
-        from dagster_rebalance.spark.options import spark_kafka_options  # noqa: PLC0415 - Spark is an extra
+        from dagster_rebalance.spark.jobs import tag_batch  # noqa: PLC0415 - Spark is an extra
         from dagster_rebalance.spark.ranges import read_ranges  # noqa: PLC0415
 
-        return read_ranges(spark.spark_session, self.offset_ranges, spark_kafka_options(self.kafka.consumer_config()))
+        session = spark.spark_session
+        tag_batch(session, self.batch_id)
+        return read_ranges(session, self.offset_ranges, self.kafka.consumer_config())
 
     def metadata(self) -> dict[str, Any]:
         """What is worth showing on the materialisation of an asset: the batch, its ranges and the number of records."""
