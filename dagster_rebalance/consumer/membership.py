@@ -288,6 +288,8 @@ class Member:
 
     def _store(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, BrokerError]:
         errors: dict[TopicPartition, KafkaError] = {}
+        # Waited for without a limit (librdkafka gives up by itself, after 46 s with a dead broker): a commit that was given up here could
+        # still be sent later, under a newer generation, and overwrite what the next owner has committed.
         try:
             answers = self._session.consumer.commit(offsets=[to_commit(tp, offset) for tp, offset in wanted.items()], asynchronous=False)
         except KafkaException as problem:

@@ -127,9 +127,13 @@ class RebalanceAwareConsumer(ConsumerOperations):
         """Take part in the group for these topics, or for those whose whole name matches a compiled pattern.
 
         Args:
-            topics: Names, or a pattern. A pattern is matched with Python's rules, and never matches internal topics (`__...`).
+            topics: Names, or a pattern. A pattern is matched with Python's rules, and never matches internal topics (`__...`). No names at
+                all is the same as `unsubscribe`.
             listener: Told when partitions come and go; `set_rebalance_listener` overrides it.
         """
+        if not topics:
+            self.unsubscribe()
+            return
         with self._own_turn("subscribe"):
             if isinstance(topics, str):
                 msg = f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'"
@@ -240,9 +244,10 @@ class RebalanceAwareConsumer(ConsumerOperations):
             case RevokeRequested(partitions):
                 self._request(partitions)
             case PartitionsLost(partitions, reason):
-                self._lists.lose(partitions)
-                self._lost_reasons.update(dict.fromkeys(partitions, reason))
                 gone = self._assigned.intersection(partitions)
+                # What this very poll has completed is no loss to the caller, though Kafka did not hear of its release any more.
+                self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
+                self._lost_reasons.update(dict.fromkeys(gone, reason))
                 self._forget(gone)
                 self._tell("lost", gone)
             case HoldSuperseded(partitions):

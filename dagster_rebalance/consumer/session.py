@@ -195,7 +195,8 @@ class Session:
             gone |= self.hold.partitions
             self.hold = None
         self._owned -= gone
-        self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
+        if gone:
+            self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() in CREDENTIALS or is_final(error):

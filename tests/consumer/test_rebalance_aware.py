@@ -177,6 +177,30 @@ def test_a_superseded_hold_is_lost_and_never_released(group: FakeGroup) -> None:
     assert group.owner(P2) is green.member
 
 
+def test_what_is_completed_in_the_poll_that_finds_the_loss_is_not_told_as_lost(group: FakeGroup) -> None:
+    """It was given up already; each partition is told once, and nothing is released later."""
+    diary = DiaryOfLosses()
+    blue, _ = requested(group, diary)
+    group.fence(blue.member)
+    blue.consumer.poll(60.0)
+    assert diary.lines[1:] == [("revoked", {P2, P3}), ("lost", {P0, P1})]
+    assert blue.consumer.get_lost_partitions() == {P0, P1}
+    assert set(blue.consumer.lost_reasons()) == {P0, P1}
+    blue.consumer.poll(0.1)
+
+
+def test_a_completed_partition_of_a_lost_hold_is_not_told_as_lost(group: FakeGroup) -> None:
+    """It was not delayed, and so gone for the API; only its release is never sent."""
+    blue, _ = requested(group)
+    blue.consumer.delay_revoke([P3])
+    blue.consumer.poll(0.1)
+    blue.consumer.delay_revoke([P3])
+    group.fence(blue.member)
+    blue.consumer.poll(60.0)
+    assert blue.consumer.get_lost_partitions() == {P0, P1, P3}
+    blue.consumer.poll(0.1)
+
+
 def test_a_hold_that_is_never_released_is_lost(group: FakeGroup) -> None:
     """It is not possible to delay a revoke for ever."""
     blue, _ = requested(group)
@@ -403,6 +427,14 @@ def test_unsubscribing_gives_everything_up_and_allows_to_come_back(group: FakeGr
     blue.consumer.subscribe(["orders"])
     blue.consumer.poll(0.1)
     assert [what for what, _ in diary.lines] == ["assigned", "revoked", "assigned"]
+
+
+def test_subscribing_to_nothing_is_unsubscribing(group: FakeGroup) -> None:
+    """As in Kafka's own consumer."""
+    blue = alone(group)
+    blue.consumer.subscribe([])
+    assert not blue.consumer.assignment()
+    assert not group.members
 
 
 def test_a_subscription_is_a_list_of_topics(group: FakeGroup) -> None:
