@@ -124,9 +124,11 @@ class Group:
         """The last ticks, newest first."""
         return self.stage.dagster.ticks(location, self.sensor)
 
-    def wait(self, what: str, condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
+    def wait(self, what: str, condition: Callable[[Group], object], timeout_s: float = PATIENCE_S) -> None:
         """Wait for something, and say how things stand if it does not come."""
-        wait_until(lambda: condition() or None, timeout_s=timeout_s, what=lambda: f"{self.name}: {what}; {self._state()}", interval_s=0.5)
+        wait_until(
+            lambda: condition(self) or None, timeout_s=timeout_s, what=lambda: f"{self.name}: {what}; {self._state()}", interval_s=0.5
+        )
 
     def _state(self) -> str:
         ticks = {
@@ -166,7 +168,7 @@ class Group:
         key = GroupAssets.of(self.name).offsets
         records = self.stage.instance.fetch_materializations(dg.AssetRecordsFilter(key), limit=1000, ascending=True).records
         events = [record.asset_materialization for record in records]
-        return [(e.partition, e.metadata["start"].value, e.metadata["until"].value) for e in events if e is not None]
+        return [(str(e.partition), _number(e, "start"), _number(e, "until")) for e in events if e is not None]
 
     def committers(self) -> set[str]:
         """The code locations whose members committed something."""
@@ -202,12 +204,18 @@ class Group:
         recorded = self.materialised()
         assert len(set(recorded)) == len(recorded), f"recorded more than once: {recorded}"
         offsets: Counter[str] = Counter()
-        for partition, start, until in recorded:
-            assert offsets[partition] == start, f"commits of {partition} do not follow each other: {recorded}"
-            offsets[partition] = until
+        for name, first, behind in recorded:
+            assert offsets[name] == first, f"commits of {name} do not follow each other: {recorded}"
+            offsets[name] = behind
         assert {int(name.rpartition("-")[2]): offset for name, offset in offsets.items()} == {
             partition: offset for partition, offset in self.committed().items() if offset
         }
+
+
+def _number(event: dg.AssetMaterialization, name: str) -> int:
+    value = event.metadata[name].value
+    assert isinstance(value, int)
+    return value
 
 
 def locations(scenarios: Iterable[str], root: Path, bootstrap_servers: str, *names: str, reloads: bool = False) -> list[CodeLocation]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
 
 from tests.consumer.eviction import evict
-from tests.e2e.stage import partitions_of
+from tests.e2e.stage import Group, partitions_of
 
 if TYPE_CHECKING:
-    from tests.e2e.stage import Group, Stage
+    from tests.e2e.stage import Stage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
@@ -20,14 +21,14 @@ def _in_flight(groups: list[Group], runs: int) -> None:
     for group in groups:
         group.turn_on("blue")
     for group in groups:
-        group.wait(f"{runs} runs to work", lambda group=group: len(group.working()) >= runs)
+        group.wait(f"{runs} runs to work", lambda group: len(group.working()) >= runs)
 
 
 def _green_joins(groups: list[Group]) -> None:
     for group in groups:
         group.turn_on("green")
     for group in groups:
-        group.wait("green to join", lambda group=group: group.events("joined", "green"))
+        group.wait("green to join", lambda group: group.events("joined", "green"))
 
 
 def _is_holding(group: Group) -> bool:
@@ -41,17 +42,17 @@ def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage
     _in_flight(groups, 2)
     _green_joins(groups)
     for group in groups:
-        group.wait("blue to hold", lambda group=group: _is_holding(group))
+        group.wait("blue to hold", _is_holding)
         assert group.committed() == {0: 0, 1: 0}
         group.open()
     for group in groups:
-        group.wait("a receipt", lambda group=group: group.holds("blue"))
+        group.wait("a receipt", lambda group: group.holds("blue"))
         hold = group.holds("blue")[0]
         assert hold["outcome"] == "drained"
         assert len(partitions_of(hold)) == 1
         assert hold["runs"]
         group.produce([0, 1], 10)
-        group.wait("all records to be committed", lambda group=group: group.is_done(20))
+        group.wait("all records to be committed", lambda group: group.is_done(20))
         assert group.committers() == {"blue", "green"}
         group.check_exactly_once()
 
@@ -64,14 +65,14 @@ def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
     for group in groups:
         group.wait(
             "one run to work and one to be queued",
-            lambda group=group: sorted(run.status.value for run in group.runs()) == ["QUEUED", "STARTED"] and group.working(),
+            lambda group: sorted(run.status.value for run in group.runs()) == ["QUEUED", "STARTED"] and group.working(),
         )
     _green_joins(groups)
     for group in groups:
-        group.wait("the revoke to reach a run", lambda group=group: _is_holding(group) or group.holds("blue"))
+        group.wait("the revoke to reach a run", lambda group: _is_holding(group) or group.holds("blue"))
         group.open()
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         group.check_exactly_once()
 
 
@@ -82,10 +83,10 @@ def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
     _green_joins(groups)
     for group in groups:
-        group.wait("a receipt", lambda group=group: group.holds("blue"))
+        group.wait("a receipt", lambda group: group.holds("blue"))
         hold = group.holds("blue")[0]
         assert hold["outcome"] == "nothing to do"
         assert hold["seconds"] < 1
@@ -97,14 +98,14 @@ def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(s
     _in_flight(groups, 1)
     _green_joins(groups)
     for group in groups:
-        group.wait("a receipt", lambda group=group: group.holds("blue"))
+        group.wait("a receipt", lambda group: group.holds("blue"))
         hold = group.holds("blue")[0]
         assert hold["outcome"] == "deadline"
         assert hold["cancelled"]
         assert group.committed() == {0: 0, 1: 0}
         group.open()
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         cancelled = [run for run in group.runs() if run.status is dg.DagsterRunStatus.CANCELED]
         assert cancelled
         done = {run.tags["dagster_rebalance/batch"] for run in group.runs() if run.status is dg.DagsterRunStatus.SUCCESS}
@@ -118,14 +119,14 @@ def test_a_member_fenced_by_the_broker_during_a_hold_commits_nothing_more(stage:
     _in_flight(groups, 2)
     _green_joins(groups)
     for group in groups:
-        group.wait("blue to hold", lambda group=group: _is_holding(group))
+        group.wait("blue to hold", _is_holding)
         evict(stage.kafka.bootstrap_servers, group.name, _member_id(group, "blue"), group.protocol)
     for group in groups:
-        group.wait("the loss to be noticed", lambda group=group: any(hold["outcome"] == "lost" for hold in group.holds("blue")))
+        group.wait("the loss to be noticed", lambda group: any(hold["outcome"] == "lost" for hold in group.holds("blue")))
         assert group.committed() == {0: 0, 1: 0}
         group.open()
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         assert len(group.runs()) == 2, "every run was adopted"
         group.check_exactly_once()
 
@@ -134,21 +135,25 @@ def _member_id(group: Group, location: str) -> str:
     return str(group.events("assigned", location)[-1]["member_id"])
 
 
+def _has_ticked_since(ticks: int, group: Group) -> bool:
+    return len(group.ticks("blue")) > ticks
+
+
 def test_a_partition_added_during_a_hold_neither_ends_it_nor_is_forgotten(stage: Stage) -> None:
     """In classic a metadata change supersedes a hold without a word; the member keeps its metadata still while it holds."""
     groups = stage.groups("grown")
     _in_flight(groups, 2)
     _green_joins(groups)
     for group in groups:
-        group.wait("blue to hold", lambda group=group: _is_holding(group))
+        group.wait("blue to hold", _is_holding)
         stage.kafka.add_partitions(group.name, 3)
         group.produce([2], 10)
     for group in groups:
         ticks = len(group.ticks("blue"))
-        group.wait("a later tick", lambda group=group, ticks=ticks: len(group.ticks("blue")) > ticks)
+        group.wait("a later tick", partial(_has_ticked_since, ticks))
         assert not [hold for hold in group.holds("blue") if hold["outcome"] != "nothing to do"]
         group.open()
     for group in groups:
-        group.wait("all records, those of the new partition too, to be committed", group.is_done)
+        group.wait("all records, those of the new partition too, to be committed", Group.is_done)
         assert "superseded" not in {hold["outcome"] for hold in group.holds("blue")}
         group.check_exactly_once()

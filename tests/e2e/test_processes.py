@@ -9,13 +9,12 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.testing.deployment import DagsterDeployment
-from tests.e2e.stage import SETTINGS, Stage, locations
+from tests.e2e.stage import SETTINGS, Group, Stage, locations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dagster_rebalance.testing.broker import KafkaCluster
-    from tests.e2e.stage import Group
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
@@ -39,7 +38,7 @@ def _in_flight(groups: list[Group], location: str, runs: int) -> None:
     for group in groups:
         group.turn_on(location)
     for group in groups:
-        group.wait(f"{runs} runs to work", lambda group=group: len(group.working()) >= runs)
+        group.wait(f"{runs} runs to work", lambda group: len(group.working()) >= runs)
 
 
 def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage) -> None:
@@ -50,10 +49,10 @@ def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("a tick to time out", lambda group=group: any(tick["status"] == "FAILURE" for tick in group.ticks("blue")))
+        group.wait("a tick to time out", lambda group: any(tick["status"] == "FAILURE" for tick in group.ticks("blue")))
         (group.folder / "slow").unlink()
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         assert len(group.runs()) == 1
         group.check_exactly_once()
 
@@ -66,10 +65,10 @@ def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage
     for group in groups:
         group.turn_on("green")
     for group in groups:
-        group.wait("green to take over", lambda group=group: group.events("assigned", "green"), TAKE_OVER_S)
+        group.wait("green to take over", lambda group: group.events("assigned", "green"), TAKE_OVER_S)
         group.open()
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         assert [run.status for run in group.runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, "both runs were adopted"
         group.check_exactly_once()
     _restart(stage, "blue")
@@ -84,7 +83,7 @@ def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
         group.open()
         group.turn_on("green")
     for group in groups:
-        group.wait("all records to be committed", group.is_done, TAKE_OVER_S)
+        group.wait("all records to be committed", Group.is_done, TAKE_OVER_S)
         assert [run.status.value for run in group.runs()] == ["FAILURE", "SUCCESS"]
         assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
         group.check_exactly_once()
@@ -113,13 +112,13 @@ def test_after_a_reload_the_old_process_drains_and_the_new_one_goes_on(stage: St
     _in_flight(groups, "purple", 1)
     stage.dagster.reload("purple")
     for group in groups:
-        group.wait("the new process to join", lambda group=group: len(group.events("joined", "purple")) == 2)
+        group.wait("the new process to join", lambda group: len(group.events("joined", "purple")) == 2)
         group.open()
         group.produce([0, 1], 10)
     for group in groups:
-        group.wait("the old process to leave", lambda group=group: group.events("left", "purple"), TAKE_OVER_S)
+        group.wait("the old process to leave", lambda group: group.events("left", "purple"), TAKE_OVER_S)
         assert "newer process" in group.events("left", "purple")[0]["reason"]
-        group.wait("all records to be committed", lambda group=group: group.is_done(20))
+        group.wait("all records to be committed", lambda group: group.is_done(20))
         group.check_exactly_once()
 
 

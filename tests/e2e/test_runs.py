@@ -9,6 +9,7 @@ import pytest
 
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from tests.e2e.stage import Group
 
 if TYPE_CHECKING:
     from tests.e2e.stage import Stage
@@ -24,7 +25,7 @@ def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: St
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         assert [run.status.value for run in group.runs()] == ["FAILURE", "FAILURE", "SUCCESS"]
         assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
         group.check_exactly_once()
@@ -38,12 +39,12 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("the stop to be shown", lambda group=group: "1 runs failed" in str(group.ticks("blue")[:1]))
+        group.wait("the stop to be shown", lambda group: "1 runs failed" in str(group.ticks("blue")[:1]))
         assert _check_state(stage, group.name) is False
         stage.dagster.re_execute(group.runs()[0].run_id)
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
-        group.wait("the check to pass again", lambda group=group: _check_state(stage, group.name))
+        group.wait("all records to be committed", Group.is_done)
+        group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
         group.check_exactly_once()
 
 
@@ -63,13 +64,13 @@ def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
         assert not group.events()
         group.turn_on("blue")
     for group in groups:
-        group.wait("the batch to be requested", group.working)
+        group.wait("the batch to be requested", Group.working)
         shown = stage.dagster.preview("blue", group.sensor)
         assert not shown["runRequests"]
         assert "preview" in shown["skipReason"]
         group.open()
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         assert len(group.runs()) == 1
         group.check_exactly_once()
 
@@ -81,6 +82,6 @@ def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("all records to be committed", group.is_done)
+        group.wait("all records to be committed", Group.is_done)
         group.check_exactly_once("first", "second")
         assert group.output("first") == group.output("second")

@@ -8,14 +8,15 @@ import os
 import time
 import uuid
 from pathlib import Path
+from typing import Any, Literal
 
 import dagster as dg
 
 from dagster_rebalance import KafkaConsumerResource, build_kafka_batch_defs
 
 ROOT = Path(os.environ["E2E_ROOT"])
-PROTOCOLS = ("consumer", "classic")
-SETTINGS: dict[str, dict[str, object]] = {
+PROTOCOLS: tuple[Literal["consumer", "classic"], ...] = ("consumer", "classic")
+SETTINGS: dict[str, dict[str, Any]] = {
     "handover": {"max_ranges_per_run": 1},
     "queued": {"max_ranges_per_run": 1},
     "idle": {},
@@ -64,7 +65,7 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
     return work
 
 
-def _group(scenario: str, protocol: str) -> dg.Definitions:
+def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Definitions:
     group = f"{scenario}_{protocol}"
     kafka = SlowKafka(
         bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
