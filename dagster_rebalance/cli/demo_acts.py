@@ -27,8 +27,8 @@ ACT_LIMIT_S = 600.0
 _LOOK_EVERY_S = 1.0
 _BLUE_ALONE_COMMITS = 4
 _TAKEN_OVER_COMMITS = 3
-_LEFT_OVER_WORK_S = 8.0
-"""A hold begins some seconds after it was caused; so much of the slow work shall then be left."""
+_WORK_LEFT_S = 10.0
+"""A hold begins some seconds after it was caused, and shall then last for a while."""
 
 
 @dataclass
@@ -68,7 +68,8 @@ class Play:
         """Both work, each on its own partitions."""
         self.view.act("Act 3", f"{painted(GREEN)} takes over what was drained, from the offsets that {painted(BLUE)} committed")
         self._until("green to commit", lambda _: self._commits_of(GREEN) >= _TAKEN_OVER_COMMITS)
-        self._until("blue to be in the middle of slow work", lambda now: _is_at_slow_work(now.owned_by(BLUE)))
+        # A server that is shut down starts no runs: only those that have begun can be drained.
+        self._until("blue to be in the middle of slow work", lambda now: _is_at_slow_work(now.owned_by(BLUE), begun=True))
 
     def blue_leaves(self) -> None:
         """The first member's code server is shut down, as in a deploy, with runs in flight: it drains them, commits and leaves."""
@@ -121,11 +122,17 @@ def _told(event: Event) -> str:
     return escape(event.text).replace(event.member, painted(event.member), 1)
 
 
-def _is_at_slow_work(lanes: Iterable[Lane]) -> bool:
-    """Whether runs work on all slow partitions among them, with much left to do."""
-    left = [
-        work_s - lane.run.seconds if lane.run is not None and not lane.run.is_queued else 0
-        for lane in lanes
-        if (work_s := WORK_S[int(lane.name.rpartition("-")[2])]) > _LEFT_OVER_WORK_S
-    ]
-    return bool(left) and min(left) >= _LEFT_OVER_WORK_S
+def _is_at_slow_work(lanes: Iterable[Lane], *, begun: bool = False) -> bool:
+    """Whether runs work on all slow partitions among them, with much left to do. Unless they must have begun, they may be starting."""
+    left = [_work_left_s(lane, begun=begun) for lane in lanes if _work_s(lane) > _WORK_LEFT_S]
+    return bool(left) and min(left) >= _WORK_LEFT_S
+
+
+def _work_left_s(lane: Lane, *, begun: bool) -> float:
+    if lane.run is None or lane.run.is_queued or (begun and not lane.run.seconds):
+        return 0.0
+    return _work_s(lane) - lane.run.seconds
+
+
+def _work_s(lane: Lane) -> float:
+    return WORK_S[int(lane.name.rpartition("-")[2])]

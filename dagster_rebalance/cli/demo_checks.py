@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 DRAINED = "drained"
 DRAINED_HOLDS_WANTED = 2
-SHORTEST_JUDGED_S = 5.0
-"""A run takes longer than this: a hold that was shorter cannot show whether the other partitions went on."""
+SHORTEST_JUDGED_S = 8.0
+"""A run takes about as long: a hold that was shorter cannot show whether the other partitions went on."""
 _NAMED = 5
 
 
