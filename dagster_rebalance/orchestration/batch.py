@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import dagster as dg
 from pydantic import Field
 
-from dagster_rebalance.core.errors import BatchRefusedError
+from dagster_rebalance.core.errors import BatchRefusedError, BrokerError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.start_check import refusal
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
@@ -108,6 +108,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             return f"it does not carry the tag {BATCH_TAG}={self.batch_id}, by which its owner looks for it"
         if not me.ranges or me.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
-        with self.kafka.connect() as consumer:
-            committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
+        try:
+            with self.kafka.connect() as consumer:
+                committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
+        except BrokerError as error:  # a refusal is no failed attempt: an outage of Kafka must not stop a partition
+            return f"Kafka could not be asked whether its claim stands: {error}"
         return refusal(me, runs, committed)

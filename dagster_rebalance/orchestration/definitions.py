@@ -59,10 +59,13 @@ def build_kafka_batch_defs(
         The assets, the job, the sensor, the assets of the group (committed offsets, and members and holds), their check, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, or a resource key is taken.
+        ConfigurationError: There is no asset, or a name or a resource key is taken.
     """
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
+        raise ConfigurationError(msg)
+    if any(key.path[-1] == name for asset in assets for key in asset.keys):
+        msg = f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another name"
         raise ConfigurationError(msg)
     own: dict[str, Any] = {kafka_key: kafka, batch_key: KafkaBatch(kafka=kafka)}
     if spark is not None:

@@ -102,6 +102,12 @@ def test_a_resource_key_that_is_taken_is_refused(key: str) -> None:
         build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders", resources={key: object()})
 
 
+def test_a_job_cannot_be_called_like_its_asset() -> None:
+    """Dagster refuses it too, but speaks of conflicting definitions."""
+    with pytest.raises(ConfigurationError, match="work is the name of an asset and of the job"):
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset("work")], name="work")
+
+
 def test_without_assets_there_is_nothing_to_run() -> None:
     """An empty selection would select every asset, or none, with a message about neither."""
     with pytest.raises(ConfigurationError, match="orders has no assets"):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
@@ -122,6 +123,17 @@ def test_a_run_of_a_group_without_offsets_refuses_itself(stage: Stage) -> None:
     """The group was deleted meanwhile."""
     stage.group.committed.clear()
     stage.is_refused("the group has no committed offset for orders-0")
+
+
+def test_a_run_that_cannot_ask_kafka_refuses_itself_instead_of_failing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal is no failed attempt: an outage of Kafka must not stop a partition."""
+
+    def connect(_: KafkaInMemory) -> NoReturn:
+        message = "no broker answers"
+        raise BrokerError(message, retriable=True)
+
+    monkeypatch.setattr(KafkaInMemory, "connect", connect)
+    stage.is_refused("Kafka could not be asked whether its claim stands: no broker answers")
 
 
 def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
