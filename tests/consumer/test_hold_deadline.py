@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.broker
 
-POLL_LIMIT_S = 6.0
+POLL_LIMIT_S = 3.0
 
 
 @pytest.fixture(params=["classic", "consumer"])
@@ -27,6 +27,8 @@ def pair(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic
     stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
     stage.hold_limit_s = 1.0
     stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
+    if request.param == "classic":
+        stage.config["session.timeout.ms"] = stage.config["max.poll.interval.ms"]
     blue = Actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
     green = Actor(stage).subscribe()
