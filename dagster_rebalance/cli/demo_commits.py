@@ -10,7 +10,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetRange
@@ -140,7 +140,7 @@ def read_stored_offsets(bootstrap_servers: str, group: str) -> list[StoredOffset
         BrokerError: The topic could not be read to its end.
     """
     settings = {"bootstrap.servers": bootstrap_servers, "group.id": f"reader-{uuid.uuid4()}", "enable.auto.commit": False}
-    consumer = Consumer({**settings, "auto.offset.reset": "earliest"})
+    consumer = Consumer({**settings, "enable.partition.eof": True})
     try:
         records = [parse(message.key() or b"", message.value()) for message in _all_records(consumer) if message.key()]
     except KafkaException as error:
@@ -152,18 +152,18 @@ def read_stored_offsets(bootstrap_servers: str, group: str) -> list[StoredOffset
 
 
 def _all_records(consumer: Consumer) -> Iterator[Message]:
-    partitions = [
-        TopicPartition(OFFSETS_TOPIC, number, 0)
-        for number in consumer.list_topics(OFFSETS_TOPIC, _LIMIT_S).topics[OFFSETS_TOPIC].partitions
-    ]
-    for partition in partitions:
-        _, end = consumer.get_watermark_offsets(partition, _LIMIT_S)
-        consumer.assign([partition])
-        while consumer.position([partition])[0].offset < end:
+    numbers = consumer.list_topics(OFFSETS_TOPIC, _LIMIT_S).topics[OFFSETS_TOPIC].partitions
+    for number in numbers:
+        consumer.assign([TopicPartition(OFFSETS_TOPIC, number, 0)])
+        while True:
             message = consumer.poll(_LIMIT_S)
             if message is None:
-                msg = f"{OFFSETS_TOPIC}-{partition.partition} could not be read up to {end}: nothing came for {_LIMIT_S:g} s"
+                msg = f"{OFFSETS_TOPIC}-{number} could not be read to its end: nothing came for {_LIMIT_S:g} s"
                 raise BrokerError(msg)
-            if message.error():
-                raise KafkaException(message.error())
-            yield message
+            error = message.error()
+            if error is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its public name
+                break
+            else:
+                raise KafkaException(error)
