@@ -52,8 +52,8 @@ class ConsumerOperations:
     def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Commit next offsets and metadata in one request, and tell what became of each partition.
 
-        What is not assigned is refused with `PartitionLostError`, and the broker is not asked. Returns when the outcome is known, which takes
-        the client 46 s when the brokers are gone: a commit that nobody waits for any more could overwrite one of the next owner's.
+        What is not assigned is refused with `PartitionLostError`, and the broker is not asked. Returns when the outcome is known, which
+        takes the client 46 s when the brokers are gone: a commit that nobody waits for any more could overwrite the next owner's.
         """
         kept = {tp: offset for tp, offset in offsets.items() if tp in self._assigned}
         result = self._member.commit(kept) if kept else CommitResult(frozenset())
