@@ -149,18 +149,6 @@ def test_shut_down_lets_members_leave_the_group(farm: Farm) -> None:
     assert farm.group.members == ()
 
 
-def test_a_code_server_that_is_shut_down_makes_no_new_member(farm: Farm) -> None:
-    """Ticks still come while its runs end; a member made then would join for seconds and cost the group two rebalances."""
-    members = Members()
-    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
-    members.retire()
-    farm.made[0].join(time.monotonic() + 30)
-    assert farm.made[0].is_over, "it leaves without being waited for"
-    summaries = [members.tick("key", farm.make)[0].summary[0] for _ in range(2)]
-    assert "being shut down" in summaries[1]
-    assert len(farm.made) == 1
-
-
 def test_shut_down_waits_no_longer_than_its_limit(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     """A member that hangs must not keep the process."""
     monkeypatch.setattr("dagster_rebalance.orchestration.members._EXIT_MARGIN_S", 0.0)
