@@ -53,7 +53,7 @@ class Heartbeat:
 
     def _beat(self) -> None:
         with dg.DagsterInstance.from_ref(self._instance_ref) as instance:
-            while not self._stopped.is_set():
+            while True:  # the first beat comes also when the work is over at once
                 try:
                     run = instance.get_run_by_id(self._run_id)
                     if run is not None and run.status not in _WORKING:
@@ -62,7 +62,8 @@ class Heartbeat:
                     instance.add_run_tags(self._run_id, {HEARTBEAT_TAG: f"{time.time():.0f}"})
                 except Exception:  # noqa: BLE001 - the database may be away for a moment; the next beat tries again
                     _log.warning("run %s could not give a sign of life", self._run_id, exc_info=True)
-                self._stopped.wait(self._interval_s)
+                if self._stopped.wait(self._interval_s):
+                    return
 
     def _interrupt(self, status: dg.DagsterRunStatus) -> None:
         if not self._stopped.is_set():
