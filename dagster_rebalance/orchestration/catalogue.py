@@ -73,7 +73,6 @@ class Catalogue:
         self._instance = instance
         self._assets = assets
         self._host = host
-        self._stopped: dict[TopicPartition, str] = {}
         self._known: set[str] = set()
         self._newest_event: int | None = None
 
@@ -146,13 +145,9 @@ class Catalogue:
             },
         )
 
-    def show_stop(self, partition: TopicPartition, reason: str) -> None:
-        """Show that a partition is stopped, or, without a reason, that it goes on."""
-        if reason:
-            self._stopped[partition] = reason
-        else:
-            self._stopped.pop(partition, None)
-        self._instance.report_runless_asset_event(evaluation(self._stopped, self._assets.offsets))
+    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
+        """Show which partitions of the group are stopped, with the reasons; none, and the check passes."""
+        self._instance.report_runless_asset_event(evaluation(stopped, self._assets.offsets))
 
     def record_joined(self) -> None:
         """Record that this process is a member from now on. A predecessor of it finds that with `successor`."""

@@ -21,6 +21,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
+from dagster_rebalance.orchestration.stopped import stopped_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -102,6 +103,7 @@ class Pump:
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
                 self._show(partial(parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id))
+                self._show(self._show_stopped)
         for event in self._mailbox.take_events():
             self._feed(event)
         self._look_for_successor()
@@ -176,7 +178,7 @@ class Pump:
                 parts.catalogue.record_receipt(receipt)
             case do.ShowStop(partition, reason):
                 self._note(f"stopped: {reason}" if reason else f"{partition} goes on")
-                parts.catalogue.show_stop(partition, reason)
+                self._show_stopped()
             case do.Note(text):
                 self._note(text)
             case do.LeaveGroup(reason):
@@ -211,6 +213,14 @@ class Pump:
             for partition, error in result.failed.items():
                 self._note(f"the offset of {partition} could not be written yet: {error}")
         return seen.OffsetsWritten(tuple(done), tuple(failed))
+
+    def _show_stopped(self) -> None:
+        """Show what is stopped in the whole group; of its own partitions the member knows best."""
+        parts = self.parts
+        mine = parts.driver.partitions
+        seen_from_outside = stopped_partitions(parts.consumer, parts.ledger, parts.topics, parts.driver.settings)
+        stopped = {partition: reason for partition, reason in seen_from_outside.items() if partition not in mine}
+        parts.catalogue.show_stopped(stopped | {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason})
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()

@@ -1,7 +1,7 @@
 """The asset check that fails while a partition is stopped.
 
-A member reports it at the moment it stops a partition. Executed by hand, it looks for itself, at Kafka and at the runs, so that it also
-answers while no member is there.
+A member reports it whenever it stops a partition, lets one go on, or is assigned some: its own partitions as it knows them, those of others
+as Kafka and the runs show them. Executed by hand, it looks at Kafka and the runs alone, so that it also answers while no member is there.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
@@ -15,11 +15,13 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import out_of_range
+from dagster_rebalance.core.restoring import ForeignMetadata, out_of_range
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.settings import DriverSettings
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 STOPPED_CHECK = "no_partition_stopped"
@@ -49,37 +51,46 @@ def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetCheck
     )
     def no_partition_stopped(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
-            partitions = [TopicPartition(topic, info.partition) for topic in kafka.topics for info in consumer.partitions_for(topic)]
-            committed = consumer.committed(partitions)
-            starts, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
-        stopped = _stopped(committed, RunLedger(context.instance, kafka.group_id), kafka.max_attempts)
-        missing = {
-            partition: _missing(partition, committed[partition], Bounds(starts[partition], ends[partition])) for partition in partitions
-        }
-        return _result({partition: reason for partition, reason in missing.items() if reason} | stopped)
+            return _result(stopped_partitions(consumer, ledger, kafka.topics, kafka.driver_settings()))
 
     return no_partition_stopped
 
 
-def _stopped(
-    committed: Mapping[TopicPartition, OffsetAndMetadata | None], ledger: RunLedger, max_attempts: int
+def stopped_partitions(
+    consumer: "RebalanceAwareConsumer", ledger: RunLedger, topics: Iterable[str], settings: "DriverSettings"
 ) -> dict[TopicPartition, str]:
+    """The partitions of a whole group that cannot go on, each with the reason, as Kafka and Dagster show them.
+
+    Raises:
+        BrokerError: Kafka did not answer.
+    """
+    partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic)]
+    committed = consumer.committed(partitions)
+    starts, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+    claimed = {partition: _claimed(partition, committed[partition]) for partition in partitions}
+    readable = {partition: found for partition, found in claimed.items() if not isinstance(found, ClaimError)}
+    runs = _runs(ledger, (batch_id for found in readable.values() for _, batch_id in found))
     stopped = {}
-    claims = {}
-    for partition, stored in committed.items():
-        claimed = _claimed(partition, stored)
-        if isinstance(claimed, ClaimError):
-            stopped[partition] = f"{partition}: {claimed}"
+    for partition in partitions:
+        found = claimed[partition]
+        if isinstance(found, ClaimError):
+            reason = f"{partition}: {found}" if settings.foreign_metadata is ForeignMetadata.REFUSE else None
         else:
-            claims[partition] = claimed
-    runs = _runs(ledger, (batch_id for claimed in claims.values() for _, batch_id in claimed))
-    for partition, claimed in claims.items():
-        for range_, batch_id in claimed:
-            progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
-            if isinstance(progress, GaveUp):
-                stopped[partition] = f"{partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}"
+            bounds = Bounds(starts[partition], ends[partition])
+            reason = _failed(found, runs, settings.max_attempts) or _missing(partition, committed[partition], bounds)
+        if reason is not None:
+            stopped[partition] = reason
     return stopped
+
+
+def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int) -> str | None:
+    for range_, batch_id in claimed:
+        progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
+        if isinstance(progress, GaveUp):
+            return f"{range_.topic_partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}"
+    return None
 
 
 def _missing(partition: TopicPartition, stored: OffsetAndMetadata | None, bounds: Bounds) -> str | None:

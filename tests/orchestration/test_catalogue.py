@@ -144,17 +144,15 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
     assert (left["event"], left["reason"]) == ("left", "its process ends")
 
 
-def test_a_stop_fails_the_check_and_only_the_last_one_that_goes_on_passes_it(shown: Shown) -> None:
+def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
     """The reason is visible in the UI for as long as any partition stands still."""
-    shown.catalogue.show_stop(tp(0), "orders-0: 3 runs failed")
-    shown.catalogue.show_stop(tp(1), "orders-1: offsets were deleted")
-    shown.catalogue.show_stop(tp(0), "")
+    shown.catalogue.show_stopped({tp(1): "orders-1: offsets were deleted"})
     check = shown.check()
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
     assert check.description == "orders-1: offsets were deleted"
     assert check.metadata["stopped"].value == {"orders-1": "orders-1: offsets were deleted"}
-    shown.catalogue.show_stop(tp(1), "")
+    shown.catalogue.show_stopped({})
     assert shown.check().passed
 
 
