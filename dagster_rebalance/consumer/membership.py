@@ -10,13 +10,13 @@ Must only be used by one thread at a time.
 from __future__ import annotations
 
 import logging
-import re
 import time
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
 from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, Attempt, broker_error, commit_error, kafka_error, names
 from dagster_rebalance.consumer.session import Session
@@ -24,6 +24,7 @@ from dagster_rebalance.consumer.translation import as_committed, ours, theirs, t
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Collection, Mapping
 
     from confluent_kafka import KafkaError
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _READ_TIMEOUT_S = 5.0
-_LOOKUP_TIMEOUT_S = 2.0
-_LOOKUP_RETRY_S = 5.0
 _LEAVE_TIMEOUT_S = 10.0
 _CONFIRM_TIMEOUT_S = 5.0
 
@@ -66,11 +65,9 @@ class Member:
         self._settings = settings
         self._clock = clock
         self._probe_interval_s = probe_interval_s
-        self._discovery_interval_s = discovery_interval_s
+        self._discovery = Discovery(settings, clock, discovery_interval_s)
         self._roster = roster or Cluster(settings, clock=clock).roster
-        self._subscription: Collection[str] | re.Pattern[str] = ()
-        self._subscribed: frozenset[str] = frozenset()
-        self._probe_at = self._discover_at = clock()
+        self._probe_at = clock()
         self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}
         self._busy = self._closed = False
         self._session = Session(settings, clock)
@@ -96,13 +93,12 @@ class Member:
         (`__...`) never match.
         """
         self._check_usable("subscribe")
-        self._subscription = subscription
-        self._discover_at = self._clock()
+        self._discovery.want(subscription)
 
     def unsubscribe(self) -> None:
         """Leave the group; what is still held goes with it."""
         self._check_usable("unsubscribe")
-        self._subscription = ()
+        self._discovery.want(())
         self._start_over()
 
     def close(self, timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
@@ -169,7 +165,7 @@ class Member:
         session = self._session
         if session.hold is None:
             self._probe_at = self._clock()
-            self._discover()
+            self._discovery.look(session)
         else:
             self._watch()
         if session.ended is None:
@@ -247,35 +243,8 @@ class Member:
     def _start_over(self) -> None:
         self._session.close(_LEAVE_TIMEOUT_S)
         self._session = Session(self._settings, self._clock)
-        self._subscribed = frozenset()
-        self._discover_at = self._clock()
+        self._discovery.start_over()
         self._seen.clear()
-
-    def _discover(self) -> None:
-        """Apply the subscription, and look for new topics and partitions: only between holds, which a change could supersede."""
-        now = self._clock()
-        if now < self._discover_at or not self._subscription:
-            return
-        self._discover_at = now + self._discovery_interval_s
-        try:
-            topics = self._topics()
-        except KafkaException as problem:
-            logger.info("group '%s': listing topics failed: %s", self._settings.group_id, kafka_error(problem).str())
-            self._discover_at = now + min(_LOOKUP_RETRY_S, self._discovery_interval_s)
-            return
-        if topics and topics != self._subscribed:
-            self._session.subscribe(sorted(topics))
-            self._subscribed = topics
-
-    def _topics(self) -> frozenset[str]:
-        if isinstance(self._subscription, re.Pattern):
-            listed = self._session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
-            return frozenset(name for name in listed if not name.startswith("__") and self._subscription.fullmatch(name))
-        if self._subscribed and self._settings.is_classic:
-            # A list of all topics is the one request whose answer makes librdkafka compare its subscription (rd_kafka_metadata:
-            # cgrp_update), and rejoin if partitions were added.
-            self._session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S)
-        return frozenset(self._subscription)
 
     def _read(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
         if not partitions:

@@ -1,0 +1,74 @@
+"""Which topics a member takes part for, and when its client is made to look for new ones.
+
+Owns the subscription, and that nothing of it reaches the client during a hold: in the classic protocol a change of topics or partitions
+would supersede the hold, without a callback. The caller must ask for a look between holds only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+
+from dagster_rebalance.consumer.kafka_errors import kafka_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from dagster_rebalance.consumer.session import Session
+    from dagster_rebalance.consumer.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_LOOKUP_TIMEOUT_S = 2.0
+_LOOKUP_RETRY_S = 5.0
+
+
+class Discovery:
+    """Keeps a session subscribed to what is wanted and exists."""
+
+    def __init__(self, settings: Settings, clock: Callable[[], float], interval_s: float) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._interval_s = interval_s
+        self._wanted: Collection[str] | re.Pattern[str] = ()
+        self._subscribed: frozenset[str] = frozenset()
+        self._look_at = clock()
+
+    def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
+        """Take part for these topics, from the next look on."""
+        self._wanted = subscription
+        self._look_at = self._clock()
+
+    def start_over(self) -> None:
+        """There is a new session, which is subscribed to nothing."""
+        self._subscribed = frozenset()
+        self._look_at = self._clock()
+
+    def look(self, session: Session) -> None:
+        """Subscribe to what is wanted, and look for new topics and partitions when it is time to."""
+        now = self._clock()
+        if now < self._look_at or not self._wanted:
+            return
+        self._look_at = now + self._interval_s
+        try:
+            topics = self._topics(session)
+        except KafkaException as problem:
+            logger.info("group '%s': listing topics failed: %s", self._settings.group_id, kafka_error(problem).str())
+            self._look_at = now + min(_LOOKUP_RETRY_S, self._interval_s)
+            return
+        if topics and topics != self._subscribed:
+            session.subscribe(sorted(topics))
+            self._subscribed = topics
+
+    def _topics(self, session: Session) -> frozenset[str]:
+        if isinstance(self._wanted, re.Pattern):
+            listed = session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
+            return frozenset(name for name in listed if not name.startswith("__") and self._wanted.fullmatch(name))
+        if self._subscribed and self._settings.is_classic:
+            # A list of all topics is the one request whose answer makes librdkafka compare its subscription (rd_kafka_metadata:
+            # cgrp_update), and rejoin if partitions were added.
+            session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S)
+        return frozenset(self._wanted)
