@@ -22,6 +22,7 @@ from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Ho
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.parts import make_run, status_of, tp
 
@@ -463,3 +464,26 @@ def test_a_client_error_of_the_member_is_not_lost(instance: dg.DagsterInstance) 
     bench.member._events.append(RequestFailed(BrokerError("throttled", retriable=True)))
     bench.turn(2)
     assert any("throttled" in note for note in bench.mailbox.take_notes())
+
+
+def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> None:
+    """The check is the group's: a member whose own partitions go on must not turn it green for all."""
+    bench = Bench(instance, partitions=2)
+    bench.turn()
+    other = bench.joined_by_another()
+
+    def is_shared() -> bool:
+        other.poll(0)
+        return len(bench.driver.partitions) == 1 and bool(other.assignment())
+
+    bench.until(is_shared)
+    owned = next(iter(bench.driver.partitions))
+    elsewhere = next(iter(other.assignment()))
+    bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
+    bench.pump._show_stopped()
+    key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
+    evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    assert evaluation is not None
+    assert not evaluation.passed
+    assert str(elsewhere) in str(evaluation.metadata["stopped"].value)
+    assert str(owned) not in str(evaluation.metadata["stopped"].value)
