@@ -41,7 +41,7 @@ def suppress_unassign(consumer: confluent_kafka.Consumer) -> None:
         return
     msg = (
         f"confluent-kafka {confluent_kafka.__version__} with librdkafka {confluent_kafka.libversion()[0]} accepted the unassign of a "
-        "partition that is not assigned: a revoke cannot be held with it. Install a version from 2.10 to 2.16 and report this one"
+        "partition that is not assigned: a revoke cannot be held with it. Install a version from 2.12 to 2.16 and report this one"
     )
     raise IllegalStateError(msg)
 
