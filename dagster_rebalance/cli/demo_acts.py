@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 ACT_LIMIT_S = 600.0
 _LOOK_EVERY_S = 1.0
-_BLUE_ALONE_COMMITS = 4
-_TAKEN_OVER_COMMITS = 3
-_WORK_LEFT_S = 10.0
-"""A hold begins some seconds after it was caused, and shall then last for a while."""
+_BLUE_ALONE_COMMITS = 8
+_TAKEN_OVER_COMMITS = 2
+_SLOW_S = 10.0
+_AT_ITS_BEGINNING_S = 14.0
+"""So much simulated work is left of a slow run that has just begun: green takes some seconds to join, and the hold shall last a while."""
+_WORK_LEFT_S = 11.0
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Play:
 
     def green_joins(self) -> None:
         """A second member comes while runs of the first are in flight; it gives up some partitions, drained, and keeps the others going."""
-        self._until("blue to be in the middle of slow work", lambda now: _is_at_slow_work(now.lanes))
+        self._until("a slow run of blue to begin", lambda now: _slow_work_left_s(now.lanes) >= _AT_ITS_BEGINNING_S)
         self.view.act("Act 2", f"{painted(GREEN)} joins while runs of {painted(BLUE)} are in flight: only what moves is drained")
         self.parts.dagster.start_sensor(GREEN, SENSOR)
         self._until("blue to give up its part", lambda _: any(hold.member == BLUE for hold in self.watcher.holds))
@@ -69,7 +71,7 @@ class Play:
         self.view.act("Act 3", f"{painted(GREEN)} takes over what was drained, from the offsets that {painted(BLUE)} committed")
         self._until("green to commit", lambda _: self._commits_of(GREEN) >= _TAKEN_OVER_COMMITS)
         # A server that is shut down starts no runs: only those that have begun can be drained.
-        self._until("blue to be in the middle of slow work", lambda now: _is_at_slow_work(now.owned_by(BLUE), begun=True))
+        self._until("blue to be at slow work", lambda now: _slow_work_left_s(now.owned_by(BLUE), begun=True) >= _WORK_LEFT_S)
 
     def blue_leaves(self) -> None:
         """The first member's code server is shut down, as in a deploy, with runs in flight: it drains them, commits and leaves."""
@@ -122,10 +124,9 @@ def _told(event: Event) -> str:
     return escape(event.text).replace(event.member, painted(event.member), 1)
 
 
-def _is_at_slow_work(lanes: Iterable[Lane], *, begun: bool = False) -> bool:
-    """Whether runs work on all slow partitions among them, with much left to do. Unless they must have begun, they may be starting."""
-    left = [_work_left_s(lane, begun=begun) for lane in lanes if _work_s(lane) > _WORK_LEFT_S]
-    return bool(left) and min(left) >= _WORK_LEFT_S
+def _slow_work_left_s(lanes: Iterable[Lane], *, begun: bool = False) -> float:
+    """How much simulated work the runs on slow partitions have at least to do; those that are being started count, unless `begun`."""
+    return min((_work_left_s(lane, begun=begun) for lane in lanes if _work_s(lane) > _SLOW_S), default=0.0)
 
 
 def _work_left_s(lane: Lane, *, begun: bool) -> float:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -71,7 +72,7 @@ class View:
 
     def step(self, text: str) -> None:
         """Something is being started."""
-        self.say(text)
+        self.say(escape(text))
         if self.is_terminal:
             self._live.update(Text(f"        {text} ...", style="dim"))
 

@@ -27,7 +27,9 @@ kafka = KafkaConsumerResource(
     group_id=dg.EnvVar("KAFKA_GROUP"),
     topics=[os.environ.get("KAFKA_TOPIC", "orders")],
     group_protocol=os.environ.get("KAFKA_GROUP_PROTOCOL", "consumer"),
-    max_ranges_per_run=2,
+    max_ranges_per_run=4,
+    max_runs_in_flight=2,
+    shutdown_timeout_s=120,  # at most the time that your platform gives a code server to end
 )
 
 defs = build_kafka_batch_defs(kafka=kafka, assets=[orders], spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE")))
