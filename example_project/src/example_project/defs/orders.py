@@ -13,7 +13,7 @@ from example_project.simulated_work import work_on
 
 
 @dg.asset(kinds={"pyspark", "parquet"})
-def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult:
+def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult[None]:
     """Every order exactly once. Each range of offsets has a folder of its own, so that doing it again replaces it."""
     records = kafka_batch.dataframe(spark)
     parsed = records.selectExpr(*RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order")
@@ -26,7 +26,7 @@ kafka = KafkaConsumerResource(
     bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
     group_id=dg.EnvVar("KAFKA_GROUP"),
     topics=[os.environ.get("KAFKA_TOPIC", "orders")],
-    group_protocol=os.environ.get("KAFKA_GROUP_PROTOCOL", "consumer"),
+    group_protocol="classic" if os.environ.get("KAFKA_GROUP_PROTOCOL") == "classic" else "consumer",
     max_ranges_per_run=4,
     max_runs_in_flight=2,
     shutdown_timeout_s=120,  # at most the time that your platform gives a code server to end
