@@ -126,7 +126,7 @@ def tell(report: Report, view: View) -> None:
         figures.add_row(name, f"{value:,}")
     view.print(figures)
     receipts = Table(title="Hold receipts", title_justify="left")
-    for column in ("member", "cause", "partitions", "outcome", "seconds", "runs waited for", "records committed elsewhere meanwhile"):
+    for column in ("member", "cause", "partitions", "outcome", "seconds", "runs", "records elsewhere meanwhile"):
         receipts.add_column(column)
     for hold in report.holds:
         receipts.add_row(

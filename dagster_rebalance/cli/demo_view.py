@@ -35,8 +35,8 @@ class View:
     """Shows how the demo goes on."""
 
     def __init__(self) -> None:
-        # Without a terminal rich would wrap lines at 80 columns.
-        self.console = Console(soft_wrap=True, highlight=False) if not sys.stdout.isatty() else Console(highlight=False)
+        # Without a terminal rich takes it to have 80 columns, and would wrap at them.
+        self.console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, soft_wrap=True, width=120)
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
         self._began_at = time.monotonic()
         self._line_due_at = float("-inf")
