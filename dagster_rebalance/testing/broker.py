@@ -116,10 +116,10 @@ class KafkaCluster:
         jars = fetch(KAFKA, tell=self.tell)
         java: list[str | Path] = [find_java().path, f"-Xmx{self.heap}", *JAVA_FLAGS, "-cp", ":".join(map(str, jars))]
         self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-kafka-"))
-        for number in range(1, self.nodes + 1):
-            port = self.port if self.port is not None and number == 1 else free_port()
-            self._nodes[number] = KafkaNode(number, port, free_port(), self._folder / f"node-{number}", java)
         try:
+            for number in range(1, self.nodes + 1):
+                port = self.port if self.port is not None and number == 1 else free_port()
+                self._nodes[number] = KafkaNode(number, port, free_port(), self._folder / f"node-{number}", java)
             self._format()
             for node in self._nodes.values():
                 node.launch()

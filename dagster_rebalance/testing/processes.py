@@ -68,9 +68,9 @@ class ChildProcess:
         finally:
             os.close(lifeline)
             os.close(report)
+        _RUNNING.add(self)  # from here on it is ended with this process, also when Ctrl-C comes before the pid does
         self.pid = int(self._read_line())
         os.set_blocking(self._report, False)
-        _RUNNING.add(self)
 
     def _read_line(self) -> bytes:
         line = b""

@@ -86,18 +86,21 @@ class SparkConnectServer:
         spark = pyspark_folder()
         jars = [jar for jar in fetch(kafka_connector(), tell=self.tell) if not (spark / "jars" / jar.name).exists()]
         self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-spark-"))
-        command: list[str | Path] = [spark / "bin" / "spark-submit", "--class", SERVER_CLASS, "--name", "dagster-rebalance"]
-        command += ["--jars", ",".join(map(str, jars))]
-        for key, value in {**self._own_settings(self._folder), **self.settings}.items():
-            command += ["--conf", f"{key}={value}"]
-        env = {"JAVA_HOME": str(find_java().home), "SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1"}
-        self._process = ChildProcess("Spark Connect", command, log=self._folder / "spark-connect.log", env=env, cwd=self._folder)
         try:
+            self._process = self._launch(spark, jars, self._folder)
             self._process.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
         except BaseException:
             self.stop()
             raise
         return self
+
+    def _launch(self, spark: Path, jars: list[Path], folder: Path) -> ChildProcess:
+        command: list[str | Path] = [spark / "bin" / "spark-submit", "--class", SERVER_CLASS, "--name", "dagster-rebalance"]
+        command += ["--jars", ",".join(map(str, jars))]
+        for key, value in {**self._own_settings(folder), **self.settings}.items():
+            command += ["--conf", f"{key}={value}"]
+        env = {"JAVA_HOME": str(find_java().home), "SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1"}
+        return ChildProcess("Spark Connect", command, log=folder / "spark-connect.log", env=env, cwd=folder)
 
     def _own_settings(self, folder: Path) -> dict[str, str]:
         return {
