@@ -28,9 +28,9 @@ _LOOK_EVERY_S = 1.0
 _BLUE_ALONE_COMMITS = 8
 _TAKEN_OVER_COMMITS = 2
 _SLOW_S = 10.0
-_AT_ITS_BEGINNING_S = 14.0
+_AT_ITS_BEGINNING_S = 11.0
 """So much simulated work is left of a slow run that has just begun: green takes some seconds to join, and the hold shall last a while."""
-_WORK_LEFT_S = 11.0
+_WORK_LEFT_S = 8.0
 
 
 @dataclass

@@ -30,7 +30,7 @@ SENSOR = "kafka_batches_sensor"
 PARTITIONS = 8
 BLUE, GREEN = "blue", "green"
 
-WORK_S = (2, 2, 15, 2, 2, 2, 15, 2)
+WORK_S = (2, 2, 12, 2, 2, 2, 12, 2)
 """Seconds of simulated work by partition: slow runs for some of those that move and some of those that stay, quick ones for the others."""
 
 SETTINGS = {
