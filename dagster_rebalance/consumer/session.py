@@ -139,8 +139,9 @@ class Session:
 
     def _leave(self) -> None:
         try:
-            if self.hold is not None and self.ended is not LostReason.SUPERSEDED:
-                # Where the client has left the group by itself (it was not polled in time), it closes only after the unassign.
+            if self.hold is not None and self.ended in {LostReason.EXPIRED, LostReason.FENCED}:
+                # A client that has left the group by itself (it was not polled in time) closes only after the unassign. Never otherwise:
+                # a rejoin that the unassign starts may meet the close, and librdkafka then waits for ever with Python's lock in hand.
                 held_revoke.complete(self.consumer, self.hold.partitions)
             self.consumer.close()
         except (KafkaException, RuntimeError) as problem:
