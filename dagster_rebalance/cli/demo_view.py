@@ -89,8 +89,8 @@ class View:
         self.console.print(what)
 
     def clear(self) -> None:
-        """Take the table away."""
-        self._live.update(Text(""))
+        """Take the table away, for good."""
+        self._live.stop()
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(self.seconds), 60)
