@@ -278,7 +278,7 @@ _PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {
 }"""
 _RE_EXECUTE = """mutation($run_id: String!) {
   launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename
-    ... on PythonError { message } ... on RunNotFoundError { message }
+    ... on Error { message }
   }
 }"""
 _RELOAD = """mutation($location: String!) {
