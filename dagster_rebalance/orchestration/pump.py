@@ -178,7 +178,7 @@ class Pump:
                 parts.catalogue.record_receipt(receipt)
             case do.ShowStop(partition, reason):
                 self._note(f"stopped: {reason}" if reason else f"{partition} goes on")
-                self._show_stopped()
+                self._show(self._show_stopped)
             case do.Note(text):
                 self._note(text)
             case do.LeaveGroup(reason):
