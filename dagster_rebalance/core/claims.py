@@ -18,9 +18,10 @@ from itertools import pairwise
 
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.pausing import MARK_BYTES
 
-MAX_METADATA_BYTES = 4096
-"""The broker's default `offset.metadata.max.bytes`."""
+MAX_METADATA_BYTES = 4096 - MARK_BYTES
+"""The broker's default `offset.metadata.max.bytes`, less the room for a pause mark in front of the claims."""
 
 _HEADER = re.compile(r"dr(?P<version>[0-9]{1,4}) (?P<crc>[0-9a-f]{8}) (?P<body>.*)", re.DOTALL)
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
@@ -83,7 +84,7 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     metadata = f"dr1 {_crc(text)} {text}"
     if len(metadata) > MAX_METADATA_BYTES:
-        msg = f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; Kafka stores {MAX_METADATA_BYTES}: claim fewer batches"
+        msg = f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; there is room for {MAX_METADATA_BYTES}: claim fewer batches"
         raise IllegalStateError(msg)
     return OffsetAndMetadata(stored.next_offset, metadata)
 
