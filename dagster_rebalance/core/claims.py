@@ -84,7 +84,7 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     metadata = f"dr1 {_crc(text)} {text}"
     if len(metadata) > MAX_METADATA_BYTES:
-        msg = f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; there is room for {MAX_METADATA_BYTES}: claim fewer batches"
+        msg = f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; {MAX_METADATA_BYTES} fit: claim fewer batches"
         raise IllegalStateError(msg)
     return OffsetAndMetadata(stored.next_offset, metadata)
 
