@@ -33,9 +33,11 @@ time.sleep(600)
 """
 STUBBORN = [sys.executable, "-c", STUBBORN_CODE]
 
+# A runner in the background may ignore SIGTERM, which its children inherit.
 PARENT = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
 from dagster_rebalance.testing.processes import ChildProcess
 child = ChildProcess("family", sys.argv[2:], log=Path(sys.argv[1]))
 print(child.pid, flush=True)
