@@ -1,7 +1,7 @@
 # Every target brings what it needs into .venv and .cache first; see tools/bootstrap.
 BIN := .venv/bin
 UV := .cache/uv/bin/uv
-CODE := dagster_rebalance example_project tests
+CODE := dagster_rebalance example_project examples tests
 ARGS :=
 
 .DEFAULT_GOAL := help

@@ -10,8 +10,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer, AsyncRebalanceListener
+    from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
+    from dagster_rebalance.consumer.listener import CompositeRebalanceListener, ConsumerRebalanceListener, RebalanceListener
+    from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
+    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.errors import (
         BatchRefusedError,
         BrokerError,
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
         IllegalStateError,
         PartitionLostError,
         RebalanceInProgressError,
+        UnsupportedOperationError,
     )
+    from dagster_rebalance.core.offset_tracker import OffsetTracker
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
@@ -32,10 +37,15 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AsyncRebalanceAwareConsumer",
+    "AsyncRebalanceConsumer",
+    "AsyncRebalanceListener",
     "BatchRefusedError",
     "BrokerError",
     "ClaimError",
+    "CompositeRebalanceListener",
     "ConfigurationError",
+    "ConsumerRebalanceListener",
     "DagsterRebalanceError",
     "IllegalStateError",
     "KafkaBatch",
@@ -43,22 +53,30 @@ __all__ = [
     "KafkaSparkResource",
     "OffsetAndMetadata",
     "OffsetRange",
+    "OffsetTracker",
     "PartitionLostError",
+    "PollResult",
     "RebalanceAwareConsumer",
     "RebalanceConsumer",
     "RebalanceInProgressError",
     "RebalanceListener",
     "TopicPartition",
+    "UnsupportedOperationError",
     "__version__",
     "build_kafka_batch_defs",
     "build_kafka_batch_sensor",
 ]
 
 _HOMES = {
+    "AsyncRebalanceAwareConsumer": "consumer.async_consumer",
+    "AsyncRebalanceConsumer": "consumer.async_operations",
+    "AsyncRebalanceListener": "consumer.async_consumer",
     "BatchRefusedError": "core.errors",
     "BrokerError": "core.errors",
     "ClaimError": "core.errors",
+    "CompositeRebalanceListener": "consumer.listener",
     "ConfigurationError": "core.errors",
+    "ConsumerRebalanceListener": "consumer.listener",
     "DagsterRebalanceError": "core.errors",
     "IllegalStateError": "core.errors",
     "KafkaBatch": "orchestration.batch",
@@ -66,12 +84,15 @@ _HOMES = {
     "KafkaSparkResource": "orchestration.spark",
     "OffsetAndMetadata": "core.partition",
     "OffsetRange": "core.partition",
+    "OffsetTracker": "core.offset_tracker",
     "PartitionLostError": "core.errors",
+    "PollResult": "consumer.rebalance_aware",
     "RebalanceAwareConsumer": "consumer.rebalance_aware",
-    "RebalanceConsumer": "consumer.listener",
+    "RebalanceConsumer": "consumer.view",
     "RebalanceInProgressError": "core.errors",
     "RebalanceListener": "consumer.listener",
     "TopicPartition": "core.partition",
+    "UnsupportedOperationError": "core.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.sensor",
 }

@@ -7,9 +7,10 @@ what to read: it follows.
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaException, Message
@@ -58,8 +59,9 @@ class Fetcher:
         self._started: dict[TopicPartition, Start] = {}
         self._withheld: set[TopicPartition] = set()
         self._problem: BrokerError | None = None
+        self._statistics = "{}"
         try:
-            self._consumer = confluent_kafka.Consumer(settings.fetcher())
+            self._consumer = confluent_kafka.Consumer({**settings.fetcher(), "stats_cb": self._keep_statistics})
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
 
@@ -76,22 +78,19 @@ class Fetcher:
         self._consumer.incremental_assign([theirs(tp, _offset(start)) for tp, start in starts.items()])
         self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
 
-    def withhold(self, partitions: Iterable[TopicPartition]) -> None:
-        """Return no more records of these partitions; buffered ones are dropped, and read again should they be resumed."""
-        wanted = set(partitions) - self._withheld
-        self._withheld |= wanted
-        self._consumer.pause([theirs(tp) for tp in wanted.intersection(self._started)])
+    def withhold(self, partitions: frozenset[TopicPartition]) -> None:
+        """Return no records of these partitions, and of no others.
 
-    def resume(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions again, from the last record that was returned on."""
-        wanted = self._withheld.intersection(partitions)
-        self._withheld -= wanted
-        self._consumer.resume([theirs(tp) for tp in wanted.intersection(self._started)])
+        What is buffered of them is dropped, and read again once they are not withheld any more, from the last record that was returned on.
+        """
+        silenced, freed = partitions - self._withheld, self._withheld - partitions
+        self._withheld = set(partitions)
+        self._consumer.pause([theirs(tp) for tp in silenced.intersection(self._started)])
+        self._consumer.resume([theirs(tp) for tp in freed.intersection(self._started)])
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions and all that is buffered of them."""
         gone = set(partitions)
-        self._withheld -= gone
         for tp in gone:
             self._staged.pop(tp, None)
         running = [tp for tp in gone if self._started.pop(tp, None) is not None]
@@ -148,19 +147,38 @@ class Fetcher:
         """Stop reading."""
         self._consumer.close()
 
+    def put_back(self, records: Iterable[Message]) -> None:
+        """Read again what was returned and never reached the user."""
+        first: dict[TopicPartition, int] = {}
+        for record in records:
+            first.setdefault(_partition(record), record.offset() or 0)
+        for tp, offset in first.items():
+            if tp in self._started:
+                self.seek(tp, offset)
+
+    def lag(self, partition: TopicPartition) -> int | None:
+        """How many offsets are between the position and the end that the last fetch told; None while one of them is not known."""
+        reached = self.position(partition).offset
+        if reached is None or partition not in self._started:
+            return None
+        _, end = self._consumer.get_watermark_offsets(theirs(partition), cached=True)
+        return max(end - reached, 0) if end >= 0 else None
+
+    def metrics(self) -> dict[str, Any]:
+        """The client's latest statistics; empty before the first."""
+        found: dict[str, Any] = json.loads(self._statistics)
+        return found
+
+    def _keep_statistics(self, raw: str) -> None:
+        self._statistics = raw
+
     def _without_withheld(self, batch: list[Message]) -> list[Message]:
         """A pause drops what librdkafka has buffered; should a record slip through all the same, it is read again after the resume."""
-        slipped: dict[TopicPartition, int] = {}
-        kept = []
-        for message in batch:
-            tp = _partition(message)
-            if tp in self._withheld:
-                slipped.setdefault(tp, message.offset() or 0)
-            else:
-                kept.append(message)
-        for tp, offset in slipped.items():
-            self.seek(tp, offset)
-        return kept
+        slipped = [message for message in batch if _partition(message) in self._withheld]
+        if not slipped:
+            return batch
+        self.put_back(slipped)
+        return [message for message in batch if _partition(message) not in self._withheld]
 
     def _is_record(self, message: Message) -> bool:
         error = message.error()

@@ -1,105 +1,27 @@
-"""Callbacks on a rebalance that are given the consumer (KAFKA-20385), and the restricted view that they are given.
+"""Callbacks on a rebalance that are given the consumer (KAFKA-20385), the older ones that are not, and several in the place of one.
 
-Owns what a callback may do, and for how long: the view is dead once its callback has returned. Must never offer a call that would poll,
-leave, or change the subscription in the middle of a rebalance.
+Owns which form of a callback is called. Must never decide when: that is the consumer's.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.operations import ConsumerOperations
-    from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.core.partition import TopicPartition
 
+logger = logging.getLogger(__name__)
 
-class RebalanceConsumer:
-    """What a consumer offers during a rebalance callback; see the methods of the same name of `RebalanceAwareConsumer`.
-
-    Every method raises `IllegalStateError` after the callback, from any thread.
-    """
-
-    def __init__(self, consumer: ConsumerOperations) -> None:
-        self._consumer: ConsumerOperations | None = consumer
-
-    def expire(self) -> None:
-        """End the view, with its callback. Called by the consumer; there is no way back."""
-        self._consumer = None
-
-    def commit_sync(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None) -> None:
-        """Commit the given next offsets, or the current positions."""
-        self._alive().commit_sync(offsets)
-
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        """What the group has committed."""
-        return self._alive().committed(partitions, timeout_s)
-
-    def position(self, partition: TopicPartition, timeout_s: float = 10.0) -> int:
-        """The next offset that `poll` returns."""
-        return self._alive().position(partition, timeout_s)
-
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Read on from another offset."""
-        self._alive().seek(partition, offset)
-
-    def seek_to_beginning(self, partitions: Collection[TopicPartition]) -> None:
-        """Read on from the first offset that exists."""
-        self._alive().seek_to_beginning(partitions)
-
-    def seek_to_end(self, partitions: Collection[TopicPartition]) -> None:
-        """Read on from the next record that is produced."""
-        self._alive().seek_to_end(partitions)
-
-    def assignment(self) -> frozenset[TopicPartition]:
-        """What is assigned: partitions being revoked are still in it, lost ones are not."""
-        return self._alive().assignment()
-
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Return no records of these partitions, also after the callback."""
-        self._alive().pause(partitions)
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        """Undo a pause."""
-        self._alive().resume(partitions)
-
-    def paused(self) -> frozenset[TopicPartition]:
-        """What is paused."""
-        return self._alive().paused()
-
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
-        """The first offsets that exist."""
-        return self._alive().beginning_offsets(partitions, timeout_s)
-
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
-        """The offsets that the next records will get."""
-        return self._alive().end_offsets(partitions, timeout_s)
-
-    def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first records at or after a time in milliseconds."""
-        return self._alive().offsets_for_times(timestamps, timeout_s)
-
-    def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
-        """The partitions of a topic."""
-        return self._alive().partitions_for(topic, timeout_s)
-
-    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """All topics that the principal may see."""
-        return self._alive().list_topics(timeout_s)
-
-    def _alive(self) -> ConsumerOperations:
-        consumer = self._consumer
-        if consumer is None:
-            msg = "this view of the consumer ended with its callback: use the consumer itself, outside of callbacks"
-            raise IllegalStateError(msg)
-        return consumer
+Callback: TypeAlias = Literal["on_partitions_assigned", "on_partitions_revoked", "on_partitions_lost"]
+CALLBACKS: tuple[Callback, ...] = ("on_partitions_assigned", "on_partitions_revoked", "on_partitions_lost")
 
 
 class RebalanceListener(ABC):
@@ -126,3 +48,128 @@ class RebalanceListener(ABC):
         Does what `on_partitions_revoked` does unless it is overridden.
         """
         self.on_partitions_revoked(partitions, consumer)
+
+
+@RebalanceListener.register
+class ConsumerRebalanceListener(ABC):
+    """Told when partitions come and go, without the consumer.
+
+    Deprecated (KAFKA-20385): derive from `RebalanceListener`, whose methods are given the consumer.
+
+    Each method may take the consumer as a second argument with a default, `(self, partitions, consumer=None)`, and is given it then. A loss
+    that is not overridden is told to `on_partitions_revoked` without the consumer, as in Kafka.
+
+    Raises:
+        TypeError: A subclass has a method that cannot be called with the partitions alone.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:  # noqa: ANN401 - whatever other bases take
+        super().__init_subclass__(**options)
+        for name in CALLBACKS:
+            if not _accepts(getattr(cls, name), 2):
+                msg = (
+                    f"{cls.__name__}.{name} cannot be called with the partitions alone: give `consumer` a default, or use RebalanceListener"
+                )
+                raise TypeError(msg)
+
+    @abstractmethod
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions were added to the assignment, possibly none."""
+
+    @abstractmethod
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions are given up with the return from this call."""
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions were taken away. Does what `on_partitions_revoked` does unless it is overridden."""
+        self.on_partitions_revoked(partitions)
+
+
+AnyRebalanceListener: TypeAlias = RebalanceListener | ConsumerRebalanceListener
+"""What may be registered."""
+
+
+class CompositeRebalanceListener(RebalanceListener):
+    """Several listeners in the place of one, called in the order given. One that fails does not silence the others.
+
+    The first exception of a callback reaches the caller of `poll`; further ones are logged.
+    """
+
+    def __init__(self, *listeners: AnyRebalanceListener) -> None:
+        self._listeners = tuple(map(consumer_aware, listeners))
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Tell each listener."""
+        self._tell_each("on_partitions_assigned", partitions, consumer)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Tell each listener."""
+        self._tell_each("on_partitions_revoked", partitions, consumer)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Tell each listener."""
+        self._tell_each("on_partitions_lost", partitions, consumer)
+
+    def _tell_each(self, callback: Callback, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        first: Exception | None = None
+        for listener in self._listeners:
+            try:
+                getattr(listener, callback)(partitions, consumer)
+            except Exception as problem:  # noqa: PERF203 - each listener fails alone
+                if first is not None:
+                    logger.exception("%s of %r failed too, after another listener", callback, listener)
+                first = first or problem
+        if first is not None:
+            raise first
+
+
+class _Delegating(RebalanceListener):
+    """A listener of the older kind, called in the form that it has."""
+
+    def __init__(self, listener: ConsumerRebalanceListener) -> None:
+        self._listener = listener
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        _call(self._listener.on_partitions_assigned, partitions, consumer)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        _call(self._listener.on_partitions_revoked, partitions, consumer)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        _call(self._listener.on_partitions_lost, partitions, consumer)
+
+
+def consumer_aware(listener: AnyRebalanceListener) -> RebalanceListener:
+    """The listener in the form that the consumer calls.
+
+    Raises:
+        IllegalStateError: It is no listener, or its callbacks are coroutines, which only `AsyncRebalanceAwareConsumer` can await.
+    """
+    if not isinstance(listener, RebalanceListener | ConsumerRebalanceListener):
+        msg = f"{listener!r} is no rebalance listener: derive its class from RebalanceListener"
+        raise IllegalStateError(msg)
+    if has_coroutines(listener):
+        msg = f"the callbacks of {listener!r} are coroutines: use AsyncRebalanceAwareConsumer, which awaits them"
+        raise IllegalStateError(msg)
+    return _Delegating(listener) if isinstance(listener, ConsumerRebalanceListener) else listener
+
+
+def has_coroutines(listener: object) -> bool:
+    """Whether a callback has to be awaited."""
+    return any(inspect.iscoroutinefunction(getattr(listener, name, None)) for name in CALLBACKS)
+
+
+def _call(method: Callable[..., None], partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    if _accepts(method, 2):
+        method(partitions, consumer)
+    else:
+        method(partitions)
+
+
+def _accepts(function: Callable[..., None], count: int) -> bool:
+    """Whether a function can be called with so many positional arguments, `self` of an unbound method included."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    return True

@@ -5,20 +5,42 @@ Owns the pause marks and what counts as assigned for the API. Must never take pa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.consumer.caller_commits import CallerCommits, worst_error
+from dagster_rebalance.consumer.carried_marks import CarriedMarks
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError, UnsupportedOperationError
 from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.pausing import PauseMarks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+    from dagster_rebalance.consumer.caller_commits import CommitCallback
+    from dagster_rebalance.consumer.events import CommitResult
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.port import ClusterView, GroupMember, OffsetAndTimestamp, PartitionInfo
+    from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.partition import TopicPartition
 
 _TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupMetadata:
+    """Who a group knows a consumer as.
+
+    Attributes:
+        group_id: The consumer group.
+        member_id: The id of the member.
+        client: The client's own object, for `confluent_kafka.Producer.send_offsets_to_transaction`. The generation is in it, and is not
+            revealed.
+    """
+
+    group_id: str
+    member_id: str
+    client: object
 
 
 class ConsumerOperations:
@@ -28,17 +50,23 @@ class ConsumerOperations:
         member: The member of the group.
         cluster: Answers what is not about the group.
         fetcher: Reads records; None for a consumer that reads none.
-        offset_reset: `earliest`, `latest` or `error`.
+        settings: Validated settings; the group and where reading starts are used.
+        carries_marks: Whether pause marks go to the next owner.
     """
 
-    def __init__(self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, offset_reset: str) -> None:
+    def __init__(
+        self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, settings: Settings, *, carries_marks: bool = False
+    ) -> None:
         self._member = member
         self._cluster = cluster
         self._fetcher = fetcher
-        self._offset_reset = offset_reset
+        self._group_id = settings.group_id
+        self._offset_reset = settings.offset_reset
         self._assigned: set[TopicPartition] = set()
         self._giving_up: frozenset[TopicPartition] = frozenset()
-        self._paused: set[TopicPartition] = set()
+        self._marks = PauseMarks()
+        self._carried = CarriedMarks(member, self._marks, self.position) if carries_marks else None
+        self._commits = CallerCommits(member, self._assigned, self._marks, carries_marks=carries_marks)
 
     @property
     def member_id(self) -> str:
@@ -55,38 +83,43 @@ class ConsumerOperations:
         What is not assigned is refused with `PartitionLostError`, and the broker is not asked. Returns when the outcome is known, which
         takes the client 46 s when the brokers are gone: a commit that nobody waits for any more could overwrite the next owner's.
         """
-        kept = {tp: offset for tp, offset in offsets.items() if tp in self._assigned}
-        result = self._member.commit(kept) if kept else CommitResult(frozenset())
-        gone = {
-            tp: PartitionLostError(
-                f"commit for {tp} refused: it is not assigned any more; stop the work on it", partitions={tp: "not assigned"}
-            )
-            for tp in offsets
-            if tp not in kept
-        }
-        return CommitResult(result.committed, {**result.failed, **gone})
+        return self._commits.commit(offsets)
 
-    def commit_sync(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None) -> None:
+    def commit_sync(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_s: float | None = None) -> None:
         """Commit next offsets and metadata in one request; without any, the current position of every partition that was read.
+
+        Args:
+            offsets: The next offset of each partition.
+            timeout_s: How long to wait for the outcome; by default until the client gives up by itself (46 s without a broker). A commit
+                that is not answered in time may yet be stored, before the partition is released.
 
         Raises:
             PartitionLostError: A partition is not ours any more. Commit nothing for it.
-            RebalanceInProgressError: Still ours: poll, then commit again.
+            RebalanceInProgressError: Still ours: poll, then commit again (KIP-429).
             BrokerError: The broker could not be reached, or refused. `partitions` names what failed; the others are committed.
         """
         wanted = self._positions() if offsets is None else offsets
-        failed = self.commit_offsets(wanted).failed if wanted else {}
-        if failed:
-            reasons = {tp: reason for error in failed.values() for tp, reason in error.partitions.items()}
-            worst = min(failed.values(), key=_severity)
-            worst.partitions = reasons
-            raise worst
+        error = worst_error(self._commits.commit(wanted, timeout_s))
+        if error is not None:
+            raise error
+
+    def commit_async(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, callback: CommitCallback | None = None
+    ) -> None:
+        """Send what `commit_sync` would commit, and go on. Commits are sent in the order of the calls.
+
+        Args:
+            offsets: The next offset of each partition; without any, the current position of every partition that was read.
+            callback: Called in a later `poll`, `unsubscribe` or `close` with the offsets and the error that `commit_sync` would raise, or
+                None. Without a callback, an error is logged. No partition is released before the commits for it are answered.
+        """
+        self._commits.commit_later(self._positions() if offsets is None else offsets, callback)
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for any partitions; None where it has nothing."""
-        return self._member.committed(partitions, timeout_s)
+        return self._commits.committed(partitions, timeout_s)
 
     def position(self, partition: TopicPartition, timeout_s: float = _TIMEOUT_S) -> int:
         """The next offset that `poll` returns; without a fetcher, where reading would start.
@@ -129,30 +162,21 @@ class ConsumerOperations:
             self._reading().seek(tp, "latest")
 
     def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Return no records of these partitions until `resume`, or until they are given up.
+        """Return no records of these partitions until `resume`, whether they are assigned, will be, or do not exist yet.
 
-        Raises:
-            IllegalStateError: One of them is not assigned.
+        What was read ahead of them is dropped, and read again after `resume`. What a rebalance does to the marks is set by `pause_marks`.
         """
-        self._check_assigned("pause", partitions)
-        self._paused.update(partitions)
-        if self._fetcher:
-            self._fetcher.withhold(partitions)
+        self._marks.pause(partitions)
+        self._withhold()
 
     def resume(self, partitions: Collection[TopicPartition]) -> None:
-        """Undo a pause. A partition that is to be revoked stays silent.
-
-        Raises:
-            IllegalStateError: One of them is not assigned.
-        """
-        self._check_assigned("resume", partitions)
-        self._paused.difference_update(partitions)
-        if self._fetcher:
-            self._fetcher.resume(set(partitions) - self._giving_up)
+        """Undo `pause`. A partition stays silent while its topic or everything is paused, and once it is to be revoked."""
+        self._marks.resume(partitions)
+        self._withhold()
 
     def paused(self) -> frozenset[TopicPartition]:
-        """What was paused by `pause`."""
-        return frozenset(self._paused)
+        """The partitions named in `pause`, and those that are assigned and paused with their topic or with everything."""
+        return self._marks.partitions | self._marks.among(self._assigned)
 
     def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
         """The first offsets that exist, of any partitions, in one request."""
@@ -183,6 +207,45 @@ class ConsumerOperations:
         """All topics that the principal may see."""
         return self._cluster.list_topics(timeout_s)
 
+    def current_lag(self, partition: TopicPartition) -> int | None:
+        """How many offsets are left to read, as far as the last fetch told; None while that is not known, and without a fetcher.
+
+        It is counted to the high watermark: librdkafka does not tell the last stable offset, which Kafka's own consumer counts to when it
+        reads committed records only.
+
+        Raises:
+            IllegalStateError: The partition is not assigned.
+        """
+        self._check_assigned("current_lag", [partition])
+        return self._fetcher.lag(partition) if self._fetcher else None
+
+    def metrics(self) -> dict[str, dict[str, Any]]:
+        """The latest statistics of librdkafka: of the `member`, which takes part in the group, and of the `fetcher`, which reads.
+
+        Each is empty before the first `statistics.interval.ms` is over, and while that setting is off: the default, but for a member in the
+        classic protocol.
+        """
+        return {"member": self._member.metrics(), "fetcher": self._fetcher.metrics() if self._fetcher else {}}
+
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who the group knows this consumer as, and what a producer needs to commit offsets in a transaction."""
+        return ConsumerGroupMetadata(self._group_id, self._member.member_id, self._member.group_metadata())
+
+    def client_instance_id(self, timeout_s: float = _TIMEOUT_S) -> NoReturn:  # noqa: ARG002 - the signature of Kafka's own consumer
+        """The id that brokers know the client's telemetry by (KIP-714).
+
+        Raises:
+            UnsupportedOperationError: Always: librdkafka has such an id, and tells it to nobody.
+        """
+        msg = "client_instance_id: confluent-kafka does not reveal the id of a client's telemetry; use member_id, or set 'client.id'"
+        raise UnsupportedOperationError(msg)
+
+    def _withhold(self) -> None:
+        """Let the fetcher be silent about what is paused or to be revoked, and about nothing else."""
+        if self._fetcher:
+            unread = self._carried.unread if self._carried else frozenset()
+            self._fetcher.withhold(self._marks.among(self._assigned) | self._giving_up | unread)
+
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         if self._fetcher is None:
             return {}
@@ -200,7 +263,3 @@ class ConsumerOperations:
         if strange:
             msg = f"{call} of {strange[0]}: it is not assigned to this consumer"
             raise IllegalStateError(msg)
-
-
-def _severity(error: BrokerError) -> int:
-    return 0 if isinstance(error, PartitionLostError) else 2 if isinstance(error, RebalanceInProgressError) else 1

@@ -7,13 +7,17 @@ a time; every decision about the lists is made by `core.revokes`.
 from __future__ import annotations
 
 import logging
-import threading
+import re
 import time
+import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
+from dagster_rebalance.consumer.callbacks import Callbacks
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.events import (
+    CommitAnswered,
     HoldSuperseded,
     LostReason,
     MemberEvent,
@@ -23,15 +27,14 @@ from dagster_rebalance.consumer.events import (
     RevokeRequested,
 )
 from dagster_rebalance.consumer.fetcher import Fetcher
-from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.operations import ConsumerOperations
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.consumer.turn import Turn
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.revokes import RevokeLists
 
 if TYPE_CHECKING:
-    import re
     from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
     from typing import Any
@@ -39,6 +42,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from typing_extensions import Self
 
+    from dagster_rebalance.consumer.listener import AnyRebalanceListener
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -47,6 +51,25 @@ logger = logging.getLogger(__name__)
 _IDLE_SLICE_S = 0.1
 """The client goes on waiting after it has called back, so a long wait is cut into slices to return early on a request."""
 _READ_SLICE_S = 0.05
+_SETTLE_S = 10.0
+
+PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
+"""What becomes of the pause mark of a partition that goes."""
+
+
+@dataclass(frozen=True, slots=True)
+class PollResult:
+    """What one poll has to say (KIP-983, variant 1).
+
+    Attributes:
+        records: The records, as `poll` returns them.
+        to_be_revoked: The partitions that will be revoked in the next poll, unless they are delayed.
+        lost: The partitions that were lost during this poll.
+    """
+
+    records: list[Message]
+    to_be_revoked: frozenset[TopicPartition]
+    lost: frozenset[TopicPartition]
 
 
 class RebalanceAwareConsumer(ConsumerOperations):
@@ -62,7 +85,9 @@ class RebalanceAwareConsumer(ConsumerOperations):
         hold_limit_s: How long revokes are going to be delayed at most; `max.poll.interval.ms` is derived from it.
             Beyond it the partitions are lost.
         fetch: Whether records are read. Without, `poll` returns none, and the consumer only takes part in the group.
-        complete_revoke_in_same_poll: Complete each revoke in the poll that it is requested in, as other consumers do.
+        complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is requested in, as other consumers do.
+        pause_marks: What happens to the marks of `pause` when their partitions go: `keep` them for when the partitions come back, `clear`
+            them (KAFKA-20385), or let the partitions `carry` them to the next owner. Marks of topics and of everything always stay.
         probe_interval_s: How often the broker is asked during a hold whether it still knows the member.
         discovery_interval_s: How often new partitions (classic protocol) and topics (patterns) are looked for.
         clock: A monotonic clock.
@@ -92,29 +117,32 @@ class RebalanceAwareConsumer(ConsumerOperations):
         hold_limit_s: float = 300.0,
         fetch: bool = True,
         complete_revoke_in_same_poll: bool = False,
+        pause_marks: PauseMarksPolicy = "keep",
         probe_interval_s: float = 3.0,
         discovery_interval_s: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
         member: GroupMember | None = None,
         cluster: ClusterView | None = None,
     ) -> None:
+        if pause_marks not in get_args(PauseMarksPolicy):
+            msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
+            raise ConfigurationError(msg)
         settings = validated(config, hold_limit_s=hold_limit_s)
         super().__init__(
             member or Member(settings, clock=clock, probe_interval_s=probe_interval_s, discovery_interval_s=discovery_interval_s),
             cluster or Cluster(settings, clock=clock),
             Fetcher(settings) if fetch else None,
-            settings.offset_reset,
+            settings,
+            carries_marks=pause_marks == "carry",
         )
         self._same_poll = complete_revoke_in_same_poll
+        self._keeps_marks = pause_marks == "keep"
         self._clock = clock
         self._lists = RevokeLists()
         self._lost_reasons: dict[TopicPartition, LostReason] = {}
         self._subscription: Collection[str] | re.Pattern[str] = ()
-        self._listener: RebalanceListener | None = None
-        self._next_listener: RebalanceListener | None = None
-        self._problem: Exception | None = None
-        self._turn = threading.Lock()
-        self._turn_of = 0
+        self._callbacks = Callbacks()
+        self._turn = Turn()
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -123,14 +151,17 @@ class RebalanceAwareConsumer(ConsumerOperations):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def subscribe(self, topics: Collection[str] | re.Pattern[str], listener: RebalanceListener | None = None) -> None:
+    def subscribe(self, topics: Collection[str] | re.Pattern[str], listener: AnyRebalanceListener | None = None) -> None:
         """Take part in the group for these topics, or for those whose whole name matches a compiled pattern.
 
         Args:
             topics: Names, or a pattern. A pattern is matched with Python's rules, and never matches internal topics (`__...`). No names at
                 all is the same as `unsubscribe`.
-            listener: Told when partitions come and go; `set_rebalance_listener` overrides it.
+            listener: Deprecated (KAFKA-20385): use `set_rebalance_listener`. Told when partitions come and go.
         """
+        if listener is not None:
+            warnings.warn("subscribe(..., listener) is deprecated: use set_rebalance_listener", DeprecationWarning, stacklevel=2)
+            self.set_rebalance_listener(listener)
         if not topics:
             self.unsubscribe()
             return
@@ -139,13 +170,15 @@ class RebalanceAwareConsumer(ConsumerOperations):
                 msg = f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'"
                 raise IllegalStateError(msg)
             self._subscription = topics
-            if listener is not None:
-                self._next_listener = listener
             self._member.subscribe(topics)
 
-    def set_rebalance_listener(self, listener: RebalanceListener | None) -> None:
-        """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins."""
-        self._next_listener = listener
+    def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
+        """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins.
+
+        `on_partitions_revoked` is called when a revoke is completed, while the partitions are still in the assignment; with delayed revokes
+        that is in the first poll after the last delay. The request itself is told by `get_to_be_revoked_partitions`.
+        """
+        self._callbacks.listen(listener)
 
     def unsubscribe(self) -> None:
         """Give all partitions up and leave the group."""
@@ -153,7 +186,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
             self._subscription = ()
             self._leave_behind()
             self._member.unsubscribe()
-        self._raise_problem()
+        self._callbacks.raise_noted()
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Give all partitions up and leave the group, within `timeout_s` on the network's side; may be called again.
@@ -168,7 +201,7 @@ class RebalanceAwareConsumer(ConsumerOperations):
             self._member.close(timeout_s)
             if self._fetcher:
                 self._fetcher.close()
-        self._raise_problem()
+        self._callbacks.raise_noted()
 
     def check(self, timeout_s: float = 10.0) -> None:
         """Find out now what would go wrong later: brokers, credentials, the subscribed topics.
@@ -200,6 +233,44 @@ class RebalanceAwareConsumer(ConsumerOperations):
         """
         return self._lists.delay(partitions)
 
+    def pause_topics(self, topics: Collection[str]) -> None:
+        """Return no records of these topics, their future partitions included, until `resume_topics`.
+
+        Raises:
+            IllegalStateError: A topic is not subscribed to.
+        """
+        for topic in topics:
+            if not self._subscribes(topic):
+                msg = f"pause_topics of '{topic}': this consumer does not subscribe to it; use pause_pattern for topics that may come"
+                raise IllegalStateError(msg)
+        self._marks.pause_topics(topics)
+        self._withhold()
+
+    def resume_topics(self, topics: Collection[str]) -> None:
+        """Undo `pause_topics`, or take topics out of a paused pattern. Partitions that are paused themselves stay so."""
+        self._marks.resume_topics(topics)
+        self._withhold()
+
+    def pause_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Return no records of topics whose whole name matches, those that are yet to come included, until `resume_pattern`."""
+        self._marks.pause_topics([pattern])
+        self._withhold()
+
+    def resume_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Undo the pauses of all topics whose whole name matches, however they were paused by topic."""
+        self._marks.resume_topics([pattern])
+        self._withhold()
+
+    def pause_all(self) -> None:
+        """Return no records at all until `resume_all`; `poll` goes on keeping the consumer in its group."""
+        self._marks.pause_all()
+        self._withhold()
+
+    def resume_all(self) -> None:
+        """Undo `pause_all`. Partitions and topics that are paused themselves stay so."""
+        self._marks.resume_all()
+        self._withhold()
+
     def poll(self, timeout_s: float, max_records: int = 500) -> list[Message]:
         """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned.
 
@@ -209,120 +280,149 @@ class RebalanceAwareConsumer(ConsumerOperations):
             BrokerError: Something does not mend itself, with what to do about it. The consumer stays usable.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
+        return self._poll(timeout_s, max_records, same_poll=self._same_poll)
+
+    def poll_with_rebalance(self, timeout_s: float, max_records: int = 500) -> PollResult:
+        """Poll, and get what happened together with the records (KIP-983, variant 1).
+
+        A revoke that is requested in such a poll is completed in the next one, also with `complete_revoke_in_same_poll`.
+
+        Raises:
+            BrokerError: Something does not mend itself, with what to do about it. The consumer stays usable.
+            IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
+        """
+        records = self._poll(timeout_s, max_records, same_poll=False)
+        return PollResult(records, self._lists.to_be_revoked, self._lists.lost)
+
+    def _poll(self, timeout_s: float, max_records: int, *, same_poll: bool) -> list[Message]:
         with self._own_turn("poll"):
-            self._listener = self._next_listener
+            self._callbacks.begin()
             self._complete_due()
             deadline = self._clock() + timeout_s
             while True:
                 remaining = max(0.0, deadline - self._clock())
-                urgent = self._take_part(0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S))
-                if self._problem is not None:
+                urgent = self._take_part(0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll)
+                if self._callbacks.has_problem:
                     break
                 records = self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S)) if self._fetcher else []
-                if records or urgent or not remaining:
+                if records or urgent or not remaining or self._between_slices():
                     return records
-        self._raise_problem()
+        self._callbacks.raise_noted()
         return []
 
-    def _take_part(self, timeout_s: float) -> bool:
+    def _between_slices(self) -> bool:
+        """Called while a poll waits, about ten times a second; whether it has waited long enough."""
+        return False
+
+    def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
         """Let the member work, and carry out what it tells; whether the caller must hear of it at once."""
-        events = self._member.poll(timeout_s)
+        events = [*self._commits.take_events(), *self._member.poll(timeout_s)]
         for event in events:
-            self._carry_out(event)
+            self._carry_out(event, same_poll=same_poll)
+        for callback in self._commits.take_due():
+            self._callbacks.run(callback)
         return any(isinstance(event, (RevokeRequested, PartitionsLost)) for event in events)
 
-    def _carry_out(self, event: MemberEvent) -> None:
+    def _carry_out(self, event: MemberEvent, *, same_poll: bool) -> None:
         match event:
             case PartitionsAssigned(partitions):
-                self._lists.assign(partitions)
-                self._assigned.update(partitions)
-                if self._fetcher:
-                    self._fetcher.stage(partitions)
-                self._tell("assigned", partitions)
-                if self._fetcher:
-                    self._fetcher.start_staged()
+                self._take_in(partitions)
+            case RevokeRequested(partitions) if same_poll:
+                self._tell_revoked(partitions)
+                self._forget(partitions)
+                self._member.release()
             case RevokeRequested(partitions):
-                self._request(partitions)
+                self._lists.request(partitions)
+                self._give_up()
             case PartitionsLost(partitions, reason):
                 gone = self._assigned.intersection(partitions)
                 # What this very poll has completed is no loss to the caller, though Kafka did not hear of its release any more.
                 self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
                 self._lost_reasons.update(dict.fromkeys(gone, reason))
                 self._forget(gone)
-                self._tell("lost", gone)
+                self._give_up()
+                if gone:
+                    self._callbacks.tell("on_partitions_lost", gone, self)
             case HoldSuperseded(partitions):
                 logger.warning("the hold of %s was superseded by another rebalance", ", ".join(map(str, partitions)))
+            case CommitAnswered():
+                self._commits.answered(event)
             case RequestFailed(error):
-                self._problem = self._problem or error
+                self._callbacks.note(error)
 
-    def _request(self, partitions: Collection[TopicPartition]) -> None:
-        if self._same_poll:
-            self._tell("revoked", partitions)
-            self._forget(partitions)
-            self._member.release()
-            return
-        self._lists.request(partitions)
-        self._giving_up = self._lists.unreleased
+    def _take_in(self, partitions: Collection[TopicPartition]) -> None:
+        self._lists.assign(partitions)
+        self._assigned.update(partitions)
+        if self._carried:
+            self._carried.expect(partitions)
+            self._callbacks.run(self._carried.read)
         if self._fetcher:
-            self._fetcher.withhold(partitions)
+            self._fetcher.stage(partitions)
+        self._withhold()
+        self._callbacks.tell("on_partitions_assigned", partitions, self)
+        if self._fetcher:
+            self._fetcher.start_staged()
 
     def _complete_due(self) -> None:
-        self._tell("revoked", self._lists.to_be_revoked)
+        self._exchange_marks()
+        self._tell_revoked(self._lists.to_be_revoked)
         started = self._lists.start_poll()
         self._lost_reasons = {}
         self._forget(started.completed)
         if started.release:
             self._member.release()
-        self._giving_up = self._lists.unreleased
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._giving_up != self._lists.unreleased:
+            self._giving_up = self._lists.unreleased
+            self._withhold()
 
     def _leave_behind(self) -> None:
-        self._listener = self._next_listener
-        self._tell("revoked", self.assignment())
+        self._callbacks.begin()
+        for event in self._commits.finish(_SETTLE_S):
+            # What else came meanwhile has no meaning any more.
+            if isinstance(event, PartitionsLost):
+                self._carry_out(event, same_poll=False)
+        for callback in self._commits.take_due():
+            self._callbacks.run(callback)
+        self._tell_revoked(self.assignment())
         self._lists = RevokeLists()
-        self._giving_up = frozenset()
         self._forget(self.assignment())
+        self._give_up()
+
+    def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions:
+            self._callbacks.tell("on_partitions_revoked", partitions, self)
+            self._exchange_marks()
+
+    def _exchange_marks(self) -> None:
+        carried = self._carried
+        if carried:
+            unread = carried.unread
+            self._callbacks.run(carried.read)
+            self._callbacks.run(lambda: carried.write(self._assigned))
+            if unread:
+                self._withhold()
 
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         self._assigned.difference_update(partitions)
-        self._paused.difference_update(partitions)
+        if not self._keeps_marks:
+            self._marks.resume(partitions)
+        if self._carried:
+            self._carried.leave(partitions)
         if self._fetcher:
             self._fetcher.drop(partitions)
 
-    def _tell(self, what: Literal["assigned", "revoked", "lost"], partitions: Collection[TopicPartition]) -> None:
-        """Call the listener back. Its exception waits for the end of the rebalance; only the first one of a poll reaches the caller."""
-        if self._listener is None or not (partitions or what == "assigned"):
-            return
-        view = RebalanceConsumer(self)
-        try:
-            getattr(self._listener, f"on_partitions_{what}")(tuple(sorted(partitions)), view)
-        except Exception as problem:
-            if self._problem is not None:
-                logger.exception("a rebalance listener failed after another error of the same poll")
-            self._problem = self._problem or problem
-        finally:
-            view.expire()
-
-    def _raise_problem(self) -> None:
-        problem, self._problem = self._problem, None
-        if problem is not None:
-            raise problem
+    def _subscribes(self, topic: str) -> bool:
+        if isinstance(self._subscription, re.Pattern):
+            return self._subscription.fullmatch(topic) is not None
+        return topic in self._subscription
 
     @contextmanager
     def _own_turn(self, call: str) -> Iterator[None]:
-        if not self._turn.acquire(blocking=False):
-            nested = self._turn_of == threading.get_ident()
-            where = (
-                "inside a rebalance callback: return from it first"
-                if nested
-                else "while another thread uses the consumer: give it one owner"
-            )
-            msg = f"{call} {where}"
-            raise IllegalStateError(msg)
-        try:
-            self._turn_of = threading.get_ident()
+        with self._turn.of(call):
             if self._closed:
                 msg = f"{call} on a closed consumer: make a new one"
                 raise IllegalStateError(msg)
             yield
-        finally:
-            self._turn.release()

@@ -57,3 +57,7 @@ class BatchRefusedError(DagsterRebalanceError):
 
 class IllegalStateError(DagsterRebalanceError):
     """The call is not allowed in the present state: a bug in the caller. The state stays as it was."""
+
+
+class UnsupportedOperationError(DagsterRebalanceError):
+    """The Kafka client cannot answer this, and nothing is made up in its place."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -17,6 +17,7 @@ from dagster_rebalance.testing.fixtures import unique_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
 
+    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
 

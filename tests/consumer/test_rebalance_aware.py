@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.events import LostReason
-from dagster_rebalance.consumer.listener import RebalanceConsumer, RebalanceListener
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.port import OffsetAndTimestamp
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
+from dagster_rebalance.consumer.view import RebalanceConsumer
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
@@ -232,6 +233,26 @@ def test_a_loop_without_the_new_methods_works_as_ever(group: FakeGroup) -> None:
     assert {len(blue.consumer.assignment()), len(green.consumer.assignment())} == {2}
 
 
+def test_one_poll_may_tell_everything_at_once(group: FakeGroup) -> None:
+    """KIP-983, variant 1: the records, what will be revoked in the next poll, and what was just lost."""
+    blue, green = alone(group), Side(group)
+    green.consumer.poll(0)
+    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], to_be_revoked=frozenset({P2, P3}), lost=frozenset())
+    blue.consumer.delay_revoke([P2, P3])
+    group.fence(blue.member)
+    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], to_be_revoked=frozenset(), lost=frozenset(EVERYTHING))
+
+
+def test_the_separate_poll_completes_in_the_next_poll_also_where_poll_does_not(group: FakeGroup) -> None:
+    """KIP-983, variant 1: "it is possible to keep partition revoke behavior of the current poll method exactly the same"."""
+    blue, green = alone(group, same_poll=True), Side(group)
+    green.consumer.poll(0)
+    assert blue.consumer.poll_with_rebalance(60.0).to_be_revoked == {P2, P3}
+    assert blue.consumer.assignment() == set(EVERYTHING)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.assignment() == {P0, P1}
+
+
 def test_the_listener_is_told_of_a_revoke_when_it_is_completed(group: FakeGroup) -> None:
     """While the partitions are still in the assignment: it is the last chance to commit."""
     seen: list[tuple[str, set[TopicPartition]]] = []
@@ -277,7 +298,8 @@ def test_a_listener_takes_effect_with_the_next_poll_and_the_last_one_wins(group:
     """KAFKA-20385: also over the one given to `subscribe`; None removes."""
     first, second, third = Diary(), Diary(), Diary()
     blue = Side(group)
-    blue.consumer.subscribe(["orders"], first)
+    with pytest.warns(DeprecationWarning, match="set_rebalance_listener"):
+        blue.consumer.subscribe(["orders"], first)
     blue.consumer.set_rebalance_listener(second)
     blue.consumer.poll(0.1)
     assert (first.lines, second.lines) == ([], [("assigned", set(EVERYTHING))])
@@ -437,6 +459,29 @@ def test_subscribing_to_nothing_is_unsubscribing(group: FakeGroup) -> None:
     assert not group.members
 
 
+def test_a_listener_given_to_subscribe_is_called(group: FakeGroup) -> None:
+    """Deprecated, and still valid; it overrides an earlier one as an earlier one would override it."""
+    earlier, diary = Diary(), Diary()
+    blue = Side(group)
+    blue.consumer.set_rebalance_listener(earlier)
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        blue.consumer.subscribe(["orders"], diary)
+    blue.consumer.poll(0.1)
+    assert diary.lines == [("assigned", set(EVERYTHING))]
+    assert not earlier.lines
+
+
+def test_what_is_no_listener_is_refused_and_the_one_before_stays(group: FakeGroup) -> None:
+    """A bug of the caller's leaves the state as it was."""
+    diary = Diary()
+    blue = Side(group)
+    blue.consumer.set_rebalance_listener(diary)
+    with pytest.raises(IllegalStateError, match="no rebalance listener"):
+        blue.consumer.set_rebalance_listener(print)  # type: ignore[arg-type]
+    blue.consumer.poll(0.1)
+    assert diary.lines
+
+
 def test_a_subscription_is_a_list_of_topics(group: FakeGroup) -> None:
     """A text would be taken for a list of one-letter topics."""
     with pytest.raises(IllegalStateError, match="list of topics"):
@@ -452,19 +497,6 @@ def test_a_failed_commit_raises_what_matters_most_and_names_every_partition(grou
         )
     assert set(caught.value.partitions) == {P1, TopicPartition("orders", 9)}
     assert group.committed == {P0: OffsetAndMetadata(1)}
-
-
-def test_pausing_needs_an_assigned_partition_and_ends_with_the_assignment(group: FakeGroup) -> None:
-    """As in Kafka's own consumer (KAFKA-20385: paused states are cleared when partitions are revoked)."""
-    blue, _ = requested(group)
-    blue.consumer.pause([P0, P2])
-    assert blue.consumer.paused() == {P0, P2}
-    blue.consumer.poll(0.1)
-    assert blue.consumer.paused() == {P0}
-    blue.consumer.resume([P0])
-    assert not blue.consumer.paused()
-    with pytest.raises(IllegalStateError, match="orders-2"):
-        blue.consumer.pause([P2])
 
 
 def test_without_a_fetcher_the_position_is_where_reading_would_start(group: FakeGroup) -> None:

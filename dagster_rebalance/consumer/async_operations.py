@@ -1,0 +1,140 @@
+"""The operations of a consumer for asyncio: the same as those without, each awaited.
+
+Owns how a call gets to the thread that owns the consumer. What an operation does, and raises, is told by the method of the same name of
+`RebalanceAwareConsumer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from typing import NoReturn
+
+    from dagster_rebalance.consumer.operations import ConsumerGroupMetadata, ConsumerOperations
+    from dagster_rebalance.consumer.owner_thread import OwnerThread
+    from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+    Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
+    AsyncCommitCallback: TypeAlias = Callable[[Offsets, BrokerError | None], Awaitable[None] | None]
+
+T = TypeVar("T")
+
+
+class AsyncOperations:
+    """What the consumer and the view in a callback offer alike."""
+
+    def __init__(self, owner: OwnerThread, consumer: ConsumerOperations | RebalanceConsumer) -> None:
+        self._owner = owner
+        self._operations = consumer
+
+    async def commit_sync(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
+        """Commit the given next offsets, or the current positions, and wait for the outcome."""
+        await self._run(lambda: self._operations.commit_sync(offsets, timeout_s))
+
+    async def commit_async(self, offsets: Offsets | None = None, callback: AsyncCommitCallback | None = None) -> None:
+        """Send the given next offsets, or the current positions, and go on; the callback runs in the event loop, and may be a coroutine."""
+        answer = None if callback is None else self._in_the_loop(callback)
+        await self._run(lambda: self._operations.commit_async(offsets, answer))
+
+    async def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed."""
+        return await self._run(lambda: self._operations.committed(partitions, timeout_s))
+
+    async def position(self, partition: TopicPartition, timeout_s: float = 10.0) -> int:
+        """The next offset that `poll` returns."""
+        return await self._run(lambda: self._operations.position(partition, timeout_s))
+
+    async def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+        """Read on from another offset."""
+        await self._run(lambda: self._operations.seek(partition, offset))
+
+    async def seek_to_beginning(self, partitions: Collection[TopicPartition]) -> None:
+        """Read on from the first offset that exists."""
+        await self._run(lambda: self._operations.seek_to_beginning(partitions))
+
+    async def seek_to_end(self, partitions: Collection[TopicPartition]) -> None:
+        """Read on from the next record that is produced."""
+        await self._run(lambda: self._operations.seek_to_end(partitions))
+
+    async def assignment(self) -> frozenset[TopicPartition]:
+        """What is assigned."""
+        return await self._run(self._operations.assignment)
+
+    async def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Return no records of these partitions."""
+        await self._run(lambda: self._operations.pause(partitions))
+
+    async def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Undo a pause."""
+        await self._run(lambda: self._operations.resume(partitions))
+
+    async def paused(self) -> frozenset[TopicPartition]:
+        """What is paused."""
+        return await self._run(self._operations.paused)
+
+    async def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The first offsets that exist."""
+        return await self._run(lambda: self._operations.beginning_offsets(partitions, timeout_s))
+
+    async def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The offsets that the next records will get."""
+        return await self._run(lambda: self._operations.end_offsets(partitions, timeout_s))
+
+    async def offsets_for_times(
+        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first records at or after a time in milliseconds."""
+        return await self._run(lambda: self._operations.offsets_for_times(timestamps, timeout_s))
+
+    async def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
+        """The partitions of a topic."""
+        return await self._run(lambda: self._operations.partitions_for(topic, timeout_s))
+
+    async def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
+        """All topics that the principal may see."""
+        return await self._run(lambda: self._operations.list_topics(timeout_s))
+
+    async def current_lag(self, partition: TopicPartition) -> int | None:
+        """How many offsets are left to read, as far as it is known."""
+        return await self._run(lambda: self._operations.current_lag(partition))
+
+    async def metrics(self) -> dict[str, dict[str, Any]]:
+        """The latest statistics of librdkafka."""
+        return await self._run(self._operations.metrics)
+
+    async def group_metadata(self) -> ConsumerGroupMetadata:
+        """Who the group knows this consumer as."""
+        return await self._run(self._operations.group_metadata)
+
+    async def client_instance_id(self, timeout_s: float = 10.0) -> NoReturn:
+        """Not to be had from librdkafka: raises `UnsupportedOperationError`."""
+        self._operations.client_instance_id(timeout_s)
+
+    async def _run(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._owner.submit(function))
+
+    def _in_the_loop(self, callback: AsyncCommitCallback) -> Callable[[Offsets, BrokerError | None], None]:
+        loop = asyncio.get_running_loop()
+
+        async def answer(offsets: Offsets, error: BrokerError | None) -> None:
+            awaitable = callback(offsets, error)
+            if inspect.isawaitable(awaitable):
+                await awaitable
+
+        return lambda offsets, error: self._owner.wait_for(asyncio.run_coroutine_threadsafe(answer(offsets, error), loop))
+
+
+class AsyncRebalanceConsumer(AsyncOperations):
+    """What a consumer offers during a rebalance callback that is a coroutine; see `RebalanceConsumer`.
+
+    Every method raises `IllegalStateError` after the callback.
+    """

@@ -1,0 +1,153 @@
+"""The caller's commits: only for what is assigned, in the order of the calls, each with an answer that nobody misses.
+
+Owns the callbacks of commits that are not waited for, and the pause marks in the metadata on their way to the broker and back. Must never
+decide what is committed, and never abandon a commit: one that reaches the broker late could overwrite the next owner's.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeAlias
+
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
+from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.pausing import with_mark, without_mark
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from collections.abc import Set as AbstractSet
+
+    from dagster_rebalance.consumer.events import MemberEvent
+    from dagster_rebalance.consumer.port import GroupMember
+    from dagster_rebalance.core.pausing import PauseMarks
+
+logger = logging.getLogger(__name__)
+
+Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
+CommitCallback: TypeAlias = Callable[[Offsets, BrokerError | None], None]
+"""Called with the offsets of a commit, and with the error that `commit_sync` would have raised, or None."""
+
+
+class CallerCommits:
+    """What one consumer's caller commits.
+
+    Args:
+        member: The member of the group.
+        assigned: What counts as assigned; seen live.
+        marks: The pause marks; seen live.
+        carries_marks: Whether the commits of marked partitions say so.
+    """
+
+    def __init__(self, member: GroupMember, assigned: AbstractSet[TopicPartition], marks: PauseMarks, *, carries_marks: bool) -> None:
+        self._member = member
+        self._assigned = assigned
+        self._marks = marks
+        self._carries_marks = carries_marks
+        self._waiting: dict[int, tuple[Offsets, Callable[[CommitResult], None]]] = {}
+        self._events: list[MemberEvent] = []
+        self._due: list[Callable[[], None]] = []
+
+    def commit(self, offsets: Offsets, timeout_s: float | None = None) -> CommitResult:
+        """Commit in one request and wait for the outcome. What is not answered within `timeout_s` counts as failed, and may be stored."""
+        kept, refused = self._sorted_out(offsets)
+        if not kept:
+            result = CommitResult(frozenset())
+        elif timeout_s is None:
+            result = self._member.commit(kept)
+        else:
+            result = self._commit_within(kept, timeout_s)
+        return CommitResult(result.committed, {**result.failed, **refused})
+
+    def commit_later(self, offsets: Offsets, callback: CommitCallback | None) -> None:
+        """Send a commit in one request; its callback is due once it is answered."""
+        kept, refused = self._sorted_out(offsets)
+
+        def answered(result: CommitResult) -> None:
+            error = worst_error(CommitResult(result.committed, {**result.failed, **refused}))
+            self._due.append(lambda: (callback or _log)(offsets, error))
+
+        if kept:
+            self._waiting[self._member.commit_async(kept)] = (kept, answered)
+        else:
+            answered(CommitResult(frozenset()))
+
+    def answered(self, event: CommitAnswered) -> None:
+        """A commit that was sent has an outcome."""
+        _, answered = self._waiting.pop(event.ticket)
+        answered(event.result)
+
+    def take_events(self) -> list[MemberEvent]:
+        """What else the member told while a commit was waited for."""
+        events, self._events = self._events, []
+        return events
+
+    def take_due(self) -> list[Callable[[], None]]:
+        """The callbacks of commits that have their outcome, in its order."""
+        due, self._due = self._due, []
+        return due
+
+    def finish(self, timeout_s: float) -> list[MemberEvent]:
+        """The end: wait for outcomes, tell those who wait in vain, and give what else the member told."""
+        if self._waiting:
+            self._settle(timeout_s)
+        for offsets, answered in self._waiting.values():
+            answered(_unanswered(offsets))
+        self._waiting.clear()
+        return self.take_events()
+
+    def committed(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """What the group has committed, without pause marks."""
+        found = self._member.committed(partitions, timeout_s)
+        return {tp: offset and replace(offset, metadata=without_mark(offset.metadata)[0]) for tp, offset in found.items()}
+
+    def _commit_within(self, offsets: Offsets, timeout_s: float) -> CommitResult:
+        outcome: list[CommitResult] = []
+        self._waiting[self._member.commit_async(offsets)] = (offsets, outcome.append)
+        self._settle(timeout_s)
+        return outcome[0] if outcome else _unanswered(offsets)
+
+    def _settle(self, timeout_s: float) -> None:
+        self._member.settle(timeout_s)
+        for event in self._member.poll(0):
+            if isinstance(event, CommitAnswered):
+                self.answered(event)
+            else:
+                self._events.append(event)
+
+    def _sorted_out(self, offsets: Offsets) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, BrokerError]]:
+        kept: dict[TopicPartition, OffsetAndMetadata] = {}
+        refused: dict[TopicPartition, BrokerError] = {}
+        marked = self._marks.partitions if self._carries_marks else frozenset()
+        for tp, offset in offsets.items():
+            if tp not in self._assigned:
+                message = f"commit for {tp} refused: it is not assigned any more; stop the work on it"
+                refused[tp] = PartitionLostError(message, partitions={tp: "not assigned"})
+            else:
+                kept[tp] = replace(offset, metadata=with_mark(offset.metadata)) if tp in marked else offset
+        return kept, refused
+
+
+def worst_error(result: CommitResult) -> BrokerError | None:
+    """The error that matters most to the caller, naming every partition that failed; None when all were committed."""
+    if not result.failed:
+        return None
+    worst = min(result.failed.values(), key=_severity)
+    worst.partitions = {tp: reason for error in result.failed.values() for tp, reason in error.partitions.items()}
+    return worst
+
+
+def _unanswered(offsets: Offsets) -> CommitResult:
+    message = f"a commit of {len(offsets)} partitions was not answered in time, and may yet be stored: commit again"
+    return CommitResult(frozenset(), {tp: BrokerError(message, retriable=True, partitions={tp: "not answered in time"}) for tp in offsets})
+
+
+def _severity(error: BrokerError) -> int:
+    return 0 if isinstance(error, PartitionLostError) else 2 if isinstance(error, RebalanceInProgressError) else 1
+
+
+def _log(offsets: Offsets, error: BrokerError | None) -> None:
+    if error is not None:
+        logger.warning("a commit of %d partitions that nobody waits for failed: %s", len(offsets), error)

@@ -1,0 +1,89 @@
+"""The one thread that owns a consumer for asyncio, and runs what is asked of it in order.
+
+Owns what may be run in the middle of something else. A poll that waits, or a callback that is awaited, lets operations through: a worker
+may commit, and the callback may wait for that worker. Must never run two things at a time.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dagster_rebalance.core.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+
+class _Job:
+    def __init__(self, function: Callable[[], Any], *, nested: bool) -> None:
+        self.function = function
+        self.nested = nested
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self.function()
+        except BaseException as problem:  # noqa: BLE001 - it belongs to whoever waits for the job
+            self.future.set_exception(problem)
+        else:
+            self.future.set_result(result)
+
+
+class OwnerThread:
+    """A thread with a queue of jobs."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._kept: deque[_Job] = deque()
+        self._stopped = False
+        threading.Thread(target=self._work, name=name, daemon=True).start()
+
+    def submit(self, function: Callable[[], T], *, nested: bool = True) -> Future[T]:
+        """Have something run; a `nested` one also in the middle of one that is not.
+
+        Raises:
+            IllegalStateError: The thread was stopped.
+        """
+        if self._stopped:
+            msg = "the consumer is closed: make a new one"
+            raise IllegalStateError(msg)
+        job = _Job(function, nested=nested)
+        self._jobs.put(job)
+        return job.future
+
+    def serve(self) -> None:
+        """Run what may be run now. Only to be called by a job."""
+        while not self._jobs.empty():
+            self._run_or_keep(self._jobs.get())
+
+    def wait_for(self, future: Future[T]) -> T:
+        """Wait for something that happens elsewhere, and run meanwhile what may be run. Only to be called by a job."""
+        future.add_done_callback(lambda _: self._jobs.put(None))
+        while not future.done():
+            self._run_or_keep(self._jobs.get())
+        return future.result()
+
+    def stop(self) -> None:
+        """Take no more jobs. What was submitted is still run."""
+        self._stopped = True
+        self._jobs.put(None)
+
+    def _run_or_keep(self, job: _Job | None) -> None:
+        if job is not None and job.nested:
+            job.run()
+        elif job is not None:
+            self._kept.append(job)
+
+    def _work(self) -> None:
+        while self._kept or not self._stopped or not self._jobs.empty():
+            job = self._kept.popleft() if self._kept else self._jobs.get()
+            if job is not None:
+                job.run()

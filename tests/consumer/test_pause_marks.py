@@ -1,0 +1,246 @@
+"""What becomes of pause marks in rebalances, on a fake group: kept, cleared, or carried to the next owner."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.consumer.rebalance_aware import PauseMarksPolicy, RebalanceAwareConsumer
+from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
+
+CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl", "auto.offset.reset": "earliest"}
+P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    """A group without members, with a topic of four partitions."""
+    return FakeGroup({"orders": 4, "clicks": 1})
+
+
+@pytest.fixture
+def new(group: FakeGroup) -> NewConsumer:
+    """Makes subscribed consumers."""
+
+    def make(pause_marks: PauseMarksPolicy) -> RebalanceAwareConsumer:
+        consumer = RebalanceAwareConsumer(
+            CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock, pause_marks=pause_marks
+        )
+        consumer.subscribe(["orders"])
+        return consumer
+
+    return make
+
+
+def hand_over(blue: RebalanceAwareConsumer, green: RebalanceAwareConsumer) -> None:
+    """Two partitions go from the one to the other."""
+    for consumer in (green, blue, blue, green):
+        consumer.poll(0.1)
+    assert green.assignment() == {P2, P3}
+
+
+def test_marks_stay_when_partitions_go_and_count_when_they_come_back(new: NewConsumer) -> None:
+    """The default: a pause is the user's wish, and nobody else takes it back."""
+    blue, green = new("keep"), new("keep")
+    blue.poll(0.1)
+    blue.pause([P0, P2])
+    hand_over(blue, green)
+    assert blue.paused() == {P0, P2}
+    assert not green.paused()
+    green.close()
+    blue.poll(0.1)
+    assert blue.assignment() == set(EVERYTHING)
+    assert blue.paused() == {P0, P2}
+
+
+def test_marks_are_cleared_with_a_revoke_where_that_is_asked_for(new: NewConsumer) -> None:
+    """KAFKA-20385: "when partitions are revoked, any paused states on those partitions are cleared"; retained ones keep theirs."""
+    blue, green = new("clear"), new("clear")
+    blue.poll(0.1)
+    blue.pause([P0, P2])
+    hand_over(blue, green)
+    assert blue.paused() == {P0}
+
+
+def test_marks_are_cleared_with_a_loss_too_where_that_is_asked_for(group: FakeGroup, new: NewConsumer) -> None:
+    """A lost partition is as gone as a revoked one."""
+    blue = new("clear")
+    blue.poll(0.1)
+    blue.pause([P0])
+    group.fence(group.members[0])
+    blue.poll(0.1)
+    assert blue.get_lost_partitions() == set(EVERYTHING)
+    assert not blue.paused()
+
+
+def test_marks_of_topics_patterns_and_everything_outlive_any_rebalance(
+    new: NewConsumer,
+) -> None:
+    """They are the consumer's own, whatever the setting."""
+    blue, green = new("clear"), new("clear")
+    blue.poll(0.1)
+    blue.pause_topics(["orders"])
+    hand_over(blue, green)
+    green.close()
+    blue.poll(0.1)
+    assert blue.paused() == set(EVERYTHING)
+    blue.resume_topics(["orders"])
+    blue.pause_pattern(re.compile("ord.*"))
+    assert blue.paused() == set(EVERYTHING)
+    blue.resume_pattern(re.compile("ord.*"))
+    assert not blue.paused()
+    blue.pause_all()
+    assert blue.paused() == set(EVERYTHING)
+    blue.resume_all()
+    assert not blue.paused()
+
+
+def test_partitions_that_are_not_assigned_or_do_not_exist_can_be_paused(group: FakeGroup, new: NewConsumer) -> None:
+    """The document on pausing: "No matter whether the consumer has assigned any topicPartitions or not"."""
+    blue = new("keep")
+    later = TopicPartition("orders", 5)
+    blue.pause([P1, later])
+    assert blue.paused() == {P1, later}
+    blue.poll(0.1)
+    group.add_partitions("orders", 6)
+    blue.poll(0.1)
+    assert later in blue.assignment()
+    assert blue.paused() == {P1, later}
+
+
+def test_a_topic_that_is_not_subscribed_cannot_be_paused(new: NewConsumer) -> None:
+    """The document on pausing: "Throws IllegalStateException if this consumer is not currently subscribed to any topic provided"."""
+    blue = new("keep")
+    with pytest.raises(IllegalStateError, match="'clicks'"):
+        blue.pause_topics(["orders", "clicks"])
+    blue.poll(0.1)
+    assert not blue.paused()
+    blue.subscribe(re.compile("cli.*"))
+    blue.pause_topics(["clicks"])
+
+
+def test_a_held_revoke_and_a_pause_know_nothing_of_each_other(new: NewConsumer) -> None:
+    """A resume must not wake a partition that is to be revoked, and its revoke must not resume what is paused."""
+    blue, green = new("keep"), new("keep")
+    blue.poll(0.1)
+    blue.pause([P0, P2])
+    green.poll(0.1)
+    blue.poll(0.1)
+    assert blue.get_to_be_revoked_partitions() == {P2, P3}
+    blue.delay_revoke([P2, P3])
+    blue.resume([P2])
+    assert blue.paused() == {P0}
+    blue.pause([P3])
+    blue.poll(0.1)
+    assert blue.paused() == {P0, P3}
+
+
+def test_a_mark_travels_with_its_partition(group: FakeGroup, new: NewConsumer) -> None:
+    """The document on pausing: when it "is assigned to a new consumer, the new consumer can continue to maintain the paused mark"."""
+    blue, green = new("carry"), new("carry")
+    group.committed[P2] = OffsetAndMetadata(7, "the user's")
+    blue.poll(0.1)
+    blue.pause([P0, P2])
+    hand_over(blue, green)
+    assert green.paused() == {P2}
+    assert green.committed([P2]) == {P2: OffsetAndMetadata(7, "the user's")}
+    assert blue.paused() == {P0}
+
+
+def test_a_mark_that_was_taken_away_does_not_come_back(group: FakeGroup, new: NewConsumer) -> None:
+    """The last owner decides, also over the one before it."""
+    blue, green = new("carry"), new("carry")
+    blue.poll(0.1)
+    blue.pause([P2])
+    hand_over(blue, green)
+    green.resume([P2])
+    green.close()
+    blue.poll(0.1)
+    assert blue.assignment() == set(EVERYTHING)
+    assert not blue.paused()
+    assert group.committed[P2] == OffsetAndMetadata(0)
+
+
+def test_a_mark_survives_a_crash_once_it_was_polled(group: FakeGroup, new: NewConsumer) -> None:
+    """Nobody gets to say goodbye when a machine dies."""
+    blue = new("carry")
+    blue.poll(0.1)
+    blue.pause([P0])
+    blue.poll(0.1)
+    group.fence(group.members[0])
+    green = new("carry")
+    green.poll(0.1)
+    assert green.paused() == {P0}
+
+
+def test_a_mark_and_claims_share_the_metadata_of_a_commit(group: FakeGroup, new: NewConsumer) -> None:
+    """Neither may erase the other."""
+    blue, green = new("carry"), new("carry")
+    blue.poll(0.1)
+    blue.pause([P2])
+    claimed = StoredPartition(3, (Claim(9, "batch-1"),))
+    blue.commit_sync({P2: encode(claimed)})
+    hand_over(blue, green)
+    assert green.paused() == {P2}
+    found = green.committed([P2])[P2]
+    assert found is not None
+    assert decode(found) == claimed
+    assert group.committed[P2] != found
+
+
+def test_a_consumer_that_does_not_carry_marks_reads_past_those_of_others(group: FakeGroup, new: NewConsumer) -> None:
+    """A mark must not be mistaken for somebody's text, and goes with the next commit."""
+    blue, green = new("carry"), new("keep")
+    blue.poll(0.1)
+    blue.pause([P2])
+    hand_over(blue, green)
+    assert not green.paused()
+    assert green.committed([P2]) == {P2: OffsetAndMetadata(0)}
+    green.commit_sync({P2: OffsetAndMetadata(1)})
+    assert group.committed[P2] == OffsetAndMetadata(1)
+
+
+class Busy(FakeMember):
+    """A member whose coordinator is moving."""
+
+    busy = True
+
+    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Not now."""
+        if self.busy:
+            msg = "the coordinator is moving"
+            raise BrokerError(msg, retriable=True)
+        return super().committed(partitions, timeout_s)
+
+
+def test_a_mark_that_the_broker_cannot_tell_yet_is_asked_for_again(group: FakeGroup, new: NewConsumer) -> None:
+    """A broker that is busy for a second must not turn into records that nobody wanted."""
+    blue = new("carry")
+    blue.poll(0.1)
+    blue.pause([P0])
+    blue.close()
+    member = Busy(group)
+    green = RebalanceAwareConsumer(CONFIG, fetch=False, member=member, cluster=group, clock=group.clock, pause_marks="carry")
+    green.subscribe(["orders"])
+    green.poll(0.1)
+    assert green.assignment() == set(EVERYTHING)
+    assert not green.paused()
+    member.busy = False
+    green.poll(0.1)
+    assert green.paused() == {P0}
+
+
+def test_an_unknown_policy_is_refused() -> None:
+    """At the start, with the values that there are."""
+    with pytest.raises(ConfigurationError, match="'keep', 'clear' or 'carry'"):
+        RebalanceAwareConsumer(CONFIG, fetch=False, pause_marks="forget")  # type: ignore[arg-type]
