@@ -66,9 +66,6 @@ class RequestFailed:
     error: BrokerError
 
 
-MemberEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | HoldSuperseded | PartitionsLost | RequestFailed"
-
-
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     """What became of one commit request.
@@ -82,4 +79,13 @@ class CommitResult:
     failed: Mapping[TopicPartition, BrokerError] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class CommitAnswered:
+    """What became of a commit that was not waited for; `ticket` is the number that `commit_async` gave."""
+
+    ticket: int
+    result: CommitResult
+
+
+MemberEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | HoldSuperseded | PartitionsLost | RequestFailed | CommitAnswered"
 Offsets: TypeAlias = "Mapping[TopicPartition, OffsetAndMetadata]"

@@ -9,19 +9,21 @@ Must only be used by one thread at a time.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.discovery import Discovery
-from dagster_rebalance.consumer.events import CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
-from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, Attempt, broker_error, commit_error, kafka_error, names
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
+from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, Attempt, broker_error, kafka_error, names
 from dagster_rebalance.consumer.session import Session
-from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
+from dagster_rebalance.consumer.translation import to_commit
+from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
     import re
@@ -68,7 +70,8 @@ class Member:
         self._discovery = Discovery(settings, clock, discovery_interval_s)
         self._roster = roster or Cluster(settings, clock=clock).roster
         self._probe_at = clock()
-        self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}
+        self._tickets = itertools.count(1)
+        self._carried: list[MemberEvent] = []
         self._busy = self._closed = False
         self._session = Session(settings, clock)
 
@@ -99,6 +102,8 @@ class Member:
         """Leave the group; what is still held goes with it."""
         self._check_usable("unsubscribe")
         self._discovery.want(())
+        self._settle()
+        self._carried += [event for event in self._session.take() if isinstance(event, CommitAnswered)]
         self._start_over()
 
     def close(self, timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
@@ -106,8 +111,10 @@ class Member:
         if self._closed:
             return
         self._check_usable("close")
+        started_at = self._clock()
+        self._settle(timeout_s)
         self._closed = True
-        self._session.close(timeout_s)
+        self._session.close(max(0.0, timeout_s - (self._clock() - started_at)))
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did."""
@@ -124,8 +131,11 @@ class Member:
         Should it turn out that the hold was superseded, nothing is sent, and the next poll reports the loss.
         """
         self._check_usable("release")
-        if self._settings.is_classic and self._settings.refreshes_metadata and self.held:
-            self._confirm_hold()
+        if self.held:
+            # A commit that reached the broker after the release could overwrite what the next owner has committed.
+            self._settle()
+            if self._settings.is_classic and self._settings.refreshes_metadata:
+                self._confirm_hold()
             if not self.held:
                 return
         if self._session.ended is None:
@@ -134,18 +144,23 @@ class Member:
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store next offsets and metadata, all in one request; a partition that is not assigned fails without being asked for."""
         self._check_usable("commit", nested=True)
-        owned = self.assignment()
-        failed: dict[TopicPartition, BrokerError] = {
-            tp: PartitionLostError(
-                f"commit for {tp} refused: it is not assigned to this member; stop the work on it", partitions={tp: "not assigned"}
-            )
-            for tp in offsets
-            if tp not in owned
-        }
-        wanted = {tp: offset for tp, offset in offsets.items() if tp in owned}
-        if wanted:
-            failed.update(self._store(wanted))
-        return CommitResult(frozenset(offsets).difference(failed), failed)
+        if self._busy and self._session.commits.pending:
+            msg = "commit inside a callback of poll while another commit is on its way: use commit_async there"
+            raise IllegalStateError(msg)
+        self._settle()
+        return self._session.commits.store(offsets)
+
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
+        """Store like `commit`, without waiting: a `CommitAnswered` with the number that this returns follows."""
+        self._check_usable("commit_async", nested=True)
+        ticket = next(self._tickets)
+        self._session.commits.begin(ticket, offsets)
+        return ticket
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no commit is on its way; whether that came about. What happens meanwhile is told by the next poll."""
+        self._check_usable("settle")
+        return self._settle(timeout_s)
 
     def committed(
         self, partitions: Collection[TopicPartition], timeout_s: float = _READ_TIMEOUT_S
@@ -154,12 +169,29 @@ class Member:
         self._check_usable("committed", nested=True)
         attempt = self._attempt(f"reading the committed offsets of {len(partitions)} partitions")
         try:
-            found = self._read(partitions, timeout_s)
+            found = self._session.commits.read(partitions, timeout_s)
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), attempt) from problem
         if self._session.hold is None:
-            self._seen.update(found)
+            self._session.commits.remember(found)
         return found
+
+    def metrics(self) -> dict[str, Any]:
+        """The client's latest statistics, parsed; none while `statistics.interval.ms` is off, and before the first."""
+        return {} if self._closed else self._session.metrics()
+
+    def group_metadata(self) -> object:
+        """What a transactional producer is given to commit this member's offsets: the client's own object, opaque."""
+        self._check_usable("group_metadata", nested=True)
+        return self._session.consumer.consumer_group_metadata()
+
+    def _settle(self, timeout_s: float = math.inf) -> bool:
+        """Without a limit the client gives up by itself, as with a commit that is waited for."""
+        was_busy, self._busy = self._busy, True
+        try:
+            return self._session.settle(self._clock() + timeout_s)
+        finally:
+            self._busy = was_busy
 
     def _poll(self, timeout_s: float) -> list[MemberEvent]:
         session = self._session
@@ -170,14 +202,13 @@ class Member:
             self._watch()
         if session.ended is None:
             session.serve(timeout_s)
-        events = session.take()
         if session.ended is not None:
-            events += self._give_up(session.ended)
-        for event in events:
-            if isinstance(event, PartitionsLost):
-                for tp in event.partitions:
-                    self._seen.pop(tp, None)
-        return events
+            return self._give_up(session.ended)
+        return self._take()
+
+    def _take(self) -> list[MemberEvent]:
+        carried, self._carried = self._carried, []
+        return [*carried, *self._session.take()]
 
     def _watch(self) -> None:
         """Look for the signs of a hold that went wrong, since the client names none."""
@@ -200,21 +231,25 @@ class Member:
         the member, not the partition (and preferably a retained one, which nobody else can own). Where nothing is committed yet, the
         coordinator is asked for its members; reading alone is answered to anybody.
         """
+        session, commits = self._session, self._session.commits
+        # Reading around a commit that is on its way would find an offset that is about to change, and commit the old one over it.
+        if not self._settle(_READ_TIMEOUT_S) or session.hold is None or session.ended is not None:
+            return session.ended
         try:
-            found = self._read(self.assignment(), _READ_TIMEOUT_S)
+            found = commits.read(self.assignment(), _READ_TIMEOUT_S)
         except KafkaException as problem:
             return self._verdict(kafka_error(problem))
-        moved = [tp for tp, offset in found.items() if tp in self._seen and _differs(self._seen[tp], offset)]
+        moved = commits.moved(found)
         if moved:
             logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, names(moved))
             return LostReason.SUPERSEDED
-        self._seen.update(found)
+        commits.remember(found)
         anchors = sorted((tp in self.held, tp, offset) for tp, offset in found.items() if offset is not None)
         try:
             if anchors:
                 _, tp, offset = anchors[0]
-                self._session.consumer.commit(offsets=[to_commit(tp, offset)], asynchronous=False)
-            elif self._session.member_id not in self._roster():
+                session.consumer.commit(offsets=[to_commit(tp, offset)], asynchronous=False)
+            elif session.member_id not in self._roster():
                 return LostReason.FENCED
         except KafkaException as problem:
             return self._verdict(kafka_error(problem))
@@ -235,47 +270,17 @@ class Member:
 
     def _give_up(self, reason: LostReason) -> list[MemberEvent]:
         held, lost = self.held, self.assignment()
+        self._session.commits.give_up()
+        happened = self._take()
         logger.warning("group '%s': %s lost (%s); joining anew", self._settings.group_id, names(lost), reason.value)
         self._start_over()
         told: list[MemberEvent] = [HoldSuperseded(tuple(sorted(held)))] if reason is LostReason.SUPERSEDED else []
-        return [*told, PartitionsLost(tuple(sorted(lost)), reason)]
+        return [*happened, *told, PartitionsLost(tuple(sorted(lost)), reason)]
 
     def _start_over(self) -> None:
         self._session.close(_LEAVE_TIMEOUT_S)
         self._session = Session(self._settings, self._clock)
         self._discovery.start_over()
-        self._seen.clear()
-
-    def _read(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        if not partitions:
-            return {}
-        found = self._session.consumer.committed([theirs(tp) for tp in sorted(partitions)], timeout=timeout_s)
-        for tp in found:
-            if tp.error is not None:
-                raise KafkaException(tp.error)
-        return {ours(tp): as_committed(tp) for tp in found}
-
-    def _store(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, BrokerError]:
-        errors: dict[TopicPartition, KafkaError] = {}
-        # Waited for without a limit (librdkafka gives up by itself, after 46 s with a dead broker): a commit that was given up here could
-        # still be sent later, under a newer generation, and overwrite what the next owner has committed.
-        try:
-            answers = self._session.consumer.commit(offsets=[to_commit(tp, offset) for tp, offset in wanted.items()], asynchronous=False)
-        except KafkaException as problem:
-            errors = dict.fromkeys(wanted, kafka_error(problem))
-        else:
-            errors = {ours(tp): tp.error for tp in answers or () if tp.error is not None}
-        for tp, offset in wanted.items():
-            if tp in errors:
-                # It may have been stored all the same, with only the answer lost.
-                self._seen.pop(tp, None)
-            else:
-                self._seen[tp] = offset
-        holding = self._session.hold is not None
-        if holding and any(error.code() in FENCED_IN_A_HOLD for error in errors.values()):
-            self._session.ended = self._session.ended or LostReason.FENCED
-        attempt = self._attempt(f"commit in group '{self._settings.group_id}'")
-        return {tp: commit_error(error, attempt, [tp], holding=holding) for tp, error in errors.items()}
 
     def _attempt(self, doing: str) -> Attempt:
         return Attempt(doing, self._settings.brokers)
@@ -287,8 +292,3 @@ class Member:
         if self._busy and not nested:
             msg = f"{call} inside a callback of poll: return from the callback first"
             raise IllegalStateError(msg)
-
-
-def _differs(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
-    """Whether two commits are not the same. The leader epoch does not count: not every broker gives back what was sent."""
-    return (one and (one.offset, one.metadata)) != (other and (other.offset, other.metadata))

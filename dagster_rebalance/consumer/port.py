@@ -7,7 +7,7 @@ An offset is always the *next* offset to be read. Nothing here may mention the K
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import re
@@ -41,7 +41,7 @@ class GroupMember(Protocol):
 
     @property
     def member_id(self) -> str:
-        """The id the group knows this member by; empty before it joined."""
+        """The id the group knows this member by. Before it joined it is empty in classic; in the consumer protocol members choose it."""
 
     @property
     def held(self) -> frozenset[TopicPartition]:
@@ -73,12 +73,36 @@ class GroupMember(Protocol):
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store next offsets and metadata, all in one request; a partition that is not assigned fails without being asked for."""
 
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
+        """Store like `commit`, without waiting for the answer: `poll` tells it with a `CommitAnswered`.
+
+        Commits reach the broker in the order in which they were asked for. What is asked for while another is on its way goes out with
+        the next request; of a partition that was asked for several times, the last offset is stored. `commit`, `release`, `unsubscribe`
+        and `close` wait until nothing is on its way.
+
+        Returns:
+            The number of the `CommitAnswered`.
+        """
+
+    def settle(self, timeout_s: float) -> bool:
+        """Wait until no commit is on its way. What happens meanwhile is told by the next `poll`.
+
+        Returns:
+            Whether that came about in time.
+        """
+
     def committed(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where it has nothing.
 
         Raises:
             BrokerError: The broker did not answer, or refused.
         """
+
+    def metrics(self) -> dict[str, Any]:
+        """The client's latest statistics; none while they are off, and from members without a client."""
+
+    def group_metadata(self) -> object:
+        """What a transactional producer is given to commit this member's offsets: opaque, and None from members without a client."""
 
     def close(self, timeout_s: float) -> None:
         """Leave the group within `timeout_s`; may be called again."""

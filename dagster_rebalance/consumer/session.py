@@ -17,6 +17,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer import held_revoke
+from dagster_rebalance.consumer.commits import Commits
 from dagster_rebalance.consumer.events import LostReason, MemberEvent, PartitionsAssigned, PartitionsLost, RequestFailed, RevokeRequested
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HOLDING_STATE = "wait-unassign-call"
+_SETTLE_SLICE_S = 0.01
+"""The client goes on waiting after it has called back, so this is how long an answer lies unnoticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,10 +70,12 @@ class Session:
         self._owned: set[TopicPartition] = set()
         self._closing = False
         self._reports_in_hold = 0
+        self._statistics = ""
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
         self.hold: Hold | None = None
         self.broken: BrokerError | None = None
         self.ended: LostReason | None = None
+        self.commits = Commits(self, settings)
         self.consumer = self._connect()
 
     @property
@@ -97,6 +102,21 @@ class Session:
             error = message.error() if message is not None else None
             if error is not None:
                 self._note(error)
+
+    def settle(self, deadline: float) -> bool:
+        """Serve until no commit is pending or the deadline has come; whether none is."""
+        while self.commits.pending and self._clock() < deadline:
+            self.serve(_SETTLE_SLICE_S)
+        return not self.commits.pending
+
+    def metrics(self) -> dict[str, Any]:
+        """The client's latest statistics; none when they are switched off, or before the first."""
+        parsed: dict[str, Any] = json.loads(self._statistics or "{}")
+        return parsed
+
+    def tell(self, event: MemberEvent) -> None:
+        """Let the next `take` return an event."""
+        self._events.append(event)
 
     def take(self) -> list[MemberEvent]:
         """What happened since the last call, in its order."""
@@ -150,8 +170,8 @@ class Session:
     def _connect(self) -> confluent_kafka.Consumer:
         config = self._settings.member()
         config["error_cb"] = _chained(self._on_error, config.get("error_cb"))
-        if self._settings.is_classic:
-            config["stats_cb"] = _chained(self._on_statistics, config.get("stats_cb"))
+        config["on_commit"] = _chained(self._on_commit, config.get("on_commit"))
+        config["stats_cb"] = _chained(self._on_statistics, config.get("stats_cb"))
         try:
             return confluent_kafka.Consumer(config)
         except (KafkaException, ValueError, TypeError) as problem:
@@ -196,8 +216,13 @@ class Session:
             gone |= self.hold.partitions
             self.hold = None
         self._owned -= gone
+        self.commits.lose(gone)
         if gone:
             self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
+
+    def _on_commit(self, error: KafkaError | None, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        if not self._closing:
+            self.commits.on_commit(error, partitions)
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() in CREDENTIALS or is_final(error):
@@ -219,7 +244,8 @@ class Session:
             self._events.append(RequestFailed(broker_error(error, self._attempt)))
 
     def _on_statistics(self, raw: str) -> None:
-        if self.hold is None:
+        self._statistics = raw
+        if self.hold is None or not self._settings.is_classic:
             return
         self._reports_in_hold += 1
         # The first report may have been made before the hold began.
@@ -241,12 +267,12 @@ def _join_state(raw: str) -> str:
     return str(group.get("join_state", _HOLDING_STATE))
 
 
-def _chained(first: Callable[[Any], None], second: Callable[[Any], None] | None) -> Callable[[Any], None]:
+def _chained(first: Callable[..., None], second: Callable[..., None] | None) -> Callable[..., None]:
     if second is None:
         return first
 
-    def both(argument: object) -> None:
-        first(argument)
-        second(argument)
+    def both(*arguments: object) -> None:
+        first(*arguments)
+        second(*arguments)
 
     return both

@@ -7,9 +7,10 @@ ports of `consumer.port`, and the contract tests of the member hold it to what t
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.consumer.events import (
+    CommitAnswered,
     CommitResult,
     HoldSuperseded,
     LostReason,
@@ -217,6 +218,8 @@ class FakeMember:
         self._events: list[MemberEvent] = []
         self._closed = False
         self._held_since = 0.0
+        self._asked = 0
+        self._pending: list[tuple[int, dict[TopicPartition, OffsetAndMetadata]]] = []
         self.member_id = ""
         self.held: frozenset[TopicPartition] = frozenset()
         self.undone: LostReason | None = None
@@ -239,6 +242,8 @@ class FakeMember:
             case PartitionsLost() | HoldSuperseded() | RequestFailed():
                 self._owned.clear()
                 self.held = frozenset()
+            case CommitAnswered():
+                pass
 
     def fail(self, error: BrokerError) -> None:
         """Let the next poll report an error, as the client reports refused credentials."""
@@ -258,12 +263,14 @@ class FakeMember:
     def unsubscribe(self) -> None:
         """Leave the group."""
         self._check_open("unsubscribe")
+        self.settle()
         self._subscription = ()
         self._leave()
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Tell what happened; the group's clock moves by `timeout_s` when nothing did."""
         self._check_open("poll")
+        self.settle()
         if self._subscription and not self.member_id:
             self.member_id = self._group.join(self)
             self._group.rebalance()
@@ -278,6 +285,7 @@ class FakeMember:
         if not self.held:
             msg = "release without a held revoke: there is nothing to give up"
             raise IllegalStateError(msg)
+        self.settle()
         if self.undone is not None:
             return
         given, self.held = self.held, frozenset()
@@ -287,6 +295,10 @@ class FakeMember:
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store what the coordinator accepts."""
         self._check_open("commit")
+        self.settle()
+        return self._store(offsets)
+
+    def _store(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         failed: dict[TopicPartition, BrokerError] = {}
         for tp, wanted in offsets.items():
             if tp not in self._owned:
@@ -301,6 +313,29 @@ class FakeMember:
                 self._group.committed[tp] = wanted
         return CommitResult(frozenset(offsets).difference(failed), failed)
 
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
+        """Store with the next poll, or before anything that waits for it."""
+        self._check_open("commit_async")
+        self._asked += 1
+        self._pending.append((self._asked, dict(offsets)))
+        return self._asked
+
+    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002
+        """Let what was asked for reach the coordinator."""
+        self._check_open("settle")
+        pending, self._pending = self._pending, []
+        for ticket, offsets in pending:
+            self._events.append(CommitAnswered(ticket, self._store(offsets)))
+        return True
+
+    def metrics(self) -> dict[str, Any]:
+        """There is no client that has any."""
+        return {}
+
+    def group_metadata(self) -> object:
+        """There is no client that a producer could vouch for."""
+        return None
+
     def committed(
         self,
         partitions: Collection[TopicPartition],
@@ -313,6 +348,7 @@ class FakeMember:
     def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002
         """Leave for good."""
         if not self._closed:
+            self.settle()
             self._closed = True
             self._leave()
 
@@ -333,7 +369,8 @@ class FakeMember:
     def _leave(self) -> None:
         self.member_id, self.undone, self.held = "", None, frozenset()
         self._owned.clear()
-        self._events.clear()
+        # The answer to a commit is owed also to a member that is out.
+        self._events = [event for event in self._events if isinstance(event, CommitAnswered)]
         self._group.leave(self)
 
     def _check_open(self, call: str) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, Stage, pass_time, play
@@ -108,6 +108,85 @@ def test_a_commit_for_a_partition_that_is_not_assigned_is_refused(stage: Stage, 
     result = blue.member.commit({mine: OffsetAndMetadata(1), foreign: OffsetAndMetadata(1)})
     assert result.committed == {mine}
     assert isinstance(result.failed[foreign], PartitionLostError)
+
+
+def answers(blue: Actor) -> dict[int, CommitResult]:
+    """What became of the commits that were not waited for, by their tickets."""
+    return {event.ticket: event.result for event in blue.told if isinstance(event, CommitAnswered)}
+
+
+def test_commits_that_are_not_waited_for_are_answered_in_order(stage: Stage, actor: NewActor) -> None:
+    """Of a partition that is committed again and again the last offset stays, and each caller hears what became of its own."""
+    blue = alone(stage, actor)
+    first, second = sorted(everything(stage))[:2]
+    foreign = TopicPartition(stage.topic, 99)
+    asked = [
+        blue.member.commit_async({first: OffsetAndMetadata(1), second: OffsetAndMetadata(7)}),
+        *(blue.member.commit_async({first: OffsetAndMetadata(offset)}) for offset in range(2, 9)),
+        blue.member.commit_async({foreign: OffsetAndMetadata(1)}),
+    ]
+    play(lambda: len(answers(blue)) == len(asked), blue, what="all answers")
+    assert list(answers(blue)) == asked
+    assert answers(blue)[asked[0]].committed == {first, second}
+    assert isinstance(answers(blue)[asked[-1]].failed[foreign], PartitionLostError)
+    assert not any(answers(blue)[ticket].failed for ticket in asked[:-1])
+    stored = blue.member.committed([first, second], 5.0)
+    assert [stored[tp].offset for tp in (first, second)] == [8, 7]  # type: ignore[union-attr]
+
+
+def test_a_commit_that_is_waited_for_comes_after_those_that_are_not(stage: Stage, actor: NewActor) -> None:
+    """Else an older offset could be stored over a newer one; the older answers are told by the next poll."""
+    blue = alone(stage, actor)
+    mine = min(everything(stage))
+    asked = [blue.member.commit_async({mine: OffsetAndMetadata(offset)}) for offset in (3, 4)]
+    assert blue.member.commit({mine: OffsetAndMetadata(5)}).committed == {mine}
+    assert blue.member.settle(0)
+    blue.poll()
+    assert list(answers(blue)) == asked
+    stored = blue.member.committed([mine], 5.0)[mine]
+    assert stored is not None
+    assert stored.offset == 5
+
+
+def test_nothing_is_on_its_way_when_settling_says_so(stage: Stage, actor: NewActor) -> None:
+    """Whoever closes something of its own waits with it; what happened meanwhile is not lost."""
+    blue = alone(stage, actor)
+    ticket = blue.member.commit_async(dict.fromkeys(everything(stage), OffsetAndMetadata(2)))
+    assert blue.member.settle(5.0)
+    assert {offset.offset for offset in blue.member.committed(everything(stage), 5.0).values() if offset} == {2}
+    blue.poll()
+    assert answers(blue)[ticket].committed == everything(stage)
+
+
+@pytest.mark.parametrize("ending", ["release", "unsubscribe", "close"])
+def test_giving_partitions_up_waits_for_commits_on_their_way(stage: Stage, actor: NewActor, ending: str) -> None:
+    """A commit that reached the broker afterwards would overwrite what the next owner has committed."""
+    blue, green = holding(stage, actor)
+    held = blue.member.held
+    tickets = [blue.member.commit_async(dict.fromkeys(held, OffsetAndMetadata(offset))) for offset in (6, 7)]
+    if ending == "close":
+        blue.member.close(5.0)
+    elif ending == "release":
+        blue.member.release()
+    else:
+        blue.member.unsubscribe()
+    polled = [green] if ending == "close" else [blue, green]
+    play(lambda: held <= green.owns, *polled, what="the second member to own what was held")
+    assert [offset and offset.offset for offset in green.member.committed(held, 5.0).values()] == [7, 7]
+    if ending != "close":
+        assert list(answers(blue)) == tickets
+        assert {tp for result in answers(blue).values() for tp in result.committed} == held
+
+
+def test_a_commit_on_its_way_learns_of_fencing_in_a_hold(stage: Stage, actor: NewActor) -> None:
+    """It is told as lost, and so is everything that the member had, once."""
+    blue, _ = holding(stage, actor)
+    stage.evict(blue.member)
+    ticket = blue.member.commit_async(dict.fromkeys(everything(stage), OffsetAndMetadata(1)))
+    play(lambda: blue.all_told(PartitionsLost), blue, what="the loss to be noticed")
+    assert {type(error) for error in answers(blue)[ticket].failed.values()} == {PartitionLostError}
+    assert not answers(blue)[ticket].committed
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
 
 
 def test_fencing_during_a_hold_is_reported_once_for_each_partition(stage: Stage, actor: NewActor) -> None:
