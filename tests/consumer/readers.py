@@ -1,0 +1,100 @@
+"""Readers in one group on a real broker, and every record that they returned."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Producer
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.consumer.listener import AnyRebalanceListener
+    from dagster_rebalance.consumer.rebalance_aware import PauseMarksPolicy
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+
+class Reader:
+    """A consumer and every record that it returned."""
+
+    def __init__(self, consumer: RebalanceAwareConsumer, topic: str) -> None:
+        self.consumer = consumer
+        self.topic = topic
+        self.offsets: dict[int, list[int]] = {number: [] for number in range(4)}
+
+    def poll(self, timeout_s: float = 0.1) -> None:
+        """Take in what the consumer returns."""
+        for message in self.consumer.poll(timeout_s):
+            assert message.error() is None
+            self.offsets[message.partition() or 0].append(message.offset() or 0)
+
+    def tp(self, number: int) -> TopicPartition:
+        """A partition of the topic."""
+        return TopicPartition(self.topic, number)
+
+    @property
+    def count(self) -> int:
+        """How many records were returned."""
+        return sum(map(len, self.offsets.values()))
+
+
+class Readers:
+    """A topic of four partitions on a broker, and its readers in one group.
+
+    Args:
+        kafka: The broker.
+        topic: The topic.
+        protocol: `consumer`, `classic` (cooperative-sticky) or `range` (classic and eager).
+    """
+
+    def __init__(self, kafka: KafkaCluster, topic: str, protocol: str) -> None:
+        self.protocol = protocol
+        self.topic = topic
+        self.config: dict[str, Any] = {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": unique_name("group"),
+            "group.protocol": "consumer" if protocol == "consumer" else "classic",
+            "auto.offset.reset": "earliest",
+        }
+        if protocol != "consumer":
+            self.config.update({"session.timeout.ms": 6000, "heartbeat.interval.ms": 300})
+        if protocol == "range":
+            self.config["partition.assignment.strategy"] = "range"
+        self.readers: list[Reader] = []
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0})
+
+    def reader(self, listener: AnyRebalanceListener | None = None, pause_marks: PauseMarksPolicy = "keep", **config: str) -> Reader:
+        """A consumer that subscribed."""
+        settings = {**self.config, **{name.replace("_", "."): value for name, value in config.items()}}
+        reader = Reader(RebalanceAwareConsumer(settings, hold_limit_s=30, probe_interval_s=0.5, pause_marks=pause_marks), self.topic)
+        reader.consumer.set_rebalance_listener(listener)
+        reader.consumer.subscribe([self.topic])
+        self.readers.append(reader)
+        return reader
+
+    def produce(self, each: int) -> None:
+        """Append records to each partition."""
+        for number in range(4):
+            for _ in range(each):
+                self._producer.produce(self.topic, b"record", partition=number)
+        assert self._producer.flush(10) == 0
+
+    def play(self, until: Callable[[], object], *readers: Reader, what: str) -> None:
+        """Let all readers poll until something has come about."""
+
+        def step() -> bool:
+            for reader in readers:
+                reader.poll()
+            return bool(until())
+
+        wait_until(step, timeout_s=12, what=what, interval_s=0)
+
+    def close(self) -> None:
+        """All readers leave."""
+        for reader in self.readers:
+            reader.consumer.close(5.0)
