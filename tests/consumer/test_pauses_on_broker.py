@@ -1,0 +1,88 @@
+"""Pause marks and records on a real broker, through rebalances of each kind: none lost, none repeated, none that was not wanted."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.consumer.listener import RebalanceListener
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from tests.consumer.readers import Readers
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.broker
+
+
+class CommitOnRevoke(RebalanceListener):
+    """The usual listener."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Nothing to do."""
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
+        """Leave what was read to nobody else."""
+        consumer.commit_sync()
+
+
+@pytest.fixture(params=["consumer", "classic", "range"])
+def group(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Readers]:
+    """A group for each protocol; `range` is eager: each rebalance takes everything from everybody."""
+    readers = Readers(kafka_broker, kafka_topic(4), request.param)
+    yield readers
+    readers.close()
+
+
+def test_a_pause_outlives_rebalances_and_every_record_is_read_once(group: Readers) -> None:
+    """A mark from before the assignment, while a partition leaves and comes back; what was fetched ahead is dropped and read again."""
+    group.produce(300)
+    blue = group.reader(CommitOnRevoke())
+    silent = blue.tp(1)
+    blue.consumer.pause([silent])
+    group.play(lambda: blue.count == 900, blue, what="the records of three partitions")
+    blue.consumer.pause_all()
+    group.produce(100)
+    green = group.reader(CommitOnRevoke())
+    green.consumer.pause_pattern(re.compile(".*"))
+    group.play(lambda: len(green.consumer.assignment()) == len(blue.consumer.assignment()) == 2, blue, green, what="both to have a share")
+    green.consumer.close()
+    group.play(lambda: len(blue.consumer.assignment()) == 4, blue, what="everything to be back")
+    assert (blue.count, green.count) == (900, 0)
+    assert blue.consumer.paused() == blue.consumer.assignment()
+    blue.consumer.resume_all()
+    group.play(lambda: blue.count == 1200, blue, what="the rest of three partitions")
+    assert blue.consumer.paused() == {silent}
+    assert not blue.offsets[1]
+    blue.consumer.resume([silent])
+    group.play(lambda: blue.count == 1600, blue, what="the records of the partition that was paused")
+    assert all(offsets == list(range(400)) for offsets in blue.offsets.values())
+
+
+def test_a_mark_is_carried_to_the_next_owner_with_the_users_own_metadata(group: Readers) -> None:
+    """The next owner reads nothing until it resumes, and then everything."""
+    group.produce(50)
+    blue = group.reader(pause_marks="carry")
+    group.play(lambda: blue.count == 200, blue, what="the records")
+    everything = blue.consumer.assignment()
+    blue.consumer.commit_sync(dict.fromkeys(everything, OffsetAndMetadata(50, "the user's")))
+    blue.consumer.pause(everything)
+    group.produce(50)
+    green = group.reader(pause_marks="carry")
+    group.play(lambda: len(green.consumer.assignment()) == len(blue.consumer.assignment()) == 2, blue, green, what="both to have a share")
+    for _ in range(5):
+        green.poll()
+    owned = green.consumer.assignment()
+    assert green.consumer.paused() == owned
+    assert green.count == 0
+    assert green.consumer.committed(owned) == dict.fromkeys(owned, OffsetAndMetadata(50, "the user's"))
+    green.consumer.resume(owned)
+    group.play(lambda: green.count == 100, green, blue, what="the records of the new owner")
+    assert blue.count == 200
