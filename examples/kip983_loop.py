@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def work_on(record: Message) -> None:
     """What takes a while."""
     time.sleep(0.01)
-    print(record.topic(), record.partition(), record.offset(), flush=True)
+    print(f"{record.topic()} {record.partition()} {record.offset()}\n", end="", flush=True)  # one write: other threads print too
 
 
 def main(brokers: str, topic: str, group: str = "kip983-loop") -> None:

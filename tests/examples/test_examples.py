@@ -1,0 +1,128 @@
+"""The examples do what they say, started and ended as a reader would, on a real broker."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sqlite3
+import sys
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.processes import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.broker
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+RECORD = re.compile(r"^\S+ (\d+) (\d+)$", re.MULTILINE)
+
+
+class Stage:
+    """A topic of four partitions, and examples that read it."""
+
+    def __init__(self, kafka: KafkaCluster, topic: str, folder: Path, stack: ExitStack) -> None:
+        self.kafka = kafka
+        self.topic = topic
+        self.folder = folder
+        self.produced = 0
+        self._stack = stack
+        self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0})
+
+    def produce(self, each: int) -> None:
+        """Append records of ten bytes to each partition."""
+        for number in range(4 * each):
+            self._producer.produce(self.topic, b"0123456789", partition=number % 4)
+        assert self._producer.flush(10) == 0
+        self.produced += 4 * each
+
+    def start(self, example: str, *arguments: str) -> ChildProcess:
+        """Run an example."""
+        log = self.folder / f"{unique_name(example)}.log"
+        command = [sys.executable, str(EXAMPLES / example), self.kafka.bootstrap_servers, self.topic, *arguments]
+        return self._stack.enter_context(ChildProcess(example, command, log=log))
+
+
+@pytest.fixture
+def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path) -> Iterator[Stage]:
+    """A stage; what runs on it is ended with the test."""
+    with ExitStack() as stack:
+        yield Stage(kafka_broker, kafka_topic(4), tmp_path, stack)
+
+
+def wait(until: Callable[[], object], what: str, *examples: ChildProcess) -> None:
+    """Wait for something, and say what the examples have printed if it does not come."""
+    try:
+        wait_until(lambda: bool(until()), timeout_s=30, what=what)
+    except Exception as problem:
+        raise AssertionError("\n".join([str(problem), *(example.tail() for example in examples)])) from problem
+
+
+def end(example: ChildProcess) -> None:
+    """Ctrl-C."""
+    example.send(signal.SIGINT)
+    assert example.wait(20) == 0, example.tail()
+
+
+def worked_on(*examples: ChildProcess) -> Counter[tuple[str, str]]:
+    """How often each record was worked on, by its partition and offset."""
+    return Counter(record for example in examples for record in RECORD.findall(example.log.read_text()))
+
+
+@pytest.mark.parametrize("example", ["kip983_loop.py", "asyncio_workers.py"])
+def test_two_of_a_group_hand_over_and_work_on_every_record_once(stage: Stage, example: str) -> None:
+    """A second one joins in the middle of the work, and the first one is ended with Ctrl-C."""
+    stage.produce(100)
+    first = stage.start(example)
+    wait(lambda: len(worked_on(first)) > 50, "the first one to work", first)
+    second = stage.start(example)
+
+    def has_a_share() -> bool:
+        stage.produce(5)
+        return bool(worked_on(second))
+
+    wait(has_a_share, "the second one to have a share", first, second)
+    end(first)
+    wait(lambda: len(worked_on(first, second)) == stage.produced, "all records", first, second)
+    end(second)
+    assert set(worked_on(first, second).values()) == {1}
+
+
+def test_sums_and_offsets_are_saved_together_whatever_kafka_has_committed(stage: Stage) -> None:
+    """Killed and started again, it goes on where the sums end."""
+    stage.produce(100)
+    path = stage.folder / "sums.db"
+
+    def total() -> int:
+        with sqlite3.connect(path) as database:
+            tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            return int(database.execute("SELECT coalesce(sum(bytes), 0) FROM sums").fetchone()[0]) if tables else 0
+
+    first = stage.start("seek_to_external_offsets.py", str(path))
+    wait(lambda: total() == 4000, "the first sums", first)
+    first.kill()
+    stage.produce(50)
+    second = stage.start("seek_to_external_offsets.py", str(path), unique_name("another-group"))
+    wait(lambda: total() == 6000, "the sums", second)
+    end(second)
+    assert total() == 6000
+
+
+def test_no_record_comes_before_its_partition_is_warm(stage: Stage) -> None:
+    """A record of a cold partition would end the example with an error."""
+    stage.produce(25)
+    example = stage.start("pause_until_warm.py")
+    wait(lambda: example.log.read_text().count(stage.topic) == stage.produced, "all records", example)
+    end(example)
