@@ -1,0 +1,169 @@
+"""What a type checker must make of the public surface. Checked by `make types`, and never run."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from confluent_kafka import Message
+from typing_extensions import assert_type
+
+from dagster_rebalance import (
+    AsyncRebalanceAwareConsumer,
+    AsyncRebalanceConsumer,
+    AsyncRebalanceListener,
+    BrokerError,
+    CompositeRebalanceListener,
+    ConsumerRebalanceListener,
+    DagsterRebalanceError,
+    IllegalStateError,
+    OffsetAndMetadata,
+    OffsetTracker,
+    PartitionLostError,
+    PollResult,
+    RebalanceAwareConsumer,
+    RebalanceConsumer,
+    RebalanceInProgressError,
+    RebalanceListener,
+    TopicPartition,
+    UnsupportedOperationError,
+)
+from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
+from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+TP = TopicPartition("orders", 0)
+OFFSETS = {TP: OffsetAndMetadata(5, metadata="mine", leader_epoch=None)}
+
+
+class Aware(RebalanceListener):
+    """The two methods that are asked for."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """All operations of the view."""
+        use_operations(consumer, partitions)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Nothing to do."""
+
+
+class OneArgument(ConsumerRebalanceListener):
+    """The older kind."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
+        """Nothing to do."""
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        """Nothing to do."""
+
+
+class BothForms(ConsumerRebalanceListener):
+    """The older kind, which takes the consumer where there is one."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:
+        """Nothing to do."""
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:
+        """Nothing to do."""
+
+
+class Awaited(AsyncRebalanceListener):
+    """Coroutines."""
+
+    async def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+        """Operations of the view for asyncio."""
+        assert_type(await consumer.assignment(), frozenset[TopicPartition])
+        await consumer.commit_sync(timeout_s=1.0)
+        await consumer.pause(partitions)
+
+    async def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+        """Nothing to do."""
+
+
+def committed(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: BrokerError | None) -> None:
+    """A callback of a commit."""
+
+
+def use_operations(consumer: RebalanceConsumer | RebalanceAwareConsumer, partitions: Collection[TopicPartition]) -> None:
+    """What the view and the consumer offer alike."""
+    consumer.commit_sync()
+    consumer.commit_sync(OFFSETS)
+    consumer.commit_sync(OFFSETS, timeout_s=5.0)
+    consumer.commit_sync(timeout_s=5.0)
+    consumer.commit_async()
+    consumer.commit_async(callback=committed)
+    consumer.commit_async(OFFSETS, committed)
+    assert_type(consumer.committed(partitions, timeout_s=1.0), dict[TopicPartition, OffsetAndMetadata | None])
+    assert_type(consumer.position(TP), int)
+    consumer.seek(TP, 5)
+    consumer.seek(TP, OffsetAndMetadata(5))
+    consumer.seek_to_beginning(partitions)
+    consumer.seek_to_end(partitions)
+    assert_type(consumer.assignment(), frozenset[TopicPartition])
+    consumer.pause(partitions)
+    consumer.resume(partitions)
+    assert_type(consumer.paused(), frozenset[TopicPartition])
+    assert_type(consumer.beginning_offsets(partitions, 1.0), dict[TopicPartition, int])
+    assert_type(consumer.end_offsets(partitions), dict[TopicPartition, int])
+    assert_type(consumer.offsets_for_times({TP: 0}), dict[TopicPartition, OffsetAndTimestamp | None])
+    assert_type(consumer.partitions_for("orders"), list[PartitionInfo])
+    assert_type(consumer.list_topics(), dict[str, list[PartitionInfo]])
+    assert_type(consumer.current_lag(TP), int | None)
+    assert_type(consumer.metrics(), dict[str, dict[str, Any]])
+    assert_type(consumer.group_metadata(), ConsumerGroupMetadata)
+
+
+def use_consumer() -> None:
+    """The loop of KIP-983."""
+    with RebalanceAwareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "etl"}, pause_marks="carry") as consumer:
+        consumer.subscribe(["orders"])
+        consumer.subscribe(re.compile("orders-.*"), OneArgument())
+        for listener in (Aware(), OneArgument(), BothForms(), CompositeRebalanceListener(Aware(), OneArgument()), None):
+            consumer.set_rebalance_listener(listener)
+        assert_type(consumer.poll(1.0), list[Message])
+        result = consumer.poll_with_rebalance(1.0, max_records=10)
+        assert_type(result, PollResult)
+        assert_type(result.records, list[Message])
+        assert_type(result.to_be_revoked, frozenset[TopicPartition])
+        assert_type(consumer.get_lost_partitions(), frozenset[TopicPartition])
+        assert_type(consumer.delay_revoke(consumer.get_to_be_revoked_partitions()), bool)
+        use_operations(consumer, [TP])
+        consumer.pause_topics(["orders"])
+        consumer.resume_pattern(re.compile("orders"))
+        consumer.pause_all()
+        tracker = OffsetTracker()
+        tracker.track(result.records)
+        assert_type(tracker.commit(consumer), dict[TopicPartition, BrokerError])
+        assert_type(tracker.unfinished(result.to_be_revoked), frozenset[TopicPartition])
+
+
+def what_librdkafka_does_not_tell(consumer: RebalanceAwareConsumer) -> NoReturn:
+    """A type checker knows that nothing comes after it."""
+    consumer.client_instance_id()
+
+
+async def use_consumer_for_asyncio() -> None:
+    """The same, awaited."""
+    async with AsyncRebalanceAwareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "etl"}) as consumer:
+        await consumer.subscribe(["orders"])
+        consumer.set_rebalance_listener(Awaited())
+        consumer.set_rebalance_listener(Aware())
+        assert_type(await consumer.poll(1.0), list[Message])
+        assert_type(await consumer.poll_with_rebalance(1.0), PollResult)
+        assert_type(await consumer.delay_revoke(await consumer.get_to_be_revoked_partitions()), bool)
+        await consumer.commit_async(OFFSETS, committed)
+
+
+def errors_by_who_must_act(problem: DagsterRebalanceError) -> str:
+    """The classes that a caller tells apart."""
+    match problem:
+        case RebalanceInProgressError() | PartitionLostError():
+            return ", ".join(map(str, problem.partitions))
+        case BrokerError():
+            return str(problem.retriable)
+        case IllegalStateError() | UnsupportedOperationError():
+            return "a bug"
+        case _:
+            return str(problem)
