@@ -1,6 +1,6 @@
 """Partitions and offsets: the words that everything else is written in.
 
-Owns the half-open offset range. An offset to commit is always the *next* offset to be read; no code adds one to an offset.
+Owns the half-open offset range. An offset to commit is always the *next* offset to be read; only `next_offset` adds one to an offset.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ class TopicPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def next_offset(offset: int) -> int:
+    """The offset to commit once the record at `offset` and all before it are finished."""
+    return offset + 1
 
 
 @dataclass(frozen=True, slots=True)
