@@ -21,7 +21,7 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr
 from dagster_rebalance.testing.java import find_java
-from dagster_rebalance.testing.kafka_node import START_LIMIT_S, KafkaNode, admin_of
+from dagster_rebalance.testing.kafka_node import START_LIMIT_S, Access, KafkaNode, admin_of
 from dagster_rebalance.testing.ports import free_port, is_free
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class KafkaCluster:
     tell: Callable[[str], None] = tell_on_stderr
     _folder: Path | None = field(init=False, default=None)
     _nodes: dict[int, KafkaNode] = field(init=False, default_factory=dict)
+    _access: Access = field(init=False, default_factory=Access)
     _admin: AdminClient = field(init=False)
 
     def __post_init__(self) -> None:
@@ -117,9 +118,10 @@ class KafkaCluster:
         java: list[str | Path] = [find_java().path, f"-Xmx{self.heap}", *JAVA_FLAGS, "-cp", ":".join(map(str, jars))]
         self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-kafka-"))
         try:
+            self._access = self._make_access(self._folder)
             for number in range(1, self.nodes + 1):
                 port = self.port if self.port is not None and number == 1 else free_port()
-                self._nodes[number] = KafkaNode(number, port, free_port(), self._folder / f"node-{number}", java)
+                self._nodes[number] = KafkaNode(number, port, free_port(), self._folder / f"node-{number}", java, self._access)
             self._format()
             for node in self._nodes.values():
                 node.launch()
@@ -128,8 +130,15 @@ class KafkaCluster:
         except BaseException:
             self.stop()
             raise
-        self._admin = admin_of(self.bootstrap_servers)
+        self._admin = self._new_admin()
         return self
+
+    def _make_access(self, folder: Path) -> Access:  # noqa: ARG002 - for those who keep files of it there
+        """Who may talk to the nodes."""
+        return Access()
+
+    def _new_admin(self) -> AdminClient:
+        return admin_of(self.bootstrap_servers, self._access.login)
 
     def _format(self) -> None:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -189,7 +198,7 @@ class KafkaCluster:
             BrokerError: Kafka refused, for example because the topic exists.
         """
         topic = NewTopic(name, num_partitions=partitions, replication_factor=self.nodes, config=dict(config or {}))
-        _settle(self._admin.create_topics([topic], operation_timeout=REQUEST_LIMIT_S)[name], f"create topic {name}")
+        settle(self._admin.create_topics([topic], operation_timeout=REQUEST_LIMIT_S)[name], f"create topic {name}")
         self._wait_for_leaders(name, partitions)
 
     def add_partitions(self, name: str, total: int) -> None:
@@ -199,13 +208,13 @@ class KafkaCluster:
             BrokerError: Kafka refused, for example because the topic has as many.
         """
         more = NewPartitions(name, new_total_count=total)
-        _settle(self._admin.create_partitions([more], operation_timeout=REQUEST_LIMIT_S)[name], f"add partitions to {name}")
+        settle(self._admin.create_partitions([more], operation_timeout=REQUEST_LIMIT_S)[name], f"add partitions to {name}")
         self._wait_for_leaders(name, total)
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         # Right after a creation a node may lead a partition and not know it yet: list_offsets then fails with NOT_LEADER_FOR_PARTITION.
         # A client of its own, because list_offsets finds no leader (_NOENT) for partitions that are newer than the client's metadata.
-        admin = admin_of(self.bootstrap_servers)
+        admin = self._new_admin()
         asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
 
         def all_answer() -> bool:
@@ -230,7 +239,12 @@ class KafkaCluster:
         return leaders[(code & 0x7FFFFFFF) % len(leaders)]
 
 
-def _settle(future: Future[None], what: str) -> None:
+def settle(future: Future[None], what: str) -> None:
+    """Wait for what Kafka answers to an admin client.
+
+    Raises:
+        BrokerError: It refused, or did not answer.
+    """
     try:
         future.result(REQUEST_LIMIT_S)
     except KafkaException as error:

@@ -15,6 +15,7 @@ def test_orders_arrive(kafka_broker, kafka_topic):
 ```
 
 `kafka_broker` (session): a `KafkaCluster` of one node. `kafka_topic`: makes topics whose names no other test has.
+`secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
 `spark_connect_server` (session): a `SparkConnectServer`.
 Needs Java 17 to 23. The first use ever fetches the jars, about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it).
 """
@@ -28,6 +29,7 @@ import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.jars import tell_on_stderr
+from dagster_rebalance.testing.secured import SecuredKafka
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 if TYPE_CHECKING:
@@ -76,6 +78,13 @@ def kafka_topic(kafka_broker: KafkaCluster) -> TopicFactory:
         return name
 
     return create
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(pytestconfig: pytest.Config) -> Iterator[SecuredKafka]:
+    """A real Kafka with one node that asks for TLS, a password and ACLs, for the whole session."""
+    with SecuredKafka(tell=_teller(pytestconfig)) as kafka:
+        yield kafka
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,13 @@
 """One Kafka process: a KRaft node that is broker and controller.
 
-Owns a node's settings, its files and its process. The settings make rebalances quick, for tests; none of them changes what a rebalance
-does. What several nodes do together is `broker.py`'s.
+Owns a node's settings, its files and its process, and who may talk to it. The settings make rebalances quick, for tests; none of them
+changes what a rebalance does. What several nodes do together is `broker.py`'s.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
@@ -40,9 +41,26 @@ QUICK_REBALANCES: Mapping[str, str] = {
 START_LIMIT_S = 90.0
 
 
-def admin_of(servers: str) -> AdminClient:
+def admin_of(servers: str, login: Mapping[str, str] = MappingProxyType({})) -> AdminClient:
     """An admin client that keeps silent about nodes that a test has ended."""
-    return AdminClient({"bootstrap.servers": servers, "log_level": 0})
+    return AdminClient({**login, "bootstrap.servers": servers, "log_level": 0})
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may talk to a node, and how. As it is here: everybody, in the clear.
+
+    Attributes:
+        protocol: The security protocol of the listener for clients.
+        settings: What the node needs for it.
+        format_options: What the formatting of the data folder needs for it.
+        login: The client settings of somebody who may do everything.
+    """
+
+    protocol: str = "PLAINTEXT"
+    settings: Mapping[str, str] = field(default_factory=dict, repr=False)
+    format_options: Sequence[str] = field(default=(), repr=False)
+    login: Mapping[str, str] = field(default_factory=dict, repr=False)
 
 
 @dataclass
@@ -55,6 +73,7 @@ class KafkaNode:
         controller_port: Where the other nodes' controllers connect.
         folder: For data and log; made here.
         java: The command that runs a class of Kafka.
+        access: Who may talk to it.
     """
 
     node_id: int
@@ -62,6 +81,7 @@ class KafkaNode:
     controller_port: int
     folder: Path
     java: Sequence[str | Path]
+    access: Access = field(default_factory=Access)
     _process: ChildProcess | None = field(init=False, default=None)
 
     @property
@@ -104,11 +124,11 @@ class KafkaNode:
     def format(self, cluster_id: str, nodes: Iterable[KafkaNode], settings: Mapping[str, str]) -> ChildProcess:
         """Write the settings and start the formatting of the data folder, which takes two seconds."""
         self.folder.mkdir()
-        everything = {**QUICK_REBALANCES, **self._own_settings(list(nodes)), **settings}
+        everything = {**QUICK_REBALANCES, **self._own_settings(list(nodes)), **self.access.settings, **settings}
         self._settings_file.write_text("".join(f"{key}={value}\n" for key, value in everything.items()))
         # The `=` keeps an id that begins with a dash from being read as an option.
         tool: list[str | Path] = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", self._settings_file]
-        return ChildProcess(f"the formatting of {self.name}", [*self.java, *tool], log=self.log)
+        return ChildProcess(f"the formatting of {self.name}", [*self.java, *tool, *self.access.format_options], log=self.log)
 
     @property
     def _settings_file(self) -> Path:
@@ -116,14 +136,15 @@ class KafkaNode:
 
     def _own_settings(self, nodes: Sequence[KafkaNode]) -> dict[str, str]:
         copies, majority = str(len(nodes)), str(len(nodes) // 2 + 1)
+        protocol = self.access.protocol
         return {
             "process.roles": "broker,controller",
             "node.id": str(self.node_id),
             "controller.quorum.voters": ",".join(node.voter for node in nodes),
             "controller.listener.names": "CONTROLLER",
-            "listeners": f"PLAINTEXT://{self.address},CONTROLLER://127.0.0.1:{self.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{self.address}",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "listeners": f"{protocol}://{self.address},CONTROLLER://127.0.0.1:{self.controller_port}",
+            "advertised.listeners": f"{protocol}://{self.address}",
+            "listener.security.protocol.map": f"{protocol}:{protocol},CONTROLLER:PLAINTEXT",
             "log.dirs": str(self.folder / "data"),
             "default.replication.factor": copies,
             "min.insync.replicas": majority,
@@ -145,7 +166,7 @@ class KafkaNode:
             DagsterRebalanceError: It has ended, or the time is over; the message holds the end of its log.
         """
         # A client learns of the other nodes and then asks any of them: only a new one's first answer is this node's own.
-        admin = admin_of(self.address)
+        admin = admin_of(self.address, self.access.login)
 
         def answers() -> bool:
             try:

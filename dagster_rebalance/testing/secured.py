@@ -1,0 +1,148 @@
+"""A real Kafka that lets in only who has a password, and lets everybody do only what they were allowed to.
+
+Clients talk TLS and log in with SCRAM-SHA-512; Kafka's own authorizer decides by ACLs, and what no ACL allows is refused. Owns the
+certificate, which is made anew for each cluster, the users and their ACLs. The nodes' controllers talk to each other in the clear, on
+127.0.0.1: what is under test is what clients meet.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AclBinding, AclBindingFilter, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, KafkaCluster, settle
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.java import find_java
+from dagster_rebalance.testing.kafka_node import Access, admin_of
+from dagster_rebalance.testing.processes import ChildProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ADMIN = "admin"
+MECHANISM = "SCRAM-SHA-512"
+_LISTENER = "SASL_SSL"
+_ITERATIONS = 4096
+_KEYTOOL_LIMIT_S = 60.0
+_STORE_PASSWORD = "DAGSTER_REBALANCE_STORE_PASSWORD"  # noqa: S105 - the name of a variable
+
+
+@dataclass
+class SecuredKafka(KafkaCluster):
+    """A `KafkaCluster` with TLS, passwords and ACLs. Its own user `admin` may do everything.
+
+    Example:
+        ```python
+        with SecuredKafka() as kafka:
+            kafka.create_topic("orders")
+            kafka.add_user("etl", "a password")
+            kafka.allow("etl", "READ", topic="orders", group="orders-group")
+            consumer = Consumer({**kafka.login("etl"), "group.id": "orders-group"})
+        ```
+    """
+
+    _passwords: dict[str, str] = field(init=False, repr=False, default_factory=lambda: {ADMIN: secrets.token_hex(16)})
+    _certificate: Path = field(init=False, default=Path())
+
+    @property
+    def certificate(self) -> Path:
+        """The PEM file that clients must trust."""
+        return self._certificate
+
+    def login(self, user: str = ADMIN) -> dict[str, str]:
+        """The librdkafka settings with which a user reaches and trusts this Kafka, password included."""
+        return {"bootstrap.servers": self.bootstrap_servers, **self._credentials(user)}
+
+    def add_user(self, name: str, password: str) -> None:
+        """Let somebody log in, and return when it works. Without an ACL they may do nothing.
+
+        Raises:
+            BrokerError: Kafka refused.
+        """
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, _ITERATIONS)
+        change = UserScramCredentialUpsertion(name, scram, password.encode())
+        settle(self._admin.alter_user_scram_credentials([change])[name], f"add user {name}")
+        self._passwords[name] = password
+        # The node that answered may know the user before the others do.
+        wait_until(
+            lambda: all(_lets_in(node.address, self._credentials(name)) for node in self._nodes.values()),
+            timeout_s=REQUEST_LIMIT_S,
+            what=f"the login of user {name}",
+        )
+
+    def allow(self, user: str, *operations: str, topic: str | None = None, group: str | None = None) -> None:
+        """Allow a user operations (READ, DESCRIBE, ...) on a topic, on a group, or both, and return when Kafka shows it.
+
+        Raises:
+            BrokerError: Kafka refused.
+        """
+        resources = [(kind, name) for kind, name in (("TOPIC", topic), ("GROUP", group)) if name is not None]
+        acls = [(kind, name, "LITERAL", f"User:{user}", "*", operation, "ALLOW") for kind, name in resources for operation in operations]
+        for acl, future in self._admin.create_acls([AclBinding(*acl) for acl in acls]).items():
+            settle(future, f"allow {user} {acl.operation} on {acl.name}")
+        filters = [AclBindingFilter(*acl) for acl in acls]
+        wait_until(
+            lambda: all(self._admin.describe_acls(one, request_timeout=REQUEST_LIMIT_S).result() for one in filters),
+            timeout_s=REQUEST_LIMIT_S,
+            what=f"the ACLs of user {user}",
+        )
+
+    def _credentials(self, user: str) -> dict[str, str]:
+        return {
+            "security.protocol": _LISTENER,
+            "ssl.ca.location": str(self._certificate),
+            "sasl.mechanism": MECHANISM,
+            "sasl.username": user,
+            "sasl.password": self._passwords[user],
+        }
+
+    def _make_access(self, folder: Path) -> Access:
+        store, store_password = folder / "keystore.p12", secrets.token_hex(16)
+        self._certificate = folder / "certificate.pem"
+        _make_certificate(store, store_password, self._certificate)
+        password = self._passwords[ADMIN]
+        jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{ADMIN}" password="{password}";'
+        settings = {
+            "inter.broker.listener.name": _LISTENER,
+            "sasl.enabled.mechanisms": MECHANISM,
+            "sasl.mechanism.inter.broker.protocol": MECHANISM,
+            f"listener.name.{_LISTENER.lower()}.{MECHANISM.lower()}.sasl.jaas.config": jaas,
+            "ssl.keystore.type": "PKCS12",
+            "ssl.keystore.location": str(store),
+            "ssl.keystore.password": store_password,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": str(self._certificate),
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": f"User:{ADMIN};User:ANONYMOUS",  # the controllers are the anonymous ones
+        }
+        # On a command line, which others on this machine can see: the password of a Kafka that is soon gone.
+        admin_user = ["--add-scram", f"{MECHANISM}=[name={ADMIN},password={password}]"]
+        return Access(protocol=_LISTENER, settings=settings, format_options=admin_user, login=self._credentials(ADMIN))
+
+
+def _lets_in(address: str, credentials: Mapping[str, str]) -> bool:
+    try:
+        return bool(admin_of(address, credentials).list_topics(timeout=2).brokers)
+    except KafkaException:
+        return False
+
+
+def _make_certificate(store: Path, password: str, certificate: Path) -> None:
+    """A key in a store for the nodes, and its own certificate, which clients trust. Every Java brings the tool for it."""
+    keytool: list[str | Path] = [find_java().path.with_name("keytool")]
+    common: list[str | Path] = ["-alias", "kafka", "-keystore", store, "-storetype", "PKCS12", "-storepass:env", _STORE_PASSWORD]
+    names = ["-dname", "CN=127.0.0.1", "-ext", "san=ip:127.0.0.1,dns:localhost"]
+    for command in (
+        ["-genkeypair", *common, "-keyalg", "EC", "-validity", "30", *names],
+        ["-exportcert", *common, "-rfc", "-file", certificate],
+    ):
+        with ChildProcess("keytool", [*keytool, *command], log=store.with_suffix(".log"), env={_STORE_PASSWORD: password}) as process:
+            if process.wait(_KEYTOOL_LIMIT_S) != 0:
+                msg = f"no certificate could be made; keytool says:\n{process.tail()}"
+                raise DagsterRebalanceError(msg)

@@ -1,0 +1,52 @@
+"""The secured Kafka lets in who has a password, and lets them do what they were allowed to, and no more."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from dagster_rebalance.testing.secured import SecuredKafka
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_user_reads_what_was_allowed_and_sees_nothing_else(secured_kafka: SecuredKafka) -> None:
+    """A Kafka that let everybody through would make every test of an ACL pass."""
+    allowed, hidden, user = unique_name("allowed"), unique_name("hidden"), unique_name("user")
+    for topic in (allowed, hidden):
+        secured_kafka.create_topic(topic)
+    producer = Producer(secured_kafka.login())
+    producer.produce(allowed, b"value")
+    assert producer.flush(30) == 0
+    secured_kafka.add_user(user, 'quotes " and \\ and a comma,')
+    secured_kafka.allow(user, "READ", topic=allowed, group=user)
+
+    consumer = Consumer({**secured_kafka.login(user), "group.id": user, "log_level": 0})
+    assert set(consumer.list_topics(timeout=10).topics) == {allowed}
+    consumer.assign([TopicPartition(allowed, 0, 0)])
+    message = consumer.poll(30)
+    assert message is not None
+    assert message.value() == b"value"
+    with pytest.raises(KafkaException) as refused:
+        consumer.commit(offsets=[TopicPartition(hidden, 0, 1)], asynchronous=False)
+    assert refused.value.args[0].code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    consumer.close()
+
+
+def test_its_passwords_are_in_no_repr_and_in_no_log(secured_kafka: SecuredKafka) -> None:
+    """A failed test prints its fixtures, and CI keeps the logs."""
+    secured_kafka.add_user(unique_name("user"), "a-password-of-a-test")
+    shown = repr(secured_kafka) + "".join(log.read_text() for log in secured_kafka.logs)
+    for password in (secured_kafka.login()["sasl.password"], "a-password-of-a-test"):
+        assert password not in shown
+
+
+def test_its_files_are_for_nobody_else(secured_kafka: SecuredKafka) -> None:
+    """The folder holds the admin's password and the key of the certificate."""
+    assert stat.S_IMODE(secured_kafka.certificate.parent.stat().st_mode) == stat.S_IRWXU
