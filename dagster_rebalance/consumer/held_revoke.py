@@ -6,10 +6,13 @@ join state `wait-unassign-call`: it heartbeats, commits succeed, and nobody else
 held partitions, from outside the callback, completes the revoke.
 
 Seen with confluent-kafka 2.4.0 to 2.16.1 in the classic protocol, and from 2.10.1 on in the consumer protocol (KIP-848), on Kafka 3.9.1 and
-4.1.1. Each hold writes one warning of librdkafka's to the log. `incremental_unassign([])` is no replacement: it gives the partitions
-away at the rejoin. The first completion ends the hold for all partitions of the request.
+4.1.1. With an eager strategy (`range`, `roundrobin`) the same call raises for another reason and does the same; `unassign` completes that
+revoke, which is of everything the member has, and no member of the group is assigned anything before (seen with 2.16.1 on 4.1.1).
 
-Must never do more than these two calls. A client that behaves otherwise is refused loudly, since it would give partitions away silently.
+Each hold writes one warning of librdkafka's to the log. `incremental_unassign([])` is no replacement: it gives the partitions away at the
+rejoin. The first completion ends the hold for all partitions of the request.
+
+Must never do more than these calls. A client that behaves otherwise is refused loudly, since it would give partitions away silently.
 """
 
 from __future__ import annotations
@@ -46,10 +49,13 @@ def suppress_unassign(consumer: confluent_kafka.Consumer) -> None:
     raise IllegalStateError(msg)
 
 
-def complete(consumer: confluent_kafka.Consumer, held: Iterable[TopicPartition]) -> None:
+def complete(consumer: confluent_kafka.Consumer, held: Iterable[TopicPartition], *, eager: bool) -> None:
     """Let Kafka complete a held revoke, for all of its partitions at once.
 
     Raises:
         KafkaException: The client no longer holds these partitions.
     """
-    consumer.incremental_unassign([theirs(tp) for tp in held])
+    if eager:
+        consumer.unassign()
+    else:
+        consumer.incremental_unassign([theirs(tp) for tp in held])

@@ -134,7 +134,7 @@ class Session:
             msg = "release without a held revoke: there is nothing to give up"
             raise IllegalStateError(msg)
         try:
-            held_revoke.complete(self.consumer, self.hold.partitions)
+            held_revoke.complete(self.consumer, self.hold.partitions, eager=self._settings.is_eager)
         except KafkaException as problem:
             # The client does not hold them any more: another rebalance was faster.
             logger.warning("the release of %s was refused: %s", names(self.hold.partitions), problem)
@@ -162,7 +162,7 @@ class Session:
             if self.hold is not None and self.ended in {LostReason.EXPIRED, LostReason.FENCED}:
                 # A client that has left the group by itself (it was not polled in time) closes only after the unassign. Never otherwise:
                 # a rejoin that the unassign starts may meet the close, and librdkafka then waits for ever with Python's lock in hand.
-                held_revoke.complete(self.consumer, self.hold.partitions)
+                held_revoke.complete(self.consumer, self.hold.partitions, eager=self._settings.is_eager)
             self.consumer.close()
         except (KafkaException, RuntimeError) as problem:
             logger.warning("leaving group '%s' failed: %s", self._settings.group_id, problem)
@@ -179,7 +179,7 @@ class Session:
 
     def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         granted = [ours(tp) for tp in partitions]
-        if self.hold is not None and not self.hold.partitions.isdisjoint(granted):
+        if self.hold is not None and (self._settings.is_eager or not self.hold.partitions.isdisjoint(granted)):
             self.ended = LostReason.SUPERSEDED
         # A partition that is granted twice would raise _CONFLICT out of poll (seen after a superseded hold).
         known = {ours(tp) for tp in consumer.assignment()}
@@ -187,7 +187,10 @@ class Session:
         # An absolute offset keeps the client from looking up the committed one: nothing is ever read here.
         starts = [theirs(tp, 0) for tp in fresh]
         try:
-            consumer.incremental_assign(starts)
+            if self._settings.is_eager:
+                consumer.assign(starts)
+            else:
+                consumer.incremental_assign(starts)
             consumer.pause(starts)
         except KafkaException as problem:
             self._note(kafka_error(problem))

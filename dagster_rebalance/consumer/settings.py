@@ -38,6 +38,8 @@ _GROUP_ONLY = frozenset(
     }
 )
 _BROKER_DECIDES = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
+_EAGER = frozenset({"range", "roundrobin"})
+_COOPERATIVE = "cooperative-sticky"
 _EARLIEST = frozenset({"earliest", "smallest", "beginning"})
 _LATEST = frozenset({"latest", "largest", "end"})
 
@@ -50,6 +52,7 @@ class Settings:
         user: The mapping as it was given.
         group_id: The consumer group.
         group_protocol: `consumer` (KIP-848) or `classic`.
+        strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones, separated by commas.
         hold_limit_s: How long a revoke may be held by intention.
         max_poll_interval_s: When the broker ends a hold.
         refreshes_metadata: Whether the member's client looks for new partitions by itself, which in classic can supersede a hold.
@@ -58,6 +61,7 @@ class Settings:
     user: Mapping[str, Any]
     group_id: str
     group_protocol: str
+    strategy: str
     hold_limit_s: float
     max_poll_interval_s: float
     refreshes_metadata: bool
@@ -66,6 +70,11 @@ class Settings:
     def is_classic(self) -> bool:
         """Whether the classic protocol is used."""
         return self.group_protocol == "classic"
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether every rebalance takes all partitions from all members."""
+        return self.is_classic and self.strategy != _COOPERATIVE
 
     @property
     def brokers(self) -> str:
@@ -88,7 +97,7 @@ class Settings:
         config = {**self.user, "enable.auto.commit": False, "group.protocol": self.group_protocol}
         config["max.poll.interval.ms"] = round(self.max_poll_interval_s * 1000)
         if self.is_classic:
-            config["partition.assignment.strategy"] = "cooperative-sticky"
+            config["partition.assignment.strategy"] = self.strategy
             # A metadata change during a hold makes librdkafka rejoin without the held partitions and without a callback; with the
             # refresh off the hold was seen to survive. The member looks for new partitions between holds instead.
             config.setdefault("topic.metadata.refresh.interval.ms", -1)
@@ -139,6 +148,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         user=dict(config),
         group_id=str(config["group.id"]),
         group_protocol=protocol,
+        strategy=_strategy(config),
         hold_limit_s=hold_limit_s,
         max_poll_interval_s=_max_poll_interval_s(config, protocol, hold_limit_s),
         refreshes_metadata=_int(config, "topic.metadata.refresh.interval.ms", -1) >= 0,
@@ -154,14 +164,25 @@ def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
             if name in config:
                 msg = f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
                 raise ConfigurationError(msg)
-        return
-    strategy = str(config.get("partition.assignment.strategy", "cooperative-sticky"))
-    if strategy != "cooperative-sticky":
+
+
+def _strategy(config: Mapping[str, Any]) -> str:
+    chosen = [name.strip() for name in str(config.get("partition.assignment.strategy") or _COOPERATIVE).split(",")]
+    unknown = [name for name in chosen if name != _COOPERATIVE and name not in _EAGER]
+    if unknown:
         msg = (
-            f"'partition.assignment.strategy' must be 'cooperative-sticky', not '{strategy}': with an eager strategy all partitions stop "
-            "on each rebalance, and no revoke can be held. Remove the setting"
+            f"'partition.assignment.strategy' names '{unknown[0]}', which this client does not have: use 'cooperative-sticky', or "
+            "'range' or 'roundrobin' (eager). docs/upgrading.md says how a group moves from one to another"
         )
         raise ConfigurationError(msg)
+    if _COOPERATIVE in chosen and len(set(chosen)) > 1:
+        msg = (
+            f"'partition.assignment.strategy' mixes eager and cooperative strategies: '{','.join(chosen)}'. This client cannot be a member "
+            "of both kinds. Leave one kind; a group moves to 'cooperative-sticky' in two rolling bounces by way of "
+            "'group.protocol'='consumer' (Kafka 4), as docs/upgrading.md describes"
+        )
+        raise ConfigurationError(msg)
+    return ",".join(chosen)
 
 
 def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s: float) -> float:

@@ -9,7 +9,7 @@ import confluent_kafka
 import pytest
 
 from dagster_rebalance.consumer import held_revoke
-from dagster_rebalance.consumer.events import PartitionsAssigned
+from dagster_rebalance.consumer.events import LostReason, PartitionsAssigned
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import IllegalStateError
@@ -64,6 +64,17 @@ def test_a_partition_that_is_granted_twice_does_not_raise_out_of_poll(session: S
     session._on_assign(session.consumer, [GRANTED])
     assert session.take() == [PartitionsAssigned((P0,)), PartitionsAssigned(())]
     assert session.owned == {P0}
+
+
+def test_any_assignment_ends_an_eager_hold() -> None:
+    """An eager member is assigned nothing before it has answered, so another rebalance has overtaken the hold."""
+    config = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl", "group.protocol": "classic", "partition.assignment.strategy": "range"}
+    session = Session(validated(config, hold_limit_s=10), time.monotonic)
+    session._on_assign(session.consumer, [GRANTED])
+    session._on_revoke(session.consumer, [GRANTED])
+    session._on_assign(session.consumer, [confluent_kafka.TopicPartition("orders", 1)])
+    assert session.ended is LostReason.SUPERSEDED
+    assert session.close(5.0)
 
 
 def test_a_held_partition_that_is_granted_again_ends_the_session(session: Session) -> None:

@@ -21,13 +21,13 @@ pytestmark = pytest.mark.broker
 POLL_LIMIT_S = 3.0
 
 
-@pytest.fixture(params=["classic", "consumer"])
+@pytest.fixture(params=["classic", "consumer", "range"])
 def pair(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[tuple[Actor, Actor]]:
     """A member that holds two partitions and must not do so for long, and the one that waits for them."""
     stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
     stage.hold_limit_s = 1.0
     stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
-    if request.param == "classic":
+    if stage.protocol == "classic":
         stage.config["session.timeout.ms"] = stage.config["max.poll.interval.ms"]
     blue = Actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")

@@ -60,13 +60,13 @@ def scene(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topi
     made.close()
 
 
-@pytest.mark.parametrize("scene", [("classic", {"topic_metadata_refresh_interval_ms": "500"})], indirect=True)
+@pytest.mark.parametrize("scene", [(each, {"topic_metadata_refresh_interval_ms": "500"}) for each in ("classic", "range")], indirect=True)
 def test_a_hold_that_was_superseded_is_reported_once_and_never_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client rejoins without the held partitions and calls nobody back; a late unassign would give away what was granted since."""
     blue, held = scene.blue, scene.blue.member.held
     before = sorted(blue.owns)
     unassigned: list[object] = []
-    monkeypatch.setattr("dagster_rebalance.consumer.held_revoke.complete", lambda *call: unassigned.append(call))
+    monkeypatch.setattr("dagster_rebalance.consumer.held_revoke.complete", lambda *call, **_: unassigned.append(call))
     scene.add_two_partitions()
     play(lambda: blue.all_told(PartitionsLost), blue, scene.green, what="the supersession to be noticed")
     assert [event.partitions for event in blue.told if isinstance(event, HoldSuperseded)] == [tuple(sorted(held))]

@@ -82,11 +82,28 @@ def test_what_the_broker_decides_in_the_consumer_protocol_is_refused(name: str) 
         validated({**GOOD, name: "6000"}, hold_limit_s=1)
 
 
-@pytest.mark.parametrize("strategy", ["range", "roundrobin", "range,cooperative-sticky"])
-def test_an_eager_strategy_is_refused(strategy: str) -> None:
-    """It stops every partition on each rebalance, and no revoke can be held."""
-    with pytest.raises(ConfigurationError, match="must be 'cooperative-sticky'"):
-        settings(group_protocol="classic", partition_assignment_strategy=strategy)
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", "range, roundrobin"])
+def test_an_eager_strategy_is_taken_in_classic(strategy: str) -> None:
+    """Groups that are not upgraded yet have one."""
+    chosen = settings(group_protocol="classic", partition_assignment_strategy=strategy)
+    assert chosen.is_eager
+    assert chosen.member()["partition.assignment.strategy"] == strategy.replace(" ", "")
+    assert not settings(group_protocol="classic").is_eager
+    assert not settings().is_eager
+
+
+@pytest.mark.parametrize("mixture", ["range,cooperative-sticky", "cooperative-sticky, range"])
+def test_a_mixed_list_of_strategies_is_refused_with_the_way_out(mixture: str) -> None:
+    """Java upgrades with such a list; this client cannot have one, and its own words for it name no way."""
+    with pytest.raises(ConfigurationError, match=r"'partition\.assignment\.strategy' mixes .* two rolling bounces .*docs/upgrading\.md"):
+        settings(group_protocol="classic", partition_assignment_strategy=mixture)
+
+
+def test_a_strategy_that_the_client_does_not_have_is_named() -> None:
+    """Java's class names, and its eager sticky one."""
+    for unknown in ("sticky", "org.apache.kafka.clients.consumer.RangeAssignor"):
+        with pytest.raises(ConfigurationError, match=rf"names '{unknown}'.*docs/upgrading\.md"):
+            settings(group_protocol="classic", partition_assignment_strategy=f"range,{unknown}")
 
 
 def test_an_unknown_protocol_is_refused() -> None:

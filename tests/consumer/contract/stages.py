@@ -54,16 +54,24 @@ class FakeStage:
 
 
 class KafkaStage:
-    """A real member on a broker, real or mocked by librdkafka."""
+    """A real member on a broker, real or mocked by librdkafka.
+
+    Args:
+        bootstrap_servers: The broker.
+        topic: A topic of four partitions.
+        protocol: `consumer`, `classic` (cooperative-sticky) or `range` (classic and eager).
+    """
 
     def __init__(self, bootstrap_servers: str, topic: str, protocol: str) -> None:
         self.topic = topic
-        self.protocol = protocol
+        self.protocol = "consumer" if protocol == "consumer" else "classic"
         self.hold_limit_s = 30.0
         self.discovery_interval_s = 30.0
-        self.config = {"bootstrap.servers": bootstrap_servers, "group.id": f"g-{uuid.uuid4().hex[:8]}", "group.protocol": protocol}
-        if protocol == "classic":
+        self.config = {"bootstrap.servers": bootstrap_servers, "group.id": f"g-{uuid.uuid4().hex[:8]}", "group.protocol": self.protocol}
+        if self.protocol == "classic":
             self.config.update({"session.timeout.ms": "6000", "heartbeat.interval.ms": "300"})
+        if protocol == "range":
+            self.config["partition.assignment.strategy"] = "range"
 
     def new_member(self) -> GroupMember:
         """A real member."""
