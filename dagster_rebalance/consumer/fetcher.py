@@ -93,8 +93,10 @@ class Fetcher:
         gone = set(partitions)
         for tp in gone:
             self._staged.pop(tp, None)
-        running = [tp for tp in gone if self._started.pop(tp, None) is not None]
-        self._consumer.incremental_unassign([theirs(tp) for tp in running])
+        running = [theirs(tp) for tp in gone if self._started.pop(tp, None) is not None]
+        # The client remembers a pause over an unassign, and would be silent about a partition that comes back.
+        self._consumer.resume(running)
+        self._consumer.incremental_unassign(running)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
         """Read on from somewhere else. What is buffered of the partition is dropped.

@@ -6,16 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+    from types import TracebackType
+
+    from typing_extensions import Self
 
     from dagster_rebalance.consumer.listener import AnyRebalanceListener
     from dagster_rebalance.consumer.rebalance_aware import PauseMarksPolicy
+    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
 
 
@@ -68,10 +73,26 @@ class Readers:
         self.readers: list[Reader] = []
         self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0})
 
-    def reader(self, listener: AnyRebalanceListener | None = None, pause_marks: PauseMarksPolicy = "keep", **config: str) -> Reader:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def reader(
+        self,
+        listener: AnyRebalanceListener | None = None,
+        pause_marks: PauseMarksPolicy = "keep",
+        *,
+        same_poll: bool = False,
+        **config: str,
+    ) -> Reader:
         """A consumer that subscribed."""
         settings = {**self.config, **{name.replace("_", "."): value for name, value in config.items()}}
-        reader = Reader(RebalanceAwareConsumer(settings, hold_limit_s=30, probe_interval_s=0.5, pause_marks=pause_marks), self.topic)
+        consumer = RebalanceAwareConsumer(
+            settings, hold_limit_s=30, probe_interval_s=0.5, pause_marks=pause_marks, complete_revoke_in_same_poll=same_poll
+        )
+        reader = Reader(consumer, self.topic)
         reader.consumer.set_rebalance_listener(listener)
         reader.consumer.subscribe([self.topic])
         self.readers.append(reader)
@@ -98,3 +119,14 @@ class Readers:
         """All readers leave."""
         for reader in self.readers:
             reader.consumer.close(5.0)
+
+
+class CommitOnRevoke(RebalanceListener):
+    """The usual listener."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Nothing to do."""
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
+        """Leave what was read to nobody else."""
+        consumer.commit_sync()

@@ -10,7 +10,7 @@ from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.testing.deadline import wait_until
-from tests.consumer.readers import Readers
+from tests.consumer.readers import CommitOnRevoke, Readers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -56,6 +56,20 @@ def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_o
     group.play(lambda: green.count == 1000, blue, green, what="the rest for the next owner")
     for number in range(4):
         assert blue.offsets[number] + green.offsets[number] == list(range(produced))
+
+
+def test_a_partition_that_was_given_up_and_comes_back_is_read_again(group: Readers) -> None:
+    """The client remembers a pause over an unassign; what was silent before its release must not be silent in its next life."""
+    blue = group.reader(CommitOnRevoke())
+    group.produce(50)
+    group.play(lambda: blue.count == 200, blue, what="all records")
+    green = group.reader(CommitOnRevoke())
+    group.play(lambda: len(green.consumer.assignment()) == len(blue.consumer.assignment()) == 2, blue, green, what="both to have a share")
+    green.consumer.close()
+    group.play(lambda: len(blue.consumer.assignment()) == 4, blue, what="everything to be back")
+    group.produce(50)
+    group.play(lambda: blue.count == 400, blue, what="the records of all partitions")
+    assert all(offsets == list(range(100)) for offsets in blue.offsets.values())
 
 
 class Chooser(RebalanceListener):

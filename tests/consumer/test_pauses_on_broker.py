@@ -7,30 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core.partition import OffsetAndMetadata
-from tests.consumer.readers import Readers
+from tests.consumer.readers import CommitOnRevoke, Readers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
 
 pytestmark = pytest.mark.broker
-
-
-class CommitOnRevoke(RebalanceListener):
-    """The usual listener."""
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
-        """Nothing to do."""
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
-        """Leave what was read to nobody else."""
-        consumer.commit_sync()
 
 
 @pytest.fixture(params=["consumer", "classic", "range"])
