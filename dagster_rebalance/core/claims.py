@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.pausing import MARK_BYTES
 
 MAX_METADATA_BYTES = 4096 - MARK_BYTES
@@ -133,7 +133,7 @@ def _parse(offset: int, body: str) -> StoredPartition | None:
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_OFFSET:
         raise TypeError(value)
     return value
 
@@ -149,8 +149,9 @@ def _problem(stored: StoredPartition) -> str | None:
     if stored.next_offset < 0:
         return f"the offset {stored.next_offset} is negative"
     bounds = (stored.next_offset, *(claim.until for claim in stored.claims))
-    if any(start >= until for start, until in pairwise(bounds)):
-        return f"the claims do not grow from the offset: {bounds}"
+    not_growing = [pair for pair in pairwise(bounds) if pair[0] >= pair[1]]
+    if not_growing:
+        return f"the claims do not grow from the offset: {not_growing[0]}"
     last = stored.last_commit
     if last is not None and not 0 <= last.start < stored.next_offset:
         return f"the last commit starts at {last.start}, which is not below the offset {stored.next_offset}"

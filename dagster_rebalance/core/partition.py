@@ -1,11 +1,23 @@
 """Partitions and offsets: the words that everything else is written in.
 
-Owns the half-open offset range. An offset to commit is always the *next* offset to be read; only `next_offset` adds one to an offset.
+Owns the half-open offset range, and what may be the name of a topic. An offset to commit is always the *next* offset to be read; only
+`next_offset` adds one to an offset.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+MAX_OFFSET = 2**63 - 1
+"""The largest that Kafka can store."""
+
+_TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
+
+
+def is_topic_name(text: str) -> bool:
+    """Whether Kafka allows it as the name of a topic. Such a name needs no escaping in a path, in SQL, or in a key of Dagster."""
+    return _TOPIC.fullmatch(text) is not None
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -44,7 +56,7 @@ class OffsetRange:
     """The offsets `start <= offset < until` of one partition: the unit of claim, adoption, commit and output.
 
     Raises:
-        ValueError: `start` is negative or not below `until`.
+        ValueError: `start` is negative or not below `until`, `until` is larger than Kafka's offsets, or Kafka has no topic of such a name.
     """
 
     topic: str
@@ -55,6 +67,12 @@ class OffsetRange:
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.until:
             msg = f"a range of {self.topic}-{self.partition} must have 0 <= start < until, not [{self.start}, {self.until})"
+            raise ValueError(msg)
+        if self.until > MAX_OFFSET:
+            msg = f"a range of {self.topic}-{self.partition} cannot end above {MAX_OFFSET}, the largest offset of Kafka"
+            raise ValueError(msg)
+        if not is_topic_name(self.topic):
+            msg = f"{self.topic[:249]!r} cannot be the name of a topic: Kafka takes up to 249 letters, digits, dots, dashes and underscores"
             raise ValueError(msg)
 
     def __len__(self) -> int:

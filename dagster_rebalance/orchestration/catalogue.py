@@ -7,6 +7,8 @@ Everything is reported at once and without a run: events in a sensor's result ar
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import TopicPartition
 
+_PART_SHOWN = 60
+_PLAIN_PART = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 _EVENTS_READ = 100
 _COMMITS_READ = 10
 """Dagster's UI lets people report materialisations, which have no offsets: the last commit may be behind some of them."""
@@ -43,7 +48,8 @@ class GroupAssets:
     @classmethod
     def of(cls, group_id: str) -> GroupAssets:
         """The assets of a group, by its id."""
-        return cls(dg.AssetKey(["kafka", group_id, "offsets"]), dg.AssetKey(["kafka", group_id, "group"]))
+        part = _key_part(group_id)
+        return cls(dg.AssetKey(["kafka", part, "offsets"]), dg.AssetKey(["kafka", part, "group"]))
 
     @property
     def partitions_name(self) -> str:
@@ -206,3 +212,14 @@ class Catalogue:
                 },
             )
         )
+
+
+def _key_part(group_id: str) -> str:
+    """A group id as a part of an asset key: as it is if Dagster's selections and pages can take it, else made so, and told from others.
+
+    Kafka takes anything for a group id: slashes, quotes, line ends, and thousands of characters.
+    """
+    if _PLAIN_PART.fullmatch(group_id):
+        return group_id
+    digest = hashlib.sha256(group_id.encode()).hexdigest()[:12]
+    return f"{_NOT_PLAIN.sub('_', group_id)[:_PART_SHOWN]}-{digest}"

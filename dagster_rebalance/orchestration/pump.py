@@ -26,8 +26,8 @@ from dagster_rebalance.orchestration.stopped import stopped_partitions
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.orchestration.catalogue import Catalogue

@@ -16,6 +16,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
+from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
@@ -154,6 +155,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if not self.topics:
             msg = f"group {self.group_id} has no topics: name at least one in topics"
             raise ConfigurationError(msg)
+        for topic in self.topics:
+            if not is_topic_name(topic):
+                msg = (
+                    f"topics of group {self.group_id} has {topic[:249]!r}, which cannot be the name of a topic: Kafka takes up to 249 "
+                    "letters, digits, dots, dashes and underscores (and a pattern cannot be given here)"
+                )
+                raise ConfigurationError(msg)
         return DriverSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,

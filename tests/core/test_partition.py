@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.partition import MAX_OFFSET, OffsetRange, is_topic_name
 from tests.core.world import span, tp
 
 
@@ -17,6 +17,27 @@ def test_a_range_that_is_empty_or_negative_is_refused(start: int, until: int) ->
     """An empty range could be claimed and committed without any work."""
     with pytest.raises(ValueError, match=r"orders-0 must have 0 <= start < until"):
         OffsetRange("orders", 0, start, until)
+
+
+@pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a b", "a'b", "a\n", "ä", "x" * 250])
+def test_what_kafka_does_not_take_for_a_topic_is_in_no_range(topic: str) -> None:
+    """The topic of a range becomes part of paths, of SQL and of keys, and a run's config is typed by people."""
+    assert not is_topic_name(topic)
+    with pytest.raises(ValueError, match="cannot be the name of a topic"):
+        OffsetRange(topic, 0, 0, 5)
+
+
+@pytest.mark.parametrize("topic", ["...", ".a", "a..b", "a-1", "_A.b-C_9", "x" * 249])
+def test_every_name_that_kafka_takes_is_in_order(topic: str) -> None:
+    """Odd ones included."""
+    assert OffsetRange(topic, 0, 0, 5).topic == topic
+
+
+def test_a_range_does_not_pass_kafkas_largest_offset() -> None:
+    """Kafka and Spark count in 64 bits; Python in as many as it takes."""
+    assert len(OffsetRange("orders", 0, 0, MAX_OFFSET)) == MAX_OFFSET
+    with pytest.raises(ValueError, match="cannot end above 9223372036854775807"):
+        OffsetRange("orders", 0, 0, MAX_OFFSET + 1)
 
 
 def test_ranges_that_touch_do_not_overlap() -> None:

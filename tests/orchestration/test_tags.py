@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.offers import Offer
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.partition import OffsetRange, is_topic_name
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, RANGES_TAG, ranges_in, read_range, run_config, run_tags, spelled
 from tests.orchestration.parts import offer, span
 
-topics = st.text("abcXYZ019._-", min_size=1, max_size=20)
+topics = st.text("abcXYZ019._-", min_size=1, max_size=20).filter(is_topic_name)
 ranges = st.builds(
     lambda topic, partition, start, size: OffsetRange(topic, partition, start, start + size),
     topics,
@@ -51,6 +51,8 @@ def test_the_batch_is_found_among_other_resources() -> None:
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders:0:5"]}}}},
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders:0:9:5"]}}}},
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": [None]}}}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders' OR '1'='1:0:5:9"]}}}},
+        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["../../etc:0:5:9"]}}}},
         {"ops": {"work": {"config": {"batch_id": "b-1"}}}},
     ],
 )

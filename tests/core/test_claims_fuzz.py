@@ -1,0 +1,124 @@
+"""Whatever stands in the metadata of an offset, it is a claim or a claim error, and quickly."""
+
+from __future__ import annotations
+
+import json
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, decode, encode
+from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata
+from dagster_rebalance.core.pausing import with_mark
+from dagster_rebalance.core.restoring import ForeignMetadata, Refused, StartFrom, take_in
+from tests.core.world import tp
+
+LONGEST_REASON = 1000
+OFFSET = 120
+VALID = encode(StoredPartition(OFFSET, (Claim(130, "b-1"), Claim(140, "b-2")), LastCommit(100, "b-0", "run-1"))).metadata
+
+# Everything that Python can hold in a text: NUL, line ends, lone surrogates, other scripts.
+any_text = st.text(st.characters(codec=None, exclude_categories=()))
+
+
+def sealed(body: str) -> str:
+    """A body with a header and a checksum that fit."""
+    return f"dr1 {zlib.crc32(body.encode(errors='surrogatepass')):08x} {body}"
+
+
+def read(text: str) -> StoredPartition | None:
+    """What is read; None for a refusal, whose reason can be logged and shown."""
+    try:
+        stored = decode(OffsetAndMetadata(OFFSET, text))
+    except ClaimError as error:
+        reason = str(error)
+        reason.encode()
+        assert len(reason) < LONGEST_REASON
+        return None
+    assert stored.next_offset == OFFSET
+    assert all(OFFSET < claim.until <= MAX_OFFSET for claim in stored.claims)
+    return stored
+
+
+@st.composite
+def mutated(draw: st.DrawFn, valid: str) -> str:
+    """A valid text in which a few places were cut out, doubled or written over."""
+    text = valid
+    for _ in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, len(text)))
+        end = draw(st.integers(start, min(len(text), start + 12)))
+        text = text[:start] + draw(st.one_of(any_text, st.just(text[start:end] * 2), st.sampled_from('0-9,"[]{}:eE.\x00'))) + text[end:]
+    return text
+
+
+@given(any_text)
+def test_any_text_at_all_is_read_or_refused(text: str) -> None:
+    """Another application may store what it wants."""
+    read(text)
+    read(sealed(text))
+
+
+@given(mutated(VALID))
+def test_a_damaged_claim_is_never_taken_for_another_one(text: str) -> None:
+    """The checksum sees what a broken disk or a careless tool did."""
+    assert read(text) in {None, decode(OffsetAndMetadata(OFFSET, VALID)), StoredPartition(OFFSET)}
+
+
+@given(mutated(VALID.split(" ", 2)[2]))
+def test_a_forged_claim_is_read_or_refused(body: str) -> None:
+    """With a checksum that fits, the fields alone decide."""
+    stored = read(sealed(body))
+    if stored is not None:
+        assert decode(encode(stored)) == stored
+
+
+@given(st.one_of(any_text, mutated(VALID), mutated(VALID.split(" ", 2)[2]).map(sealed)), st.sampled_from(ForeignMetadata))
+def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(text: str, policy: ForeignMetadata) -> None:
+    """An error of another kind would end the member, and with it all of its partitions."""
+    owned = OwnedPartition(tp(0), 4)
+    taken = take_in(owned, OffsetAndMetadata(OFFSET, text), Bounds(0, 500), None, start_from=StartFrom.EARLIEST, foreign_metadata=policy)
+    if isinstance(taken, Refused):
+        assert policy is ForeignMetadata.REFUSE
+        assert taken.reason.startswith("orders-0: the metadata ")
+        taken.reason.encode()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "body",
+    [
+        "[" * 1_000_000,
+        '{"c":' * 200_000,
+        "1" * 1_000_000,
+        '{"c":[[' + "9" * 4_000 + ',"b"]]}',
+        '{"c":[[-' + "9" * 4_000 + ',"b"]]}',
+        '{"l":[' + "9" * 4_000 + ',"b","r"]}',
+        '{"c":[[1e400,"b"]]}',
+        '{"c":[[NaN,"b"]]}',
+        '{"c":[[9223372036854775808,"b"]]}',
+        json.dumps({"c": [[number, "b"] for number in range(200_000, 0, -1)]}),
+        json.dumps({"c": [[130, "b" * 1_000_000]]}),
+        '{"c":[],"c":[[130,"b"],[125,"b"]]}',
+        '{"c":{"ab":1}}',
+        '{"c":"ab"}',
+        '{"l":{"a":1,"b":2,"c":3}}',
+        "\x00" * 1_000_000,
+        "\ud800" * 1_000_000,
+        " " * 1_000_000,
+    ],
+    ids=lambda body: f"{len(body)} of {body[:12]!r}",
+)
+def test_huge_and_nested_texts_are_refused_in_time_and_in_few_words(body: str) -> None:
+    """A broker may allow more metadata than 4,096 bytes, and the reason goes into logs, ticks and a check."""
+    assert read(sealed(body)) is None
+    assert read(body) is None
+
+
+def test_claims_behind_a_pause_mark_are_no_claims_of_this_reader() -> None:
+    """The consumer takes its own mark away before it looks; the core must not guess at it."""
+    assert read(with_mark(VALID)) is None
