@@ -108,16 +108,6 @@ class Cluster:
             if topic not in topics:
                 raise self._missing(topic)
 
-    def roster(self, timeout_s: float = 5.0) -> frozenset[str]:
-        """The ids of the members that the group's coordinator knows.
-
-        Raises:
-            KafkaException: It did not answer, or refused.
-        """
-        group = self._settings.group_id
-        found = self._admin.describe_consumer_groups([group], request_timeout=timeout_s)[group].result()
-        return frozenset(member.member_id for member in found.members)
-
     @cached_property
     def _admin(self) -> AdminClient:
         config: dict[str, Any] = {**self._settings.connection(), "error_cb": self._troubles.append}

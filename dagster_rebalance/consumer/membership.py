@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
-from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, Attempt, broker_error, kafka_error, names
+from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, METADATA_TOO_LARGE, Attempt, broker_error, kafka_error, names
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.errors import IllegalStateError
@@ -49,7 +48,6 @@ class Member:
         clock: A monotonic clock.
         probe_interval_s: How often fencing is looked for during a hold.
         discovery_interval_s: How often new topics and partitions are looked for, between holds.
-        roster: The ids of the members that the coordinator knows; raises KafkaException without an answer.
 
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
@@ -62,13 +60,12 @@ class Member:
         clock: Callable[[], float] = time.monotonic,
         probe_interval_s: float = 3.0,
         discovery_interval_s: float = 30.0,
-        roster: Callable[[], Collection[str]] | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._probe_interval_s = probe_interval_s
         self._discovery = Discovery(settings, clock, discovery_interval_s)
-        self._roster = roster or Cluster(settings, clock=clock).roster
+        self._refuses_long_metadata = True
         self._probe_at = clock()
         self._tickets = itertools.count(1)
         self._carried: list[MemberEvent] = []
@@ -77,7 +74,7 @@ class Member:
 
     @property
     def member_id(self) -> str:
-        """The id the group knows this member by; empty before it joined."""
+        """The id the group knows this member by. Before it joined it is empty in classic; in the consumer protocol the client chose it."""
         return "" if self._closed else self._session.member_id
 
     @property
@@ -228,8 +225,8 @@ class Member:
         """Ask the broker whether it still knows us: read what is committed, and commit one of it back unchanged.
 
         What was committed by somebody else shows a supersession, and must not be overwritten. One partition is enough: the broker checks
-        the member, not the partition (and preferably a retained one, which nobody else can own). Where nothing is committed yet, the
-        coordinator is asked for its members; reading alone is answered to anybody.
+        the member, not the partition (and preferably a retained one, which nobody else can own). Where nothing is committed yet, a
+        commit is sent that is refused to everybody; reading alone is answered to anybody.
         """
         session, commits = self._session, self._session.commits
         # Reading around a commit that is on its way would find an offset that is about to change, and commit the old one over it.
@@ -249,11 +246,27 @@ class Member:
             if anchors:
                 _, tp, offset = anchors[0]
                 session.consumer.commit(offsets=[to_commit(tp, offset)], asynchronous=False)
-            elif session.member_id not in self._roster():
-                return LostReason.FENCED
+            elif self._refuses_long_metadata:
+                self._commit_what_is_refused(min(found, key=lambda tp: (tp in self.held, tp)))
         except KafkaException as problem:
             return self._verdict(kafka_error(problem))
         return None
+
+    def _commit_what_is_refused(self, partition: TopicPartition) -> None:
+        """Ask for a commit that stores nothing: the broker looks at the member first, and then finds the metadata too long.
+
+        Raises:
+            KafkaException: What the broker has against the member, or no answer.
+        """
+        try:
+            self._session.consumer.commit(offsets=[to_commit(partition, self._settings.unreadable_commit)], asynchronous=False)
+        except KafkaException as problem:
+            if kafka_error(problem).code() != METADATA_TOO_LARGE:
+                raise
+        else:
+            self._refuses_long_metadata = False
+            self._session.commits.forget([partition])
+            logger.warning("group '%s': the broker took a probe's commit of 32,000 bytes for %s", self._settings.group_id, partition)
 
     def _verdict(self, error: KafkaError) -> LostReason | None:
         if error.code() in FENCED_IN_A_HOLD:

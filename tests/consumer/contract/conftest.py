@@ -30,7 +30,7 @@ STAGES = [
 ]
 
 # The mock takes three seconds for each rebalance, which cannot be set from Python: it plays what matters most, and all of it without Java.
-# It does not answer DescribeGroups, so a member of it that has committed nothing learns of its fencing from its next commit only.
+# It stores metadata of any length, so where nothing is committed a probe asks once; fencing is then found by the next commit only.
 PLAYED_ON_THE_MOCK = {
     "test_a_single_member_is_assigned_everything": ("mock-classic", "mock-consumer"),
     "test_held_partitions_stay_assigned_while_polling_goes_on": ("mock-classic", "mock-consumer"),

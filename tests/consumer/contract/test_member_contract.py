@@ -200,6 +200,18 @@ def test_fencing_during_a_hold_is_reported_once_for_each_partition(stage: Stage,
     assert not blue.member.held
 
 
+def test_fencing_during_a_hold_is_found_where_nothing_is_committed(stage: Stage, actor: NewActor) -> None:
+    """There is nothing to commit back unchanged then, and the probe must not leave anything behind."""
+    blue, green = holding(stage, actor)
+    pass_time(blue, green, polls=15)
+    assert set(blue.member.committed(everything(stage), 5.0).values()) == {None}
+    assert not blue.all_told(PartitionsLost)
+    stage.evict(blue.member)
+    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
+    assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
+    assert set(green.member.committed(everything(stage), 5.0).values()) == {None}
+
+
 def test_a_commit_after_fencing_says_that_the_partitions_are_lost(stage: Stage, actor: NewActor) -> None:
     """Whoever commits before the next probe must not take it for a passing trouble."""
     blue, _ = holding(stage, actor)
