@@ -70,7 +70,7 @@ _ADVICE: dict[int, str] = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
         "the group is in use with another protocol or assignment strategy: use another 'group.id', let the other members move to "
-        "'cooperative-sticky' first, or set 'group.protocol' to what they use"
+        "'cooperative-sticky' first (docs/upgrading.md), or set 'group.protocol' to what they use"
     ),
     KafkaError.UNSUPPORTED_ASSIGNOR: "set 'group.remote.assignor' to one that the broker offers",
     KafkaError.INVALID_GROUP_ID: "use another 'group.id'",
@@ -150,7 +150,7 @@ def configuration_error(exception: KafkaException | ValueError | TypeError) -> C
 
 
 def _retriable(error: KafkaError) -> bool:
-    # A topic may come into being later, and the client looks for it.
+    # A broker that has not heard of a new topic yet answers as if there were none (Kafka calls that retriable, librdkafka does not).
     return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
 
 
