@@ -6,7 +6,7 @@ ARGS :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -16,6 +16,9 @@ install:  ## bring the locked environment and Java; nothing to do the second tim
 
 demo: install  ## two members hand partitions over while Spark runs drain (ARGS="--help" for options)
 	$(BIN)/dagster-rebalance demo $(ARGS)
+
+bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench.json (ARGS="--only tracker" for some)
+	$(BIN)/dagster-rebalance bench $(ARGS)
 
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
 	$(BIN)/python -m pytest $(ARGS)

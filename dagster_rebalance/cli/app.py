@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
+    "bench": "dagster_rebalance.cli.bench",
     "broker": "dagster_rebalance.cli.broker",
     "demo": "dagster_rebalance.cli.demo",
 }

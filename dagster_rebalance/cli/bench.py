@@ -1,0 +1,68 @@
+"""`dagster-rebalance bench`: how fast the package is beside what one would use without it, on a real Kafka, in one run.
+
+Owns the options, and what is shown and written. A goal that is missed is told, and is no error: a busy machine can miss one.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from dagster_rebalance.cli import bench_hold, bench_poll, bench_tracker
+from dagster_rebalance.cli.bench_entries import table_of, write_json
+from dagster_rebalance.cli.interrupts import Interrupts
+from dagster_rebalance.testing.broker import KafkaCluster
+
+_INTERRUPTED = 130
+
+
+class Benchmark(enum.Enum):
+    """The benchmarks."""
+
+    HOLD = "retained_during_hold"
+    POLL = "poll_overhead"
+    TRACKER = "tracker"
+
+
+def bench(
+    *,
+    only: Annotated[list[Benchmark] | None, typer.Option(help="Which one; may be given several times. Default: all.")] = None,
+    runs: Annotated[int, typer.Option(min=1, help="How often everything is repeated.")] = 5,
+    hold_seconds: Annotated[float, typer.Option(min=0.5, help="How long partitions are held.")] = 8.0,
+    steady_seconds: Annotated[float, typer.Option(min=0.5, help="How long is read before, to compare with.")] = 6.0,
+    records: Annotated[int, typer.Option(min=2000, help="How many records poll_overhead reads each time.")] = 2_000_000,
+    marks: Annotated[int, typer.Option(min=1000, help="How many records the tracker is told about.")] = 1_000_000,
+    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench.json"),
+) -> None:
+    """Measure, side by side with confluent-kafka and aiokafka, and compare with the goals."""
+    interrupts = Interrupts()
+    interrupts.install()
+    chosen = set(only or Benchmark)
+    # Without a terminal rich takes it to have 80 columns, and would leave out half of the table.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
+    entries = []
+    try:
+        with ExitStack() as stack:
+            # On stderr it is heard at once; the table is the output.
+            step = Console(stderr=True, highlight=False).print
+            if chosen != {Benchmark.TRACKER}:
+                step("starting Kafka")
+                stack.callback(interrupts.end)
+                kafka = stack.enter_context(KafkaCluster())
+                if Benchmark.HOLD in chosen:
+                    entries += bench_hold.measure(kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step)
+                if Benchmark.POLL in chosen:
+                    entries += bench_poll.measure(kafka, runs=runs, records=records, step=step)
+            if Benchmark.TRACKER in chosen:
+                entries += bench_tracker.measure(runs=runs, marks=marks, step=step)
+    except KeyboardInterrupt:
+        raise typer.Exit(_INTERRUPTED) from None
+    write_json(entries, output)
+    console.print(table_of(entries))
+    console.print(f"the figures are in {output}")

@@ -1,0 +1,141 @@
+"""What a benchmark found: entries with a goal each, as JSON and as a table.
+
+Owns the form of `build/bench.json` and the verdict. Must never measure.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+_COMPARE = {">=": operator.ge, "<=": operator.le}
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a ratio should be.
+
+    Attributes:
+        sign: `>=` or `<=`.
+        bound: What it is compared with.
+    """
+
+    sign: str
+    bound: float
+
+    def __str__(self) -> str:
+        return f"{self.sign} {self.bound:g}"
+
+    def is_met(self, ratio: float) -> bool:
+        """Whether a ratio is good enough."""
+        return bool(_COMPARE[self.sign](ratio, self.bound))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One run: what was measured for ours and for the peer; None when there was no peer to measure."""
+
+    ours: float
+    peer: float | None
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one comparison came to, over all runs.
+
+    Attributes:
+        name: The benchmark.
+        case: What was compared with what.
+        ratio_of: What the ratio is.
+        unit: Of `ours` and `peer`.
+        goal: What the ratio should be.
+        samples: The runs.
+        note: What the reader must know besides.
+    """
+
+    name: str
+    case: str
+    ratio_of: str
+    unit: str
+    goal: Goal
+    samples: Sequence[Sample]
+    note: str = ""
+
+    @property
+    def ours(self) -> float:
+        """The median of the runs."""
+        return median(sample.ours for sample in self.samples)
+
+    @property
+    def peer(self) -> float | None:
+        """The median of the runs in which there was a peer."""
+        found = [sample.peer for sample in self.samples if sample.peer is not None]
+        return median(found) if found else None
+
+    @property
+    def ratio(self) -> float:
+        """The median of the runs' ratios: each compares what was measured side by side."""
+        return median(sample.ratio for sample in self.samples)
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is met."""
+        return self.goal.is_met(self.ratio)
+
+    def as_json(self) -> dict[str, Any]:
+        """The entry as it is written."""
+        return {
+            "name": self.name,
+            "case": self.case,
+            "ours": round(self.ours, 3),
+            "peer": None if self.peer is None else round(self.peer, 3),
+            "ratio": round(self.ratio, 4),
+            "ratio_of": self.ratio_of,
+            "unit": self.unit,
+            "runs": len(self.samples),
+            "ratios": [round(sample.ratio, 4) for sample in self.samples],
+            "goal": str(self.goal),
+            "met": self.met,
+            "note": self.note,
+        }
+
+
+def write_json(entries: Sequence[Entry], path: Path) -> None:
+    """Write all entries, as a list."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([entry.as_json() for entry in entries], indent=2) + "\n")
+
+
+def table_of(entries: Sequence[Entry]) -> Table:
+    """All entries, for people."""
+    table = Table()
+    table.add_column("name", no_wrap=True)
+    table.add_column("case")
+    for column in ("ours", "peer"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("unit")
+    for column in ("ratio", "lowest", "highest", "runs", "goal"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("met", no_wrap=True)
+    for entry in entries:
+        ratios = [sample.ratio for sample in entry.samples]
+        case = f"{entry.case} ({entry.note})" if entry.note else entry.case
+        peer = "-" if entry.peer is None else _short(entry.peer)
+        spread = [f"{value:.3f}" for value in (entry.ratio, min(ratios), max(ratios))]
+        verdict = "[green]yes[/green]" if entry.met else "[bold red]no[/bold red]"
+        table.add_row(entry.name, case, _short(entry.ours), peer, entry.unit, *spread, str(len(ratios)), str(entry.goal), verdict)
+    return table
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == 0 else f"{value:.3g}"  # noqa: PLR2004 - from here on, digits behind the point say nothing

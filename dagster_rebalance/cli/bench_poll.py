@@ -1,0 +1,101 @@
+"""The `poll_overhead` benchmark: `poll(max_records=500)` against the bare client's `consume(500)`, on the same records.
+
+Owns the topic, and when the clock runs: from the first records on, because joining a group and connecting are no part of reading.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, Producer
+
+from dagster_rebalance.cli.bench_entries import Entry, Goal, Sample
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from confluent_kafka import Message
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+_TOPIC, _PARTITIONS, _RECORD, _BATCH = "poll-overhead", 4, b"x" * 100, 500
+_LIMIT_S = 120.0
+
+
+def measure(kafka: KafkaCluster, *, runs: int, records: int, step: Callable[[str], None]) -> list[Entry]:
+    """Read the whole topic in turns."""
+    step(f"poll_overhead, producing {records:,} records")
+    kafka.create_topic(_TOPIC, _PARTITIONS)
+    _produce(kafka.bootstrap_servers, records)
+    _bare(kafka.bootstrap_servers, records)  # The broker's caches and its compiler are warm from here on.
+    samples = []
+    for run in range(runs):
+        step(f"poll_overhead, run {run + 1} of {runs}")
+        speeds = {read: read(kafka.bootstrap_servers, records) for read in ((_ours, _bare) if run % 2 else (_bare, _ours))}
+        samples.append(Sample(speeds[_ours], speeds[_bare], speeds[_ours] / speeds[_bare]))
+    case = f"poll(max_records={_BATCH}) against Consumer.consume({_BATCH}), {len(_RECORD)} bytes"
+    return [Entry("poll_overhead", case, "records/s", "records/s", Goal(">=", 0.95), samples)]
+
+
+def _produce(servers: str, records: int) -> None:
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    for number in range(records):
+        while True:
+            try:
+                producer.produce(_TOPIC, _RECORD, partition=number % _PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    if producer.flush(_LIMIT_S):
+        msg = f"Kafka did not take {records:,} records within {_LIMIT_S:g} s"
+        raise BrokerError(msg)
+
+
+def _config(servers: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": servers,
+        "group.id": unique_name("poll-overhead"),
+        "group.protocol": "consumer",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        # By default the client rests for a second whenever its queue is full, and both would be measured resting.
+        "fetch.queue.backoff.ms": 5,
+    }
+
+
+def _ours(servers: str, records: int) -> float:
+    with RebalanceAwareConsumer(_config(servers)) as consumer:
+        consumer.subscribe([_TOPIC])
+        return _speed(lambda: consumer.poll(1.0, max_records=_BATCH), records)
+
+
+def _bare(servers: str, records: int) -> float:
+    with closing(Consumer(_config(servers))) as consumer:
+        consumer.subscribe([_TOPIC])
+        return _speed(lambda: consumer.consume(_BATCH, 1.0), records)
+
+
+def _speed(read: Callable[[], Sequence[Message]], records: int) -> float:
+    give_up_at = time.monotonic() + _LIMIT_S
+    first = 0
+    while not first:
+        first = len(read())
+        _check(give_up_at)
+    began_at, count = time.perf_counter(), first
+    while count < records:
+        batch = read()
+        count += len(batch)
+        if not batch:
+            _check(give_up_at)
+    return (records - first) / (time.perf_counter() - began_at)
+
+
+def _check(give_up_at: float) -> None:
+    if time.monotonic() > give_up_at:
+        msg = f"the records of topic {_TOPIC} were not all there within {_LIMIT_S:g} s"
+        raise BrokerError(msg)
