@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from dagster_rebalance.consumer.async_operations import AsyncOperations, AsyncRebalanceConsumer
 from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener, Callback, RebalanceListener
 from dagster_rebalance.consumer.owner_thread import OwnerThread
-from dagster_rebalance.consumer.rebalance_aware import PauseMarksPolicy, PollResult, RebalanceAwareConsumer
+from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dagster_rebalance.consumer.events import CommitResult, LostReason
+    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
     from typing import NoReturn
 
-    from dagster_rebalance.consumer.operations import ConsumerGroupMetadata, ConsumerOperations
+    from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
     from dagster_rebalance.consumer.owner_thread import OwnerThread
+    from dagster_rebalance.consumer.pauses import PausingConsumer
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.errors import BrokerError
@@ -30,7 +31,7 @@ T = TypeVar("T")
 class AsyncOperations:
     """What the consumer and the view in a callback offer alike."""
 
-    def __init__(self, owner: OwnerThread, consumer: ConsumerOperations | RebalanceConsumer) -> None:
+    def __init__(self, owner: OwnerThread, consumer: PausingConsumer | RebalanceConsumer) -> None:
         self._owner = owner
         self._operations = consumer
 

@@ -15,7 +15,7 @@ from dagster_rebalance.consumer.view import RebalanceConsumer
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.operations import ConsumerOperations
+    from dagster_rebalance.consumer.pauses import PausingConsumer
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class Callbacks:
         """A call of the user's begins: the listener that was set last takes effect."""
         self._listener = self._next
 
-    def tell(self, callback: Callback, partitions: Collection[TopicPartition], consumer: ConsumerOperations) -> None:
+    def tell(self, callback: Callback, partitions: Collection[TopicPartition], consumer: PausingConsumer) -> None:
         """Call the listener, if there is one, with a view of the consumer that ends with the call."""
         listener = self._listener
         if listener is None:

@@ -37,15 +37,13 @@ class CallerCommits:
     Args:
         member: The member of the group.
         assigned: What counts as assigned; seen live.
-        marks: The pause marks; seen live.
-        carries_marks: Whether the commits of marked partitions say so.
+        carried: The pause marks that commits have to carry, if they do; seen live.
     """
 
-    def __init__(self, member: GroupMember, assigned: AbstractSet[TopicPartition], marks: PauseMarks, *, carries_marks: bool) -> None:
+    def __init__(self, member: GroupMember, assigned: AbstractSet[TopicPartition], carried: PauseMarks | None) -> None:
         self._member = member
         self._assigned = assigned
-        self._marks = marks
-        self._carries_marks = carries_marks
+        self._carried = carried
         self._waiting: dict[int, tuple[Offsets, Callable[[CommitResult], None]]] = {}
         self._events: list[MemberEvent] = []
         self._due: list[Callable[[], None]] = []
@@ -118,7 +116,7 @@ class CallerCommits:
     def _sorted_out(self, offsets: Offsets) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, BrokerError]]:
         kept: dict[TopicPartition, OffsetAndMetadata] = {}
         refused: dict[TopicPartition, BrokerError] = {}
-        marked = self._marks.partitions if self._carries_marks else frozenset()
+        marked = self._carried.partitions if self._carried else frozenset()
         for tp, offset in offsets.items():
             if tp not in self._assigned:
                 message = f"commit for {tp} refused: it is not assigned any more; stop the work on it"

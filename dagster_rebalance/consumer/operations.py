@@ -1,6 +1,6 @@
-"""What the consumer and the view in a rebalance callback offer alike: offsets, positions, pauses, questions to the cluster.
+"""What the consumer and the view in a rebalance callback offer alike: offsets, positions, questions to the cluster.
 
-Owns the pause marks and what counts as assigned for the API. Must never take part in the group: that is poll's.
+Owns what counts as assigned for the API. Must never take part in the group: that is poll's.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dagster_rebalance.consumer.caller_commits import CallerCommits, worst_error
-from dagster_rebalance.consumer.carried_marks import CarriedMarks
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, UnsupportedOperationError
 from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.pausing import PauseMarks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import ClusterView, GroupMember, OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.pausing import PauseMarks
 
 _TIMEOUT_S = 10.0
 
@@ -51,11 +50,11 @@ class ConsumerOperations:
         cluster: Answers what is not about the group.
         fetcher: Reads records; None for a consumer that reads none.
         settings: Validated settings; the group and where reading starts are used.
-        carries_marks: Whether pause marks go to the next owner.
+        carried: The pause marks that commits carry to the next owner, if they do.
     """
 
     def __init__(
-        self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, settings: Settings, *, carries_marks: bool = False
+        self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, settings: Settings, carried: PauseMarks | None
     ) -> None:
         self._member = member
         self._cluster = cluster
@@ -63,10 +62,7 @@ class ConsumerOperations:
         self._group_id = settings.group_id
         self._offset_reset = settings.offset_reset
         self._assigned: set[TopicPartition] = set()
-        self._giving_up: frozenset[TopicPartition] = frozenset()
-        self._marks = PauseMarks()
-        self._carried = CarriedMarks(member, self._marks, self.position) if carries_marks else None
-        self._commits = CallerCommits(member, self._assigned, self._marks, carries_marks=carries_marks)
+        self._commits = CallerCommits(member, self._assigned, carried)
 
     @property
     def member_id(self) -> str:
@@ -161,23 +157,6 @@ class ConsumerOperations:
         for tp in partitions or self.assignment():
             self._reading().seek(tp, "latest")
 
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
-        """Return no records of these partitions until `resume`, whether they are assigned, will be, or do not exist yet.
-
-        What was read ahead of them is dropped, and read again after `resume`. What a rebalance does to the marks is set by `pause_marks`.
-        """
-        self._marks.pause(partitions)
-        self._withhold()
-
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
-        """Undo `pause`. A partition stays silent while its topic or everything is paused, and once it is to be revoked."""
-        self._marks.resume(partitions)
-        self._withhold()
-
-    def paused(self) -> frozenset[TopicPartition]:
-        """The partitions named in `pause`, and those that are assigned and paused with their topic or with everything."""
-        return self._marks.partitions | self._marks.among(self._assigned)
-
     def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
         """The first offsets that exist, of any partitions, in one request."""
         return self._cluster.beginning_offsets(partitions, timeout_s)
@@ -239,12 +218,6 @@ class ConsumerOperations:
         """
         msg = "client_instance_id: confluent-kafka does not reveal the id of a client's telemetry; use member_id, or set 'client.id'"
         raise UnsupportedOperationError(msg)
-
-    def _withhold(self) -> None:
-        """Let the fetcher be silent about what is paused or to be revoked, and about nothing else."""
-        if self._fetcher:
-            unread = self._carried.unread if self._carried else frozenset()
-            self._fetcher.withhold(self._marks.among(self._assigned) | self._giving_up | unread)
 
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         if self._fetcher is None:

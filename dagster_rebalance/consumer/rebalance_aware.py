@@ -7,12 +7,11 @@ a time; every decision about the lists is made by `core.revokes`.
 from __future__ import annotations
 
 import logging
-import re
 import time
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
 from dagster_rebalance.consumer.cluster import Cluster
@@ -28,13 +27,14 @@ from dagster_rebalance.consumer.events import (
 )
 from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.membership import Member
-from dagster_rebalance.consumer.operations import ConsumerOperations
+from dagster_rebalance.consumer.pauses import PauseMarksPolicy, PausingConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.consumer.turn import Turn
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.revokes import RevokeLists
 
 if TYPE_CHECKING:
+    import re
     from collections.abc import Callable, Collection, Iterator, Mapping
     from types import TracebackType
     from typing import Any
@@ -53,9 +53,6 @@ _IDLE_SLICE_S = 0.1
 _READ_SLICE_S = 0.05
 _SETTLE_S = 10.0
 
-PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
-"""What becomes of the pause mark of a partition that goes."""
-
 
 @dataclass(frozen=True, slots=True)
 class PollResult:
@@ -72,7 +69,7 @@ class PollResult:
     lost: frozenset[TopicPartition]
 
 
-class RebalanceAwareConsumer(ConsumerOperations):
+class RebalanceAwareConsumer(PausingConsumer):
     """A consumer whose revokes can be delayed.
 
     A revoke that is requested in one poll is completed at the start of the next one, unless it is delayed. Meanwhile the partitions are
@@ -124,23 +121,18 @@ class RebalanceAwareConsumer(ConsumerOperations):
         member: GroupMember | None = None,
         cluster: ClusterView | None = None,
     ) -> None:
-        if pause_marks not in get_args(PauseMarksPolicy):
-            msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
-            raise ConfigurationError(msg)
         settings = validated(config, hold_limit_s=hold_limit_s)
         super().__init__(
             member or Member(settings, clock=clock, probe_interval_s=probe_interval_s, discovery_interval_s=discovery_interval_s),
             cluster or Cluster(settings, clock=clock),
             Fetcher(settings) if fetch else None,
             settings,
-            carries_marks=pause_marks == "carry",
+            pause_marks,
         )
         self._same_poll = complete_revoke_in_same_poll
-        self._keeps_marks = pause_marks == "keep"
         self._clock = clock
         self._lists = RevokeLists()
         self._lost_reasons: dict[TopicPartition, LostReason] = {}
-        self._subscription: Collection[str] | re.Pattern[str] = ()
         self._callbacks = Callbacks()
         self._turn = Turn()
         self._closed = False
@@ -232,44 +224,6 @@ class RebalanceAwareConsumer(ConsumerOperations):
             False when some of the partitions were lost: it is too late for them. The others are delayed all the same.
         """
         return self._lists.delay(partitions)
-
-    def pause_topics(self, topics: Collection[str]) -> None:
-        """Return no records of these topics, their future partitions included, until `resume_topics`.
-
-        Raises:
-            IllegalStateError: A topic is not subscribed to.
-        """
-        for topic in topics:
-            if not self._subscribes(topic):
-                msg = f"pause_topics of '{topic}': this consumer does not subscribe to it; use pause_pattern for topics that may come"
-                raise IllegalStateError(msg)
-        self._marks.pause_topics(topics)
-        self._withhold()
-
-    def resume_topics(self, topics: Collection[str]) -> None:
-        """Undo `pause_topics`, or take topics out of a paused pattern. Partitions that are paused themselves stay so."""
-        self._marks.resume_topics(topics)
-        self._withhold()
-
-    def pause_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Return no records of topics whose whole name matches, those that are yet to come included, until `resume_pattern`."""
-        self._marks.pause_topics([pattern])
-        self._withhold()
-
-    def resume_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Undo the pauses of all topics whose whole name matches, however they were paused by topic."""
-        self._marks.resume_topics([pattern])
-        self._withhold()
-
-    def pause_all(self) -> None:
-        """Return no records at all until `resume_all`; `poll` goes on keeping the consumer in its group."""
-        self._marks.pause_all()
-        self._withhold()
-
-    def resume_all(self) -> None:
-        """Undo `pause_all`. Partitions and topics that are paused themselves stay so."""
-        self._marks.resume_all()
-        self._withhold()
 
     def poll(self, timeout_s: float, max_records: int = 500) -> list[Message]:
         """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned.
@@ -407,17 +361,9 @@ class RebalanceAwareConsumer(ConsumerOperations):
 
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         self._assigned.difference_update(partitions)
-        if not self._keeps_marks:
-            self._marks.resume(partitions)
-        if self._carried:
-            self._carried.leave(partitions)
+        self._forget_marks(partitions)
         if self._fetcher:
             self._fetcher.drop(partitions)
-
-    def _subscribes(self, topic: str) -> bool:
-        if isinstance(self._subscription, re.Pattern):
-            return self._subscription.fullmatch(topic) is not None
-        return topic in self._subscription
 
     @contextmanager
     def _own_turn(self, call: str) -> Iterator[None]:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
-    from dagster_rebalance.consumer.operations import ConsumerGroupMetadata, ConsumerOperations
+    from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
+    from dagster_rebalance.consumer.pauses import PausingConsumer
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
@@ -26,8 +27,8 @@ class RebalanceConsumer:
     Every method raises `IllegalStateError` after the callback, from any thread.
     """
 
-    def __init__(self, consumer: ConsumerOperations) -> None:
-        self._consumer: ConsumerOperations | None = consumer
+    def __init__(self, consumer: PausingConsumer) -> None:
+        self._consumer: PausingConsumer | None = consumer
 
     def expire(self) -> None:
         """End the view, with its callback. Called by the consumer; there is no way back."""
@@ -117,7 +118,7 @@ class RebalanceConsumer:
         """Not to be had from librdkafka: raises `UnsupportedOperationError`."""
         self._alive().client_instance_id(timeout_s)
 
-    def _alive(self) -> ConsumerOperations:
+    def _alive(self) -> PausingConsumer:
         consumer = self._consumer
         if consumer is None:
             msg = "this view of the consumer ended with its callback: use the consumer itself, outside of callbacks"

@@ -9,24 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
-from tests.consumer.readers import Readers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.testing.broker import KafkaCluster
-    from dagster_rebalance.testing.fixtures import TopicFactory
+    from tests.consumer.readers import Readers
 
-pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(params=["consumer", "classic"])
-def group(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Readers]:
-    """A group for each protocol."""
-    readers = Readers(kafka_broker, kafka_topic(4), request.param)
-    yield readers
-    readers.close()
+pytestmark = [pytest.mark.broker, pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)]
 
 
 def test_polls_that_are_cancelled_lose_no_record(group: Readers) -> None:

@@ -13,22 +13,12 @@ from dagster_rebalance.testing.deadline import wait_until
 from tests.consumer.readers import CommitOnRevoke, Readers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.testing.broker import KafkaCluster
-    from dagster_rebalance.testing.fixtures import TopicFactory
 
-pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(params=["consumer", "classic"])
-def group(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Readers]:
-    """A group for each protocol."""
-    readers = Readers(kafka_broker, kafka_topic(4), request.param)
-    yield readers
-    readers.close()
+pytestmark = [pytest.mark.broker, pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)]
 
 
 def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_or_never(group: Readers) -> None:

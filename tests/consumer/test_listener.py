@@ -21,10 +21,10 @@ from dagster_rebalance.core.partition import TopicPartition
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from dagster_rebalance.consumer.operations import ConsumerOperations
+    from dagster_rebalance.consumer.pauses import PausingConsumer
 
 GONE = (TopicPartition("orders", 0),)
-VIEW = RebalanceConsumer(cast("ConsumerOperations", None))
+VIEW = RebalanceConsumer(cast("PausingConsumer", None))
 
 
 class OneArgument(ConsumerRebalanceListener):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.rebalance_aware import PauseMarksPolicy, RebalanceAwareConsumer
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -15,6 +15,8 @@ from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
+
+    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
 

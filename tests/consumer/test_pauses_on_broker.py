@@ -3,28 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from tests.consumer.readers import CommitOnRevoke, Readers
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from dagster_rebalance.testing.broker import KafkaCluster
-    from dagster_rebalance.testing.fixtures import TopicFactory
-
-pytestmark = pytest.mark.broker
-
-
-@pytest.fixture(params=["consumer", "classic", "range"])
-def group(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Readers]:
-    """A group for each protocol; `range` is eager: each rebalance takes everything from everybody."""
-    readers = Readers(kafka_broker, kafka_topic(4), request.param)
-    yield readers
-    readers.close()
+pytestmark = [pytest.mark.broker, pytest.mark.parametrize("group", ["consumer", "classic", "range"], indirect=True)]
 
 
 def test_a_pause_outlives_rebalances_and_every_record_is_read_once(group: Readers) -> None:

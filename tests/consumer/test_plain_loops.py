@@ -62,7 +62,7 @@ def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(kafka
 
         def joined() -> bool:
             others = leader.join()
-            leader.assign(dict.fromkeys(others, [0, 1, 2, 3]))
+            leader.assign({member: [0, 1, 2, 3] for member in others})
             return bool(others)
 
         group.play(joined, blue, what="the second member to join")
@@ -72,7 +72,7 @@ def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(kafka
 
         def commit() -> bool:
             nonlocal sent
-            blue.consumer.commit_async({blue.tp(0): OffsetAndMetadata(5)}, lambda _, error: outcomes.append(error and type(error)))
+            blue.consumer.commit_async({blue.tp(0): OffsetAndMetadata(5)}, lambda _, error: outcomes.append(type(error) if error else None))
             sent += 1
             return sent - len(outcomes) > 10
 

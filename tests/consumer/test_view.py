@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-from dagster_rebalance.consumer.operations import ConsumerOperations
+from dagster_rebalance.consumer.pauses import PausingConsumer
 from dagster_rebalance.consumer.view import RebalanceConsumer
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -53,7 +53,7 @@ class Recorder:
         self.calls: list[tuple[str, tuple[Any, ...]]] = []
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it plays any method
-        signature = inspect.signature(getattr(ConsumerOperations, name))
+        signature = inspect.signature(getattr(PausingConsumer, name))
 
         def call(*arguments: object, **named: object) -> str:
             bound = signature.bind(self, *arguments, **named)
@@ -81,7 +81,7 @@ def test_what_is_dangerous_in_a_rebalance_is_not_there(view: type, name: str) ->
 def test_each_operation_goes_to_the_consumer_and_brings_its_answer(name: str, arguments: tuple[Any, ...]) -> None:
     """With each overload of the proposal as optional arguments, and the same defaults as the consumer's own."""
     recorder = Recorder()
-    answer = getattr(RebalanceConsumer(cast("ConsumerOperations", recorder)), name)(*arguments)
+    answer = getattr(RebalanceConsumer(cast("PausingConsumer", recorder)), name)(*arguments)
     directly = Recorder()
     getattr(directly, name)(*arguments)
     assert recorder.calls == directly.calls
@@ -93,7 +93,7 @@ def test_each_operation_goes_to_the_consumer_and_brings_its_answer(name: str, ar
 def test_each_operation_is_refused_after_the_callback_in_every_thread(name: str, arguments: tuple[Any, ...]) -> None:
     """KAFKA-20385: "Any use outside of this scope, will result in an IllegalStateException"."""
     recorder = Recorder()
-    view = RebalanceConsumer(cast("ConsumerOperations", recorder))
+    view = RebalanceConsumer(cast("PausingConsumer", recorder))
     view.expire()
     refused: list[str] = []
 

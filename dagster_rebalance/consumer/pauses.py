@@ -1,0 +1,127 @@
+"""Pausing: by partition, by topic, by pattern, and everything; what becomes of a mark when its partition goes.
+
+Owns which partitions the fetcher is silent about: what is marked, what is to be revoked, and what may be marked without our knowing yet.
+The three are kept apart: none of them may undo another.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+
+from dagster_rebalance.consumer.carried_marks import CarriedMarks
+from dagster_rebalance.consumer.operations import ConsumerOperations
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.pausing import PauseMarks
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dagster_rebalance.consumer.fetcher import Fetcher
+    from dagster_rebalance.consumer.port import ClusterView, GroupMember
+    from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.partition import TopicPartition
+
+PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
+"""What becomes of the pause mark of a partition that goes."""
+
+
+class PausingConsumer(ConsumerOperations):
+    """The operations, with pauses.
+
+    Args:
+        member: The member of the group.
+        cluster: Answers what is not about the group.
+        fetcher: Reads records; None for a consumer that reads none.
+        settings: Validated settings.
+        pause_marks: What becomes of the mark of a partition that goes.
+
+    Raises:
+        ConfigurationError: There is no such policy.
+    """
+
+    def __init__(
+        self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, settings: Settings, pause_marks: PauseMarksPolicy
+    ) -> None:
+        if pause_marks not in get_args(PauseMarksPolicy):
+            msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
+            raise ConfigurationError(msg)
+        self._marks = PauseMarks()
+        super().__init__(member, cluster, fetcher, settings, self._marks if pause_marks == "carry" else None)
+        self._keeps_marks = pause_marks == "keep"
+        self._carried = CarriedMarks(member, self._marks, self.position) if pause_marks == "carry" else None
+        self._subscription: Collection[str] | re.Pattern[str] = ()
+        self._giving_up: frozenset[TopicPartition] = frozenset()
+
+    def pause(self, partitions: Collection[TopicPartition]) -> None:
+        """Return no records of these partitions until `resume`, whether they are assigned, will be, or do not exist yet.
+
+        What was read ahead of them is dropped, and read again after `resume`. What a rebalance does to the marks is set by `pause_marks`.
+        """
+        self._marks.pause(partitions)
+        self._withhold()
+
+    def resume(self, partitions: Collection[TopicPartition]) -> None:
+        """Undo `pause`. A partition stays silent while its topic or everything is paused, and once it is to be revoked."""
+        self._marks.resume(partitions)
+        self._withhold()
+
+    def paused(self) -> frozenset[TopicPartition]:
+        """The partitions named in `pause`, and those that are assigned and paused with their topic or with everything."""
+        return self._marks.partitions | self._marks.among(self._assigned)
+
+    def pause_topics(self, topics: Collection[str]) -> None:
+        """Return no records of these topics, their future partitions included, until `resume_topics`.
+
+        Raises:
+            IllegalStateError: A topic is not subscribed to.
+        """
+        for topic in topics:
+            if not self._subscribes(topic):
+                msg = f"pause_topics of '{topic}': this consumer does not subscribe to it; use pause_pattern for topics that may come"
+                raise IllegalStateError(msg)
+        self._marks.pause_topics(topics)
+        self._withhold()
+
+    def resume_topics(self, topics: Collection[str]) -> None:
+        """Undo `pause_topics`, or take topics out of a paused pattern. Partitions that are paused themselves stay so."""
+        self._marks.resume_topics(topics)
+        self._withhold()
+
+    def pause_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Return no records of topics whose whole name matches, those that are yet to come included, until `resume_pattern`."""
+        self._marks.pause_topics([pattern])
+        self._withhold()
+
+    def resume_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Undo the pauses of all topics whose whole name matches, however they were paused by topic."""
+        self._marks.resume_topics([pattern])
+        self._withhold()
+
+    def pause_all(self) -> None:
+        """Return no records at all until `resume_all`; `poll` goes on keeping the consumer in its group."""
+        self._marks.pause_all()
+        self._withhold()
+
+    def resume_all(self) -> None:
+        """Undo `pause_all`. Partitions and topics that are paused themselves stay so."""
+        self._marks.resume_all()
+        self._withhold()
+
+    def _withhold(self) -> None:
+        """Let the fetcher be silent about what it has to, and about nothing else."""
+        if self._fetcher:
+            unread = self._carried.unread if self._carried else frozenset()
+            self._fetcher.withhold(self._marks.among(self._assigned) | self._giving_up | unread)
+
+    def _forget_marks(self, partitions: Collection[TopicPartition]) -> None:
+        """Partitions go."""
+        if not self._keeps_marks:
+            self._marks.resume(partitions)
+        if self._carried:
+            self._carried.leave(partitions)
+
+    def _subscribes(self, topic: str) -> bool:
+        if isinstance(self._subscription, re.Pattern):
+            return self._subscription.fullmatch(topic) is not None
+        return topic in self._subscription
