@@ -70,7 +70,7 @@ class Deployment:
                 assert self._producer.flush(10) == 0
             for member in self.members:
                 records = member.poll(0.05)
-                self.seen.update((record.partition(), record.offset()) for record in records)
+                self.seen.update((record.partition() or 0, record.offset() or 0) for record in records)
                 if records:
                     member.commit_sync()
             return until()

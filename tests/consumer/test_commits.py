@@ -1,0 +1,153 @@
+"""Commits that are not waited for: what is sent when, and what an answer means that comes late."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import KafkaError
+
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason, MemberEvent
+from dagster_rebalance.consumer.session import Session
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.errors import PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONFIG = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+
+
+def offset(number: int) -> OffsetAndMetadata:
+    """An offset without metadata."""
+    return OffsetAndMetadata(number)
+
+
+class PatientConsumer(confluent_kafka.Consumer):
+    """A client whose commits are answered when the test says so."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__(config)
+        self.asked: list[list[tuple[int, int]]] = []
+
+    def commit(self, **request: Any) -> None:  # type: ignore[override]  # noqa: ANN401
+        """Note it."""
+        self.asked.append([(tp.partition, tp.offset) for tp in request["offsets"]])
+
+
+class Scene:
+    """A session that owns two partitions, and its client."""
+
+    def __init__(self) -> None:
+        self.session = Session(validated(CONFIG, hold_limit_s=10), time.monotonic)
+        self.session.consumer.close()
+        self.client = PatientConsumer(dict(CONFIG))
+        self.session.consumer = self.client
+        self.grant(P0, P1)
+
+    def grant(self, *partitions: TopicPartition) -> None:
+        """Kafka assigns."""
+        self.session._on_assign(self.client, [confluent_kafka.TopicPartition(tp.topic, tp.partition) for tp in partitions])
+
+    def lose(self, *partitions: TopicPartition) -> None:
+        """Kafka takes away."""
+        theirs = [confluent_kafka.TopicPartition(tp.topic, tp.partition) for tp in partitions]
+        self.session._on_lost(self.client, theirs)
+        self.client.incremental_unassign(theirs)
+
+    def hold(self) -> None:
+        """Kafka asks for a partition."""
+        self.session._on_revoke(self.client, [confluent_kafka.TopicPartition(P1.topic, P1.partition)])
+
+    def answer(self, code: int | None = None) -> None:
+        """Kafka answers the request that was sent last."""
+        error = None if code is None else KafkaError(code)
+        self.session._on_commit(error, [confluent_kafka.TopicPartition("orders", *pair) for pair in self.client.asked[-1]])
+
+    def results(self) -> dict[int, CommitResult]:
+        """What was told, by ticket."""
+        happened: list[MemberEvent] = self.session.take()
+        return {event.ticket: event.result for event in happened if isinstance(event, CommitAnswered)}
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    """A session whose broker nobody can reach."""
+    made = Scene()
+    yield made
+    made.session.close(5.0)
+
+
+def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: Scene) -> None:
+    """In order, and without a request for each record that somebody commits."""
+    commits = scene.session.commits
+    for ticket in range(1, 5):
+        commits.begin(ticket, {P0: offset(ticket)})
+    commits.begin(5, {P1: offset(9)})
+    assert scene.client.asked == [[(0, 1)]]
+    scene.answer()
+    assert list(scene.results()) == [1]
+    assert scene.client.asked[1:] == [[(0, 4), (1, 9)]]
+    scene.answer()
+    assert list(scene.results()) == [2, 3, 4, 5]
+    assert not commits.pending
+
+
+def test_a_commit_that_waits_for_a_lost_partition_is_never_sent(scene: Scene) -> None:
+    """Not even when the partition comes back: it was meant for the earlier ownership."""
+    commits = scene.session.commits
+    commits.begin(1, {P0: offset(1)})
+    commits.begin(2, {P0: offset(2), P1: offset(2)})
+    scene.lose(P0)
+    scene.grant(P0)
+    commits.begin(3, {P0: offset(3)})
+    scene.answer()
+    assert dict(scene.client.asked[-1]) == {1: 2, 0: 3}
+    scene.answer()
+    results = scene.results()
+    assert isinstance(results[2].failed[P0], PartitionLostError)
+    assert results[2].committed == {P1}
+    assert results[3].committed == {P0}
+
+
+def test_what_the_group_has_is_unknown_while_a_commit_is_on_its_way(scene: Scene) -> None:
+    """A probe would otherwise take the own commit for somebody else's."""
+    commits = scene.session.commits
+    commits.remember({P0: offset(1), P1: offset(1)})
+    commits.begin(1, {P0: offset(2)})
+    commits.remember({P0: offset(1), P1: offset(1)})
+    assert commits.moved({P0: offset(2), P1: offset(5)}) == [P1]
+    commits.begin(2, {P0: offset(3)})
+    scene.answer()
+    assert commits.moved({P0: offset(3)}) == []
+    scene.answer()
+    assert commits.moved({P0: offset(4)}) == [P0]
+
+
+def test_a_stale_generation_counts_as_fencing_only_within_the_hold_that_it_was_asked_in(scene: Scene) -> None:
+    """Asked before, it tells of the rebalance that led to the hold."""
+    commits = scene.session.commits
+    commits.begin(1, {P0: offset(1)})
+    scene.hold()
+    scene.answer(KafkaError.ILLEGAL_GENERATION)
+    assert isinstance(scene.results()[1].failed[P0], RebalanceInProgressError)
+    assert scene.session.ended is None
+    commits.begin(2, {P0: offset(1)})
+    scene.answer(KafkaError.ILLEGAL_GENERATION)
+    assert isinstance(scene.results()[2].failed[P0], PartitionLostError)
+    assert scene.session.ended is LostReason.FENCED
+
+
+def test_a_membership_that_ends_owes_no_answer(scene: Scene) -> None:
+    """Whoever asked hears that the partitions are lost, and that nobody knows what was stored."""
+    commits = scene.session.commits
+    commits.begin(1, {P0: offset(1)})
+    commits.begin(2, {P1: offset(1)})
+    commits.give_up()
+    results = scene.results()
+    assert [str(results[ticket].failed[tp]).count("not known") for ticket, tp in ((1, P0), (2, P1))] == [1, 1]
+    assert not commits.pending
