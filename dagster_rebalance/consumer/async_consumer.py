@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -261,7 +264,12 @@ class _Interruptible(RebalanceAwareConsumer):
     def poll_for(self, caller: _Caller, poll: Callable[[], T], records_of: Callable[[T], list[Message]]) -> T:
         """Poll for as long as the caller waits."""
         self._caller = caller
-        result = poll()
+        try:
+            result = poll()
+        except Exception:
+            if caller.has_left:
+                logger.exception("a poll that nobody waits for any more has failed")
+            raise
         records = records_of(result)
         if not caller.deliver(records):
             self.put_back(records)

@@ -36,7 +36,6 @@ _GROUP_ONLY = frozenset(
         "session.timeout.ms",
         "heartbeat.interval.ms",
         "max.poll.interval.ms",
-        "statistics.interval.ms",
         "stats_cb",
         "on_commit",
     }

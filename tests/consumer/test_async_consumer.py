@@ -234,6 +234,29 @@ def test_a_cancelled_poll_ends_and_the_next_one_begins(group: FakeGroup) -> None
     run(play())
 
 
+def test_what_fails_after_its_caller_has_left_is_logged(group: FakeGroup, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody is there to raise it to, and it must not be swallowed."""
+
+    async def play() -> None:
+        async def leave_and_fail(what: str, _view: AsyncRebalanceConsumer) -> None:
+            if what == "assigned":
+                polling.cancel()
+                await asyncio.sleep(0)
+                msg = "a bug of the user's"
+                raise ValueError(msg)
+
+        async with consumer_of(group) as blue:
+            blue.set_rebalance_listener(Diary(leave_and_fail))
+            await blue.subscribe(["orders"])
+            polling = asyncio.create_task(blue.poll(LONG_S))
+            with pytest.raises(asyncio.CancelledError):
+                await polling
+            await blue.poll(0.1)
+
+    run(play())
+    assert "bug of the user" in caplog.text
+
+
 def test_close_ends_a_poll_that_waits(group: FakeGroup) -> None:
     """A shutdown must not wait for a time-out; closing twice is closing once."""
 

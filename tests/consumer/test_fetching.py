@@ -118,6 +118,16 @@ def test_a_pause_drops_what_is_buffered_and_a_resume_reads_it_again(group: Reade
     assert all(offsets == list(range(2000)) for offsets in blue.offsets.values())
 
 
+def test_the_statistics_of_both_clients_are_told(group: Readers) -> None:
+    """Of the member and of the fetcher, once they are switched on."""
+    group.produce(10)
+    blue = group.reader(statistics_interval_ms="100")
+    group.play(lambda: all(blue.consumer.metrics().values()) and blue.count == 40, blue, what="statistics")
+    metrics = blue.consumer.metrics()
+    assert metrics["member"]["cgrp"]["state"] == "up"
+    assert metrics["fetcher"]["client_id"].endswith("-fetch")
+
+
 def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(group: Readers) -> None:
     """Skipping records silently would lose them; the message says what to do."""
     group.produce(10)
