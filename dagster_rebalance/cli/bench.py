@@ -53,8 +53,8 @@ def bench(
             step = Console(stderr=True, highlight=False).print
             if chosen != {Benchmark.TRACKER}:
                 step("starting Kafka")
-                stack.callback(interrupts.end)
                 kafka = stack.enter_context(KafkaCluster())
+                stack.callback(interrupts.end)
                 if Benchmark.HOLD in chosen:
                     entries += bench_hold.measure(kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step)
                 if Benchmark.POLL in chosen:
