@@ -19,7 +19,15 @@ from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
-from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, METADATA_TOO_LARGE, Attempt, broker_error, kafka_error, names
+from dagster_rebalance.consumer.kafka_errors import (
+    FENCED_IN_A_HOLD,
+    METADATA_TOO_LARGE,
+    Attempt,
+    broker_error,
+    cause_among,
+    kafka_error,
+    names,
+)
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.errors import IllegalStateError
@@ -99,7 +107,8 @@ class Member:
         """Leave the group; what is still held goes with it."""
         self._check_usable("unsubscribe")
         self._discovery.want(())
-        self._settle()
+        self._settle(_LEAVE_TIMEOUT_S)
+        self._session.commits.give_up()
         self._carried += [event for event in self._session.take() if isinstance(event, CommitAnswered)]
         self._start_over()
 
@@ -128,9 +137,12 @@ class Member:
         Should it turn out that the hold was superseded, nothing is sent, and the next poll reports the loss.
         """
         self._check_usable("release")
-        if self.held:
+        hold = self._session.hold
+        if hold is not None:
             # A commit that reached the broker after the release could overwrite what the next owner has committed.
-            self._settle()
+            if not self._settle(hold.requested_at + self._settings.max_poll_interval_s - self._clock()):
+                # Seen with a broker that is frozen, not gone: no answer for minutes. The next poll gives the membership up.
+                self._session.ended = LostReason.EXPIRED
             if self._settings.is_classic and self._settings.refreshes_metadata:
                 self._confirm_hold()
             if not self.held:
@@ -164,14 +176,21 @@ class Member:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where it has nothing."""
         self._check_usable("committed", nested=True)
-        attempt = self._attempt(f"reading the committed offsets of {len(partitions)} partitions")
+        attempt = self._attempt(f"reading what group '{self._settings.group_id}' has committed for {names(partitions)}")
         try:
             found = self._session.commits.read(partitions, timeout_s)
         except KafkaException as problem:
-            raise broker_error(kafka_error(problem), attempt) from problem
+            raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
+        self._session.troubles.clear()
         if self._session.hold is None:
             self._session.commits.remember(found)
         return found
+
+    def _cause(self, error: KafkaError) -> KafkaError:
+        """The reason behind a time-out: a member that is asked before its first poll has told nobody why it cannot connect."""
+        if not self._busy:
+            self._session.serve(0)
+        return cause_among(self._session.troubles, error)
 
     def metrics(self) -> dict[str, Any]:
         """The client's latest statistics, parsed; none while `statistics.interval.ms` is off, and before the first."""
