@@ -3,7 +3,8 @@
 Owns the text that is stored as metadata of the committed offset: which ranges after the offset are claimed by which batch, and what the
 last commit was. It is written before any work starts, so whoever owns the partition next finds the same ranges under the same batch ids.
 
-Format: `dr1 <crc32> <json>`, JSON with `c` = `[[until, batch_id], ...]` in offset order and `l` = `[start, batch_id, run_id]`.
+Format: `dr1 <crc32> <json>`, JSON with `c` = `[[until, batch_id], ...]` in offset order and `l` = `[start, batch_id, run_id]`, with a `1`
+behind it for a range that went to the dead-letter topic.
 Text that is empty means "no claims". Text by others, by a newer version or damaged is refused with a reason, never guessed at: overwriting
 it could erase somebody's work.
 """
@@ -39,12 +40,14 @@ class Claim:
 class LastCommit:
     """Where the committed offset came from, so that a commit that was not recorded before a crash can be recorded later.
 
-    An empty `run_id` never occurs in a commit of this package; `start` is the first offset that the commit covered.
+    An empty `run_id` never occurs in a commit of this package; `start` is the first offset that the commit covered. Of a range that went to
+    the dead-letter topic, `run_id` is the last run that failed.
     """
 
     start: int
     batch_id: str
     run_id: str
+    is_dead_letter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,8 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     if stored.claims:
         body["c"] = [[claim.until, claim.batch_id] for claim in stored.claims]
     if stored.last_commit is not None:
-        body["l"] = [stored.last_commit.start, stored.last_commit.batch_id, stored.last_commit.run_id]
+        last = stored.last_commit
+        body["l"] = [last.start, last.batch_id, last.run_id, *([1] if last.is_dead_letter else [])]
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     metadata = f"dr1 {_crc(text)} {text}"
     if len(metadata) > MAX_METADATA_BYTES:
@@ -126,8 +130,10 @@ def _parse(offset: int, body: str) -> StoredPartition | None:
         claims = tuple(Claim(_whole(until), _text(batch_id)) for until, batch_id in fields.get("c", ()))
         if "l" not in fields:
             return StoredPartition(offset, claims)
-        start, batch_id, run_id = fields["l"]
-        return StoredPartition(offset, claims, LastCommit(_whole(start), _text(batch_id), _text(run_id)))
+        start, batch_id, run_id, *mark = fields["l"]
+        if mark not in ([], [1]):
+            return None
+        return StoredPartition(offset, claims, LastCommit(_whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark)))
     except (ValueError, TypeError, RecursionError):
         return None
 

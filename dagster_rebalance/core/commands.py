@@ -82,6 +82,7 @@ class RecordCommit:
         claim_to_commit_s: From the claim to the commit; None when the claim was taken over.
         drain_s: From the request of the revoke to the commit; None when the partition was not held.
         is_late: Whether it was committed by an earlier owner that could not record it.
+        is_dead_letter: Whether no run succeeded and the dead-letter topic has the range; `run_id` is the last run that failed.
     """
 
     range: OffsetRange
@@ -92,6 +93,26 @@ class RecordCommit:
     claim_to_commit_s: float | None
     drain_s: float | None
     is_late: bool = False
+    is_dead_letter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDeadLetter:
+    """Record a range in the dead-letter topic. Answer, perhaps much later: `DeadLetterStored` or `DeadLetterFailed`.
+
+    It is given again after a while, and changes nothing as long as the first one is under way.
+
+    Attributes:
+        range: What could not be processed.
+        epoch: The epoch of the partition.
+        batch_id: Its batch.
+        run_ids: The runs that failed on it, oldest first.
+    """
+
+    range: OffsetRange
+    epoch: int
+    batch_id: str
+    run_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +172,7 @@ Command = (
     | ReadBounds
     | WriteOffsets
     | RecordCommit
+    | StoreDeadLetter
     | CancelRuns
     | EndDeadRuns
     | ReleasePartitions

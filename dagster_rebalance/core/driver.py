@@ -3,8 +3,8 @@
 It owns the partitions of one member, their holds, and when something is asked for again. It reads no clock and does nothing itself: `now`
 is an argument, and a shell carries out the commands. Every command may go unanswered; what matters is given again after `retry_s`.
 
-Outline of one call: apply the event; then each partition, in this order: commit, record, drained?; then the holds: cancel, deadline,
-release, receipt; then new claims; then what has to be read again.
+Outline of one call: apply the event; then each partition, in this order: dead letter, commit, record, drained?; then the holds: cancel,
+deadline, release, receipt; then new claims; then what has to be read again.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, Outcome, named, receipt_of
@@ -20,7 +21,7 @@ from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
-from dagster_rebalance.core.restoring import Refused, failed_too_often, moved_offset, out_of_range, take_in
+from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, progress_of, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
@@ -60,11 +61,14 @@ class Driver:
             seen.BoundsRead: self._on_bounds,
             seen.OffsetsWritten: self._on_written,
             seen.CommitRecorded: self._on_recorded,
+            seen.DeadLetterStored: self._on_letter,
+            seen.DeadLetterFailed: self._on_letter,
         }
 
     def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
         """Take in what happened, and say what is to be done."""
         commands = list(self._handlers[type(event)](event, now))
+        commands += self._store_letters(now)
         commands += self._commit(now)
         commands += self._record(now)
         self._notice_drained()
@@ -198,7 +202,10 @@ class Driver:
             for entry in ledger.entries:
                 if entry.batch_id in event.batch_ids:
                     progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
-                    ledger = ledger.note(owned.epoch, entry.range, progress)
+                    ledger = ledger.note(owned.epoch, entry.range, dead_letters.settled(owned, entry.range, progress))
+                    obsolete = dead_letters.obsolete(owned, entry, progress)
+                    if obsolete is not None:
+                        yield do.Note(obsolete)
             covers_all = event.batch_ids >= {entry.batch_id for entry in ledger.entries}
             self.partitions[owned.partition] = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
             if owned.phase is Phase.RESTORING and event.with_live and covers_all:
@@ -219,7 +226,7 @@ class Driver:
                 yield do.Note(f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}")
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
-        reason = failed_too_often(owned)
+        reason = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
         if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
@@ -269,7 +276,7 @@ class Driver:
 
     def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
         self._stored_asked_at = float("-inf")
-        return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None)
+        return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None, letter=None)
 
     def _on_recorded(self, event: seen.CommitRecorded, _now: float) -> Iterable[do.Command]:
         partition = event.record.range.topic_partition
@@ -278,7 +285,21 @@ class Driver:
             self.partitions[partition] = replace(owned, unrecorded=None, recorded_at=None)
         return ()
 
+    def _on_letter(self, event: seen.DeadLetterStored | seen.DeadLetterFailed, now: float) -> Iterable[do.Command]:
+        owned = dead_letters.answered(self.partitions.get(event.letter.range.topic_partition), event, now, self.settings.retry_s)
+        if owned is not None:
+            self.partitions[owned.partition] = owned
+            self._runs_asked_at = float("-inf")
+            yield from self._stop_or_go_on(owned)
+
     # What follows
+
+    def _store_letters(self, now: float) -> Iterable[do.Command]:
+        for owned in tuple(self.partitions.values()) if self.settings.dead_letter_topic else ():
+            letter = dead_letters.due_letter(owned, now, self.settings.retry_s)
+            if letter is not None:
+                self.partitions[owned.partition] = replace(owned, letter=letter)
+                yield letter.command
 
     def _commit(self, now: float) -> Iterable[do.Command]:
         writes = []

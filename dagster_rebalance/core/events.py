@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
+    from dagster_rebalance.core.commands import OffsetWrite, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
 
@@ -139,6 +139,21 @@ class CommitRecorded:
     record: RecordCommit
 
 
+@dataclass(frozen=True, slots=True)
+class DeadLetterStored:
+    """The answer to `StoreDeadLetter`: all replicas that the topic asks for have the record."""
+
+    letter: StoreDeadLetter
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFailed:
+    """The other answer to `StoreDeadLetter`: the record may be there or not. `reason` says what to do."""
+
+    letter: StoreDeadLetter
+    reason: str
+
+
 Event = (
     PartitionsAssigned
     | RevokeRequested
@@ -152,4 +167,6 @@ Event = (
     | BoundsRead
     | OffsetsWritten
     | CommitRecorded
+    | DeadLetterStored
+    | DeadLetterFailed
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import GaveUp, InFlight, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, ToRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -128,8 +128,10 @@ def _entry(entry: Entry) -> str:
             return f"{_runs(run_ids)} for {_span(entry.range)} waits in Dagster's queue"
         case InFlight(run_ids):
             return f"{_runs(run_ids)} works on {_span(entry.range)}"
-        case GaveUp(attempts):
-            return f"{attempts} runs failed on {_span(entry.range)}"
+        case GaveUp() as gave_up:
+            return f"{gave_up.attempts} runs failed on {_span(entry.range)}"
+        case DeadLettered():
+            return f"{_span(entry.range)} is in the dead-letter topic and is committed in its turn"
         case _:
             return f"{_span(entry.range)} has succeeded and is committed in its turn"
 

@@ -1,6 +1,7 @@
 """The offset ledger of one partition in one epoch: ranges in flight, finished out of order, and the next offset that may be committed.
 
-An offset may be committed only when the range that ends there, and every earlier range, has succeeded. Ranges are contiguous by
+An offset may be committed only when the range that ends there, and every earlier range, has succeeded or, where the settings say so, is in
+the dead-letter topic. Ranges are contiguous by
 construction (each starts where the one before it ends), so gaps that transactions or compaction leave between offsets do not matter.
 A completion that carries another epoch belongs to an earlier ownership of the partition and is ignored.
 """
@@ -11,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import GaveUp, InFlight, Progress, Succeeded, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded, ToRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,14 @@ class Entry:
     progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
 
     @property
-    def succeeded_by(self) -> str | None:
-        """The run that succeeded on it, if one has."""
-        return self.progress.run_id if isinstance(self.progress, Succeeded) else None
+    def done_by(self) -> str | None:
+        """The run that succeeded on it, or the last one that failed before it went to the dead-letter topic; None while it is not done."""
+        return self.progress.run_id if isinstance(self.progress, Succeeded | DeadLettered) else None
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether the dead-letter topic has it."""
+        return isinstance(self.progress, DeadLettered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +85,8 @@ class OffsetLedger:
 
     @property
     def committable(self) -> Entry | None:
-        """The first range, if it has succeeded: what may be committed next."""
-        return self.entries[0] if self.entries and self.entries[0].succeeded_by is not None else None
+        """The first range, if it is done: what may be committed next."""
+        return self.entries[0] if self.entries and self.entries[0].done_by is not None else None
 
     def claim(self, batch_id: str, until: int, claimed_at: float | None = None) -> OffsetLedger:
         """Add the range `[claimed_until, until)` for a batch."""
@@ -88,11 +94,11 @@ class OffsetLedger:
         return replace(self, entries=(*self.entries, Entry(range_, batch_id, claimed_at)))
 
     def note(self, epoch: int, range_: OffsetRange, progress: Progress) -> OffsetLedger:
-        """Note how far the work on a range is. News from another epoch, or after a success, changes nothing."""
+        """Note how far the work on a range is. News from another epoch, or once it is done, changes nothing."""
         if epoch != self.epoch:
             return self
         entries = tuple(
-            replace(entry, progress=progress) if entry.range == range_ and entry.succeeded_by is None else entry for entry in self.entries
+            replace(entry, progress=progress) if entry.range == range_ and entry.done_by is None else entry for entry in self.entries
         )
         return replace(self, entries=entries)
 
@@ -103,6 +109,6 @@ class OffsetLedger:
             IllegalStateError: It is not the one that may be committed next, so an offset would have been skipped.
         """
         if entry != self.committable:
-            msg = f"{entry.range} cannot be committed at offset {self.next_offset}: it is not the first range, or has not succeeded"
+            msg = f"{entry.range} cannot be committed at offset {self.next_offset}: it is not the first range, or is not done"
             raise IllegalStateError(msg)
         return replace(self, next_offset=entry.range.until, entries=self.entries[1:])

@@ -17,6 +17,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, Top
 from dagster_rebalance.core.planning import Backlog
 
 if TYPE_CHECKING:
+    from dagster_rebalance.core.dead_letters import Letter
     from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
 
@@ -61,6 +62,7 @@ class OwnedPartition:
         runs_are_known: Whether the runs of its claims were looked up, and again since it has to be given up.
         stop_reason: Why it is stopped; empty when it is not.
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
+        letter: The record in the dead-letter topic for its first range, asked for or there.
     """
 
     partition: TopicPartition
@@ -78,6 +80,7 @@ class OwnedPartition:
     runs_are_known: bool = False
     stop_reason: str = ""
     blocked_by: tuple[str, ...] = ()
+    letter: Letter | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
         """The partition after a change of phase. A write under way is forgotten where none is allowed: its answer comes too late.
@@ -139,9 +142,9 @@ class OwnedPartition:
         if self.ledger is None or self.pending or self.unrecorded or not self.phase.may_commit:
             return None
         entry = self.ledger.committable
-        if entry is None or entry.succeeded_by is None:
+        if entry is None or entry.done_by is None:
             return None
-        last = LastCommit(entry.range.start, entry.batch_id, entry.succeeded_by)
+        last = LastCommit(entry.range.start, entry.batch_id, entry.done_by, entry.is_dead_letter)
         return PendingWrite(self._write(self.ledger.committed(entry), last), now, commits=entry)
 
     def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
@@ -166,21 +169,23 @@ class OwnedPartition:
         if pending.claims is not None:
             return replace(done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None)
         entry = pending.commits
-        if entry is None or entry.succeeded_by is None:
+        if entry is None or entry.done_by is None:
             return done
         return replace(
             done,
             ledger=self.ledger.committed(entry),
-            last_commit=LastCommit(entry.range.start, entry.batch_id, entry.succeeded_by),
+            last_commit=LastCommit(entry.range.start, entry.batch_id, entry.done_by, entry.is_dead_letter),
+            letter=None,
             recorded_at=None,
             unrecorded=RecordCommit(
                 range=entry.range,
                 epoch=self.epoch,
                 batch_id=entry.batch_id,
-                run_id=entry.succeeded_by,
+                run_id=entry.done_by,
                 lag=max(0, self.bounds.until - entry.range.until) if self.bounds else 0,
                 claim_to_commit_s=None if entry.claimed_at is None else now - entry.claimed_at,
                 drain_s=None if self.held_since is None else now - self.held_since,
+                is_dead_letter=entry.is_dead_letter,
             ),
         )
 

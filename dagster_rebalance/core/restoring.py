@@ -19,6 +19,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, Top
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.runs import GaveUp
 
 
 class StartFrom(enum.Enum):
@@ -88,14 +89,10 @@ def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str 
     return None
 
 
-def failed_too_often(owned: OwnedPartition) -> str | None:
-    """Why a person must act before the partition goes on, or None while runs may still be asked for."""
-    failed = owned.ledger.given_up if owned.ledger else None
-    if failed is None:
-        return None
-    range_, progress = failed
+def failed_too_often(range_: OffsetRange, progress: GaveUp) -> str:
+    """Why a person must act before the partition of a range goes on."""
     return (
-        f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}. "
+        f"{range_.topic_partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}. "
         "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
     )
 
@@ -132,4 +129,5 @@ def _unrecorded(owned: OwnedPartition, recorded_until: int | None) -> RecordComm
         claim_to_commit_s=None,
         drain_s=None,
         is_late=True,
+        is_dead_letter=last.is_dead_letter,
     )

@@ -92,13 +92,35 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class GaveUp:
-    """As many runs as the limit allows have failed on the range."""
+    """As many runs as the limit allows have failed on the range.
 
-    attempts: int
+    Attributes:
+        run_ids: The runs that count as attempts, oldest first.
+        is_cancelled: Whether one of them was cancelled by a person, which says nothing about the records.
+    """
+
+    run_ids: tuple[str, ...]
+    is_cancelled: bool = False
+
+    @property
+    def attempts(self) -> int:
+        """How many runs failed."""
+        return len(self.run_ids)
+
+    @property
+    def run_id(self) -> str:
+        """The last of them."""
+        return self.run_ids[-1]
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """The dead-letter topic has the range, and no run works on it: it counts as done. `run_id` is the last run that failed."""
+
     run_id: str
 
 
-Progress = ToRequest | InFlight | Succeeded | GaveUp
+Progress = ToRequest | InFlight | Succeeded | GaveUp | DeadLettered
 
 
 def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int) -> Progress:
@@ -113,7 +135,7 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
     first_runs = [run for run in mine if not run.is_retry]
     failed = [run for run in first_runs if not run.is_refused and not run.is_taken_back]
     if len(failed) >= max_attempts:
-        return GaveUp(len(failed), failed[-1].run_id)
+        return GaveUp(tuple(run.run_id for run in failed), any(run.state is RunState.CANCELED for run in failed))
     return ToRequest(attempt=len(first_runs) + 1)
 
 

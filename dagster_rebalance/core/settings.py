@@ -29,7 +29,8 @@ class DriverSettings:
         budget: How long a hold may take.
         on_deadline: What happens to live runs at the deadline of a hold.
         on_lost: What happens to live runs of partitions that were lost.
-        max_attempts: Runs that may fail on a range before its partition is stopped. Dagster's own retries are not counted.
+        max_attempts: Runs that may fail on a range before it is given up. Dagster's own retries are not counted.
+        dead_letter_topic: Where a range that was given up is recorded, so that its partition goes on; without it, the partition is stopped.
         start_from: Where a group without a committed offset begins.
         foreign_metadata: What to do with offsets that another application committed.
         lease_s: Without a tick for so long, the member drains and leaves.
@@ -45,6 +46,7 @@ class DriverSettings:
     on_deadline: DeadlinePolicy = DeadlinePolicy.CANCEL
     on_lost: LossPolicy = LossPolicy.LEAVE
     max_attempts: int = 3
+    dead_letter_topic: str | None = None
     start_from: StartFrom = StartFrom.EARLIEST
     foreign_metadata: ForeignMetadata = ForeignMetadata.REFUSE
     lease_s: float = 60.0

@@ -29,7 +29,11 @@ def stored_partitions(draw: st.DrawFn) -> StoredPartition:
     for length in lengths:
         until += length
         claims.append(Claim(until, draw(ids)))
-    last = LastCommit(draw(st.integers(0, offset - 1)), draw(ids), draw(ids)) if offset > 0 and draw(st.booleans()) else None
+    last = (
+        LastCommit(draw(st.integers(0, offset - 1)), draw(ids), draw(ids), draw(st.booleans()))
+        if offset > 0 and draw(st.booleans())
+        else None
+    )
     return StoredPartition(offset, tuple(claims), last)
 
 
@@ -133,4 +137,4 @@ def test_the_largest_number_of_claims_that_limits_allow_fits() -> None:
     """`BatchLimits` refuses more than this, so that a member cannot fail on its own claims."""
     start = 2**63 - 1 - MOST_CLAIMS
     claims = tuple(Claim(start + n, "b" * 64) for n in range(1, MOST_CLAIMS + 1))
-    encode(StoredPartition(start, claims, LastCommit(start - 1, "b" * 64, "r" * 64)))
+    encode(StoredPartition(start, claims, LastCommit(start - 1, "b" * 64, "r" * 64, is_dead_letter=True)))

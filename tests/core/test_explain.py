@@ -13,7 +13,7 @@ from dagster_rebalance.core.holds import Cause, Hold, HoldBudget
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.core.runs import GaveUp, InFlight, Succeeded, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
 
@@ -102,7 +102,8 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
             "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",
         ),
-        (owned(4, ("b", 9, GaveUp(3, RUN))), "3 runs failed on [0, 9)"),
+        (owned(4, ("b", 9, GaveUp(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
+        (owned(4, ("b", 9, DeadLettered(RUN))), "[0, 9) is in the dead-letter topic and is committed in its turn"),
         (replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)), "the claim up to 9 is not confirmed by Kafka since 2.5 s"),
         (
             replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),

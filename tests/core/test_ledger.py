@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.runs import GaveUp, InFlight, Succeeded, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest
 from tests.core.world import span, tp
 
 EPOCH = 7
@@ -54,7 +54,7 @@ def test_a_range_that_finished_out_of_order_waits_for_the_one_before_it() -> Non
 def test_only_what_succeeded_is_committed() -> None:
     """The first range, while its run works."""
     book = ledger(10)
-    with pytest.raises(IllegalStateError, match="has not succeeded"):
+    with pytest.raises(IllegalStateError, match="is not done"):
         book.committed(book.entries[0])
 
 
@@ -87,8 +87,17 @@ def test_the_ledger_knows_its_live_and_waiting_runs() -> None:
 def test_the_first_range_that_was_given_up_is_named() -> None:
     """It is what stops the partition."""
     assert ledger(10).given_up is None
-    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), GaveUp(3, "r9"))
-    assert book.given_up == (span(0, 10, 20), GaveUp(3, "r9"))
+    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), GaveUp(("r7", "r8", "r9")))
+    assert book.given_up == (span(0, 10, 20), GaveUp(("r7", "r8", "r9")))
+
+
+def test_a_range_in_the_dead_letter_topic_is_done_and_stays_so() -> None:
+    """Its commit may be under way: news of a run that started too late must not change what it means."""
+    book = ledger(10).note(EPOCH, span(0, 0, 10), DeadLettered("r3"))
+    assert book.note(EPOCH, span(0, 0, 10), InFlight(("r4",))) == book
+    (entry,) = book.entries
+    assert (book.committable, entry.done_by, entry.is_dead_letter, book.is_drained) == (entry, "r3", True, False)
+    assert book.committed(entry).next_offset == 10
 
 
 def test_a_new_claim_starts_behind_the_last_one() -> None:

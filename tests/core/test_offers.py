@@ -51,7 +51,7 @@ def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
 
 def test_only_what_no_run_works_on_is_offered() -> None:
     """And only while the partition may plan."""
-    assert offers_of([owned(0, ("a", 1, Succeeded("r")), ("b", 2, InFlight(("r",))), ("c", 3, GaveUp(3, "r")))]) == ()
+    assert offers_of([owned(0, ("a", 1, Succeeded("r")), ("b", 2, InFlight(("r",))), ("c", 3, GaveUp(("r",))))]) == ()
     for phase in set(Phase) - {Phase.OWNED}:
         assert offers_of([owned(0, ("a", 1, ToRequest()), phase=phase)]) == ()
 
@@ -71,7 +71,7 @@ def test_batches_under_way_are_those_that_take_room() -> None:
     pending = owned(5)
     partitions = [
         owned(0, ("requested", 1, ToRequest()), ("works", 2, InFlight(("r",)))),
-        owned(1, ("failed", 1, GaveUp(3, "r")), ("behind", 2, ToRequest()), phase=Phase.STOPPED),
+        owned(1, ("failed", 1, GaveUp(("r",))), ("behind", 2, ToRequest()), phase=Phase.STOPPED),
         owned(2, ("draining", 1, InFlight(("r",))), ("left", 2, ToRequest()), phase=Phase.DRAINING),
         owned(3, ("done", 1, Succeeded("r"))),
         replace(pending, pending=pending.claim_write("claiming", 5, now=0.0)),

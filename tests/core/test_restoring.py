@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
@@ -48,6 +50,14 @@ def test_a_group_without_a_commit_starts_where_the_setting_says(start_from: Star
     assert isinstance(owned, OwnedPartition)
     assert owned.ledger is not None
     assert owned.ledger.next_offset == offset
+
+
+def test_a_dead_letter_that_was_never_recorded_is_found_as_such() -> None:
+    """Else it would look as if a run had succeeded."""
+    owned = taken(encode(StoredPartition(120, (), replace(LAST, is_dead_letter=True))))
+    assert isinstance(owned, OwnedPartition)
+    assert owned.unrecorded is not None
+    assert (owned.unrecorded.is_dead_letter, owned.unrecorded.run_id) == (True, "r1")
 
 
 @pytest.mark.parametrize("recorded_until", [None, 100])

@@ -29,11 +29,16 @@ def run(run_id: str, state: RunState, **more: bool) -> RunSeen:
         ([run("r1", S.SUCCEEDED)], Succeeded("r1")),
         ([run("r1", S.FAILED)], ToRequest(2)),
         ([run("r1", S.CANCELED)], ToRequest(2)),
-        ([run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)], GaveUp(3, "r3")),
+        ([run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"), is_cancelled=True)),
+        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"))),
         # Refused and taken back: not an attempt, but the next run key must still be a new one.
         ([run("r1", S.FAILED, is_refused=True)], ToRequest(2)),
         ([run("r1", S.CANCELED, is_taken_back=True)] * 5, ToRequest(6)),
         ([run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)], ToRequest(4)),
+        (
+            [run("r1", S.FAILED), run("r2", S.CANCELED, is_taken_back=True), run("r3", S.FAILED), run("r4", S.FAILED)],
+            GaveUp(("r1", "r3", "r4")),
+        ),
         # Dagster's own retries are not attempts of ours.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
         ([run("r1", S.FAILED), run("r2", S.STARTED, is_retry=True)], InFlight(("r2",))),

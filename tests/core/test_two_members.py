@@ -31,7 +31,7 @@ PARTITIONS = (tp(0), tp(1), tp(2))
 NEVER_S = 1e9
 EVERYDAY = ("turn", "turn", "turn", "tick", "start", "start", "check", "check", "succeed", "succeed", "assign")
 REBALANCES = (*["revoke"] * 8, *["notice"] * 4, "fence", "supersede", "supersede", "kill")
-FRAGILE = (do.WriteOffsets, do.RecordCommit, do.ReadRuns, do.ReadStoredOffsets, do.CancelRuns)
+FRAGILE = (do.WriteOffsets, do.RecordCommit, do.ReadRuns, do.ReadStoredOffsets, do.CancelRuns, do.StoreDeadLetter)
 
 sides = st.integers(0, 1)
 indices = st.integers(0, 1000)
@@ -39,6 +39,9 @@ indices = st.integers(0, 1000)
 
 class TwoMembers(RuleBasedStateMachine):
     """The group, as its coordinator sees it, and the processes of the runs."""
+
+    max_attempts = 10_000
+    dead_letter_topic: str | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,7 +64,8 @@ class TwoMembers(RuleBasedStateMachine):
                 budget=HoldBudget(30, 5),
                 on_deadline=(DeadlinePolicy.CANCEL, DeadlinePolicy.RELEASE)[side],
                 on_lost=(LossPolicy.CANCEL, LossPolicy.LEAVE)[side],
-                max_attempts=10_000,
+                max_attempts=self.max_attempts,
+                dead_letter_topic=self.dead_letter_topic,
                 lease_s=NEVER_S,
                 plan_patience_s=NEVER_S,
                 pulse=Pulse(heartbeat_timeout_s=60),
@@ -289,8 +293,17 @@ class TwoMembers(RuleBasedStateMachine):
             recorded = {record.range for record in self.world.dagster.recorded if record.range.topic_partition == partition}
             ends = {offset for done, offset in self.world.kafka.commits if done == partition}
             assert {range_.until for range_ in recorded} == ends, f"{partition} has commits that were not recorded"
+            kept = set(self.world.output) | {letter.range for letter in self.world.kafka.letters}
+            assert recorded <= kept, f"{sorted(recorded - kept)} are committed and nowhere"
         for member in self.members:
             assert member.driver.holds == ()
+
+
+class TwoMembersWithDeadLetters(TwoMembers):
+    """The same with few attempts: what fails too often is in the dead-letter topic, and the partitions go on."""
+
+    max_attempts = 2
+    dead_letter_topic = "dead"
 
 
 TwoMembers.TestCase.settings = settings(
@@ -300,4 +313,6 @@ TwoMembers.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+TwoMembersWithDeadLetters.TestCase.settings = settings(TwoMembers.TestCase.settings, max_examples=40)
 TestTwoMembers = TwoMembers.TestCase
+TestTwoMembersWithDeadLetters = TwoMembersWithDeadLetters.TestCase

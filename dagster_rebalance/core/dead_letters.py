@@ -1,0 +1,120 @@
+"""Dead letters: ranges that were given up, and are recorded in a topic so that their partition goes on.
+
+Owns when a range may be recorded and when it counts as done. Only the first range of a partition, so that nothing is passed over; never
+while the partition has to be given up, so that no drain waits for it; never because a person cancelled runs, or because Kafka does not have
+the offsets any more. The record comes first, then another look at the runs, then the commit: what ends in between is recorded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.commands import StoreDeadLetter
+from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.restoring import failed_too_often, out_of_range
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, Progress, Succeeded
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.ledger import Entry
+    from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.partition import OffsetRange
+
+_LONGEST_WAIT_S = 60.0
+_MOST_DOUBLINGS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record for the dead-letter topic.
+
+    Attributes:
+        command: What the shell was asked for.
+        due_at: When it is asked for again.
+        is_stored: Whether the topic has it.
+        failures: How often it could not be stored.
+        problem: Why not, the last time; empty when nothing is wrong.
+    """
+
+    command: StoreDeadLetter
+    due_at: float
+    is_stored: bool = False
+    failures: int = 0
+    problem: str = ""
+
+
+def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:
+    """The letter that is to be stored now, if one is."""
+    entry = owned.entries[0] if owned.entries else None
+    if entry is None or not isinstance(entry.progress, GaveUp) or owned.phase not in {Phase.OWNED, Phase.STOPPED}:
+        return None
+    if entry.progress.is_cancelled or _deleted(owned, entry.range) is not None:
+        return None
+    command = StoreDeadLetter(entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids)
+    letter = owned.letter
+    if letter is None or letter.command.range != entry.range:
+        return Letter(command, now + retry_s)
+    if letter.is_stored or now < letter.due_at:
+        return None
+    return replace(letter, command=command, due_at=now + retry_s)
+
+
+def answered(owned: OwnedPartition | None, event: DeadLetterStored | DeadLetterFailed, now: float, retry_s: float) -> OwnedPartition | None:
+    """The partition after an answer; None when the answer is late: from another epoch, or about a range that is done.
+
+    What could not be stored is asked for again, later each time.
+    """
+    letter = owned.letter if owned is not None and owned.epoch == event.letter.epoch else None
+    if owned is None or letter is None or letter.command.range != event.letter.range:
+        return None
+    if isinstance(event, DeadLetterStored):
+        return replace(owned, letter=replace(letter, is_stored=True, problem=""))
+    wait_s = min(_LONGEST_WAIT_S, retry_s * 2 ** min(letter.failures, _MOST_DOUBLINGS))
+    return replace(owned, letter=replace(letter, problem=event.reason, failures=letter.failures + 1, due_at=now + wait_s))
+
+
+def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> Progress:
+    """What is known of a range from its runs, read after its letter was stored: still given up, so it is done."""
+    return DeadLettered(progress.run_id) if isinstance(progress, GaveUp) and _is_stored(owned, range_) else progress
+
+
+def obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | None:
+    """A sentence for people when a run has succeeded on a range after its letter was stored, or None."""
+    if entry.done_by is not None or not isinstance(progress, Succeeded) or not _is_stored(owned, entry.range):
+        return None
+    return (
+        f"run {progress.run_id} has succeeded on {entry.range} after all: the record with the key {entry.range.key} in the dead-letter "
+        "topic is obsolete"
+    )
+
+
+def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | None:
+    """Why a person must act before the partition goes on after failed runs, or None while it goes on by itself."""
+    given_up = owned.ledger.given_up if owned.ledger else None
+    if given_up is None:
+        return None
+    range_, progress = given_up
+    if dead_letter_topic is None or progress.is_cancelled:
+        return failed_too_often(range_, progress)
+    deleted = _deleted(owned, range_)
+    if deleted is not None:
+        return deleted
+    letter = owned.letter
+    if letter is None or letter.command.range != range_ or not letter.problem:
+        return None
+    return (
+        f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}, and the range could not be "
+        f"recorded in the dead-letter topic {dead_letter_topic}: {letter.problem}. It is tried again"
+    )
+
+
+def _is_stored(owned: OwnedPartition, range_: OffsetRange) -> bool:
+    return owned.letter is not None and owned.letter.is_stored and owned.letter.command.range == range_
+
+
+def _deleted(owned: OwnedPartition, range_: OffsetRange) -> str | None:
+    """Why the records of a range cannot be read by anybody, so that the runs had to fail."""
+    if owned.bounds is None:
+        return None
+    return out_of_range(owned.partition, range_.start, owned.bounds) or out_of_range(owned.partition, range_.until, owned.bounds)

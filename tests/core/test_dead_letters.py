@@ -1,0 +1,317 @@
+"""Ranges that were given up and go to the dead-letter topic: when, when not, and what comes before the commit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.dead_letters import why_stopped
+from dagster_rebalance.core.holds import HoldBudget, Outcome
+from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.runs import GaveUp, RunState
+from dagster_rebalance.core.settings import DriverSettings
+from tests.core.world import Member, World, span, tp
+
+SETTINGS = DriverSettings(
+    limits=BatchLimits(max_records_per_range=10), budget=HoldBudget(30, 5), max_attempts=2, dead_letter_topic="dead", lease_s=1000
+)
+FIRST = span(0, 0, 10)
+
+
+def fails(world: World, member: Member, end: RunState = RunState.FAILED, **marks: bool) -> str:
+    """A run is started and fails; returns its id. What follows is not looked at yet."""
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    world.dagster.move(run_id, end, **marks)
+    return run_id
+
+
+def given_up(world: World, member: Member) -> tuple[str, ...]:
+    """As many runs fail as the settings allow, and Dagster's answer is in."""
+    first = fails(world, member)
+    world.wait(1, member)
+    second = fails(world, member)
+    world.wait(1, member)
+    return first, second
+
+
+def stage(*, answers: bool = True, records: int = 20, settings: DriverSettings = SETTINGS) -> tuple[World, Member]:
+    """A member with one partition; its letters are stored at once, or not answered."""
+    world = World(records=records)
+    member = world.member(owns=1, settings=settings)
+    if not answers:
+        member.unanswered.add(do.StoreDeadLetter)
+    return world, member
+
+
+def letters(member: Member) -> list[do.Command]:
+    """The letters that were asked for."""
+    return member.given(do.StoreDeadLetter)
+
+
+def test_a_range_that_fails_too_often_is_stored_then_committed_and_the_partition_goes_on() -> None:
+    """The record comes first: a crash in between repeats it, and loses nothing."""
+    world, member = stage()
+    runs = given_up(world, member)
+    assert letters(member) == [do.StoreDeadLetter(FIRST, 1, "b1", runs)]
+    assert world.kafka.commits == [(tp(0), 10)]
+    order = [type(c) for c in member.done if isinstance(c, do.StoreDeadLetter | do.WriteOffsets | do.RecordCommit | do.ReadRuns)]
+    here = order.index(do.StoreDeadLetter)
+    assert order[here : here + 4] == [do.StoreDeadLetter, do.ReadRuns, do.WriteOffsets, do.RecordCommit]
+    (record,) = world.dagster.recorded
+    assert (record.range, record.is_dead_letter, record.run_id) == (FIRST, True, runs[-1])
+    assert member.shown == []
+    (run_id,) = member.tick()
+    assert world.dagster.runs[run_id].ranges == (span(0, 10, 20),)
+
+
+def test_nothing_is_committed_before_the_topic_has_the_record() -> None:
+    """The answer is late, and the letter is asked for again meanwhile."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    world.wait(5, member)
+    assert world.kafka.commits == []
+    assert len(letters(member)) == 6
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    member.feed(seen.DeadLetterStored(asked))
+    assert world.kafka.commits == [(tp(0), 10)]
+
+
+def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key() -> None:
+    """At least once: the next owner cannot know that it is there."""
+    world, member = stage()
+    fails(world, member)
+    world.wait(1, member)
+    fails(world, member)
+    member.fails.add(do.WriteOffsets)
+    world.wait(1, member)
+    assert world.kafka.commits == []
+    heir = world.member(owns=1, settings=SETTINGS)
+    world.wait(1, heir)
+    assert [letter.range.key for letter in world.kafka.letters] == ["orders-0-0-10"] * 2
+    assert world.kafka.commits == [(tp(0), 10)]
+
+
+def test_a_dead_letter_that_was_committed_but_not_recorded_is_recorded_as_such_by_the_next_owner() -> None:
+    """The note beside the offset says what the commit was."""
+    world, member = stage()
+    member.fails.add(do.RecordCommit)
+    given_up(world, member)
+    assert world.dagster.recorded == []
+    world.wait(1, world.member(owns=1, settings=SETTINGS))
+    (record,) = world.dagster.recorded
+    assert (record.range, record.is_dead_letter, record.is_late) == (FIRST, True, True)
+
+
+def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again_later_each_time() -> None:
+    """No silent stall, no busy loop; and it goes on by itself once the topic takes the record."""
+    world, member = stage(answers=False)
+    runs = given_up(world, member)
+    times = []
+    for _ in range(9):
+        (asked, *_) = letters(member)[-1:]
+        assert isinstance(asked, do.StoreDeadLetter)
+        member.feed(seen.DeadLetterFailed(asked, "the topic is away; bring it back"))
+        seen_before, since = len(letters(member)), world.now
+        while len(letters(member)) == seen_before:
+            world.wait(0.25, member)
+        times.append(round(world.now - since))
+    assert times == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    owned = member.driver.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED
+    assert owned.stop_reason == (
+        f"orders-0: 2 runs failed on {FIRST}, the last one is {runs[-1]}, and the range could not be recorded in the dead-letter topic "
+        "dead: the topic is away; bring it back. It is tried again"
+    )
+    assert member.shown == [(tp(0), owned.stop_reason)]
+    member.feed(seen.DeadLetterStored(asked))
+    assert world.kafka.commits == [(tp(0), 10)]
+    assert member.shown[-1] == (tp(0), "")
+    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+
+
+@pytest.mark.parametrize("marks", [{"is_refused": True}, {"is_taken_back": True}])
+def test_runs_that_were_no_attempts_never_lead_to_a_letter(marks: dict[str, bool]) -> None:
+    """They did not work on the range."""
+    world, member = stage()
+    for _ in range(5):
+        fails(world, member, **marks)
+        world.wait(1, member)
+    assert letters(member) == []
+
+
+def test_a_run_that_a_person_cancelled_stops_the_partition_instead() -> None:
+    """A cancellation says nothing about the records: who cancels decides what becomes of them."""
+    world, member = stage()
+    fails(world, member)
+    world.wait(1, member)
+    run_id = fails(world, member, RunState.CANCELED)
+    world.wait(5, member)
+    assert letters(member) == []
+    owned = member.driver.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED
+    assert f"2 runs failed on {FIRST}, the last one is {run_id}. Mend the cause" in owned.stop_reason
+
+
+@pytest.mark.parametrize("bounds", [seen.Bounds(5, 20), seen.Bounds(0, 7)])
+def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: seen.Bounds) -> None:
+    """The runs failed because nobody can read them: a person has to hear of that."""
+    world, member = stage()
+    first = fails(world, member)
+    world.kafka.bounds[tp(0)] = bounds
+    world.wait(2, member)
+    fails(world, member)
+    world.wait(2, member)
+    assert first
+    assert letters(member) == []
+    owned = member.driver.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED
+    assert "kafka-consumer-groups --reset-offsets" in owned.stop_reason
+    assert world.kafka.commits == []
+
+
+def test_a_range_behind_one_that_is_at_work_waits_for_its_turn() -> None:
+    """In the order of the offsets, and no record long before its commit."""
+    settings = replace(SETTINGS, max_attempts=1, limits=replace(SETTINGS.limits, max_claims_per_partition=2))
+    world, member = stage(settings=settings)
+    (first,) = member.tick(state=RunState.STARTED)
+    world.wait(1, member)
+    (second,) = member.tick(state=RunState.STARTED)
+    world.dagster.move(second, RunState.FAILED)
+    world.wait(3, member)
+    assert letters(member) == []
+    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    world.succeed(first)
+    world.wait(2, member)
+    assert [(record.range, record.is_dead_letter) for record in world.dagster.recorded] == [(FIRST, False), (span(0, 10, 20), True)]
+
+
+def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
+    """It is looked for once more before the commit."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    again = world.dagster.add("b1", (FIRST,))
+    world.dagster.move(again, RunState.STARTED, is_retry=True)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    member.feed(seen.DeadLetterStored(asked))
+    world.wait(5, member)
+    assert world.kafka.commits == []
+    world.succeed(again)
+    world.wait(2, member)
+    (record,) = world.dagster.recorded
+    assert (record.run_id, record.is_dead_letter) == (again, False)
+    notes = [command.text for command in member.done if isinstance(command, do.Note) and "obsolete" in command.text]
+    assert notes == [
+        f"run {again} has succeeded on {FIRST} after all: the record with the key orders-0-0-10 in the dead-letter topic is obsolete"
+    ]
+    assert member.driver.partitions[tp(0)].letter is None
+
+
+def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_second_letter() -> None:
+    """The record is there."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    again = world.dagster.add("b1", (FIRST,))
+    world.dagster.move(again, RunState.STARTED, is_retry=True)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    member.feed(seen.DeadLetterStored(asked))
+    asked_for = len(letters(member))
+    world.dagster.move(again, RunState.FAILED)
+    world.wait(1, member)
+    assert world.kafka.commits == [(tp(0), 10)]
+    assert len(letters(member)) == asked_for
+
+
+def test_a_hold_does_not_wait_for_a_letter() -> None:
+    """The claim stays: the next owner stores it."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    asked_for = len(letters(member))
+    member.feed(seen.RevokeRequested((tp(0),)))
+    world.wait(1, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.handed_over) == (Outcome.NOTHING_TO_DO, (tp(0),))
+    assert len(letters(member)) == asked_for
+    world.wait(1, world.member(owns=1, settings=SETTINGS))
+    assert world.kafka.commits == [(tp(0), 10)]
+
+
+def test_no_letter_is_begun_while_a_partition_has_to_be_given_up() -> None:
+    """The last run fails during the drain."""
+    world, member = stage()
+    fails(world, member)
+    world.wait(1, member)
+    (run_id,) = member.tick(state=RunState.STARTED)
+    world.wait(1, member)
+    member.feed(seen.RevokeRequested((tp(0),)))
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    assert letters(member) == []
+    assert [receipt.handed_over for receipt in member.receipts] == [(tp(0),)]
+
+
+def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in_the_drain() -> None:
+    """It counts as done."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    member.fails.add(do.ReadRuns)
+    member.feed(seen.DeadLetterStored(asked))
+    member.feed(seen.RevokeRequested((tp(0),)))
+    assert world.released_by == []
+    member.fails.clear()
+    world.wait(1, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (Outcome.DRAINED, {tp(0): 10}, ())
+
+
+@pytest.mark.parametrize("kind", [seen.DeadLetterStored, lambda letter: seen.DeadLetterFailed(letter, "away")])
+@pytest.mark.parametrize("case", ["another epoch", "another range", "not asked for", "not owned"])
+def test_a_late_answer_changes_nothing(kind: type[seen.DeadLetterStored], case: str) -> None:
+    """It may come seconds later, when the partition has gone and come back."""
+    world, member = stage(answers=False)
+    if case != "not asked for":
+        given_up(world, member)
+    letter = do.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
+    if case == "another epoch":
+        letter = replace(letter, epoch=7)
+    if case == "another range":
+        letter = replace(letter, range=OffsetRange("orders", 0, 0, 9))
+    if case == "not owned":
+        member.feed(seen.PartitionsLost((tp(0),)))
+    before = dict(member.driver.partitions)
+    member.feed(kind(letter))
+    assert member.driver.partitions == before
+
+
+def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
+    """The partition is taken in anew: what was true of the range before need not be now."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(15)
+    member.feed(seen.DeadLetterStored(asked))
+    assert member.driver.partitions[tp(0)].letter is None
+    world.wait(2, member)
+    assert world.kafka.offset(0) == 15
+
+
+def test_a_partition_of_which_no_bounds_are_known_is_judged_by_its_runs() -> None:
+    """Bounds come later than claims only in a test; still nothing may be made up from them."""
+    ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).note(1, FIRST, GaveUp(("r1",)))
+    owned = OwnedPartition(tp(0), 1, Phase.OWNED, ledger=ledger)
+    assert why_stopped(owned, "dead") is None
+    assert why_stopped(owned, None) is not None
