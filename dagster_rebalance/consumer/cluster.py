@@ -6,21 +6,25 @@ topics there makes it compare its subscription, which during a hold can supersed
 
 from __future__ import annotations
 
+import logging
 import re
 import time
+from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ListOffsetsResultInfo, OffsetSpec
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicMetadata
 
 from dagster_rebalance.consumer.kafka_errors import (
-    CREDENTIALS,
     NO_LEADER_KNOWN,
+    REFUSALS,
     RETRIABLE,
+    TROUBLES_KEPT,
     UNKNOWN_TOPIC,
     Attempt,
     broker_error,
+    cause_among,
     configuration_error,
     kafka_error,
 )
@@ -35,7 +39,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import TopicPartition
 
+logger = logging.getLogger(__name__)
+
 _RETRY_PAUSE_S = 0.1
+_REFUSED_WITHIN_S = 1.0
 _NEW_TOPIC_GRACE_S = 2.0
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
@@ -55,7 +62,7 @@ class Cluster:
         self._settings = settings
         self._clock = clock
         self._pause = pause
-        self._troubles: list[KafkaError] = []
+        self._troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
 
     def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The first offset that exists, for all partitions in one request."""
@@ -74,11 +81,10 @@ class Cluster:
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
         """All topics that the principal may see."""
-        attempt = self._attempt("listing the topics")
         try:
-            topics = self._admin.list_topics(timeout=timeout_s).topics
+            topics = self._listed(timeout_s)
         except KafkaException as problem:
-            raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
+            raise broker_error(self._cause(kafka_error(problem)), self._attempt("listing the topics")) from problem
         for name, topic in topics.items():
             if topic.error is not None:
                 raise broker_error(topic.error, self._attempt(f"describing topic '{name}'"))
@@ -100,13 +106,15 @@ class Cluster:
         return sorted(found, key=lambda info: info.partition)
 
     def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
-        """Find out now what would go wrong later: brokers, credentials, topics."""
+        """Find out now what would go wrong later: brokers, credentials, topics, and the right to read them."""
         topics = self.list_topics(timeout_s)
         if isinstance(subscription, re.Pattern):
             return
         for topic in subscription:
             if topic not in topics:
                 raise self._missing(topic)
+        if subscription:
+            self._check_rights(subscription, timeout_s)
 
     @cached_property
     def _admin(self) -> AdminClient:
@@ -115,6 +123,31 @@ class Cluster:
             return AdminClient(config)
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
+
+    def _listed(self, timeout_s: float) -> dict[str, TopicMetadata]:
+        """All topics. The client goes on trying with a password that was refused: after a moment it is asked why it has no answer."""
+        first = min(timeout_s, _REFUSED_WITHIN_S)
+        try:
+            return self._admin.list_topics(timeout=first).topics
+        except KafkaException as problem:
+            if timeout_s <= first or self._cause(kafka_error(problem)).code() in REFUSALS:
+                raise
+        return self._admin.list_topics(timeout=timeout_s - first).topics
+
+    def _check_rights(self, topics: Collection[str], timeout_s: float) -> None:
+        """Whoever may see a topic need not be allowed to read it; that would show at the first commit, with a claim already planned."""
+        asked = TopicCollection(sorted(topics))
+        answers = self._admin.describe_topics(asked, include_authorized_operations=True, request_timeout=timeout_s)
+        for topic, answer in answers.items():
+            try:
+                allowed = answer.result().authorized_operations
+            except KafkaException as problem:
+                # Not every broker knows the question; what is forbidden shows later then.
+                logger.info("the rights on topic '%s' are not known: %s", topic, kafka_error(problem).str())
+                continue
+            if allowed and AclOperation.READ not in allowed:
+                error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "the principal may see it and not read it")
+                raise broker_error(error, self._attempt(f"looking up topic '{topic}'"))
 
     def _offsets(self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, ListOffsetsResultInfo]:
         """Ask for all in one request, and again for those whose leader is just moving or not known yet."""
@@ -147,15 +180,13 @@ class Cluster:
         return {tp: answers[theirs(tp)] for tp in specs}
 
     def _cause(self, error: KafkaError) -> KafkaError:
-        """The reason behind a time-out: refused credentials are told only through the error callback."""
+        """The reason behind a time-out."""
         self._admin.poll(0)
-        causes = [trouble for trouble in self._troubles if trouble.code() in CREDENTIALS]
-        self._troubles.clear()
-        return causes[-1] if causes else error
+        return cause_among(self._troubles, error)
 
     def _missing(self, topic: str) -> BrokerError:
         attempt = self._attempt(f"looking up topic '{topic}'")
-        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "it does not exist, or the principal may not see it (ACL DESCRIBE)")
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "it does not exist, or the principal may not see it (ACL READ on the topic)")
         return broker_error(error, attempt)
 
     def _attempt(self, doing: str) -> Attempt:

@@ -45,6 +45,12 @@ CREDENTIALS = frozenset(
 METADATA_TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
 _NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE})
 
+REFUSALS = CREDENTIALS | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+"""Somebody must change a setting or a right."""
+
+TROUBLES_KEPT = 20
+"""The last ones that a client told are enough to find the cause of a time-out."""
+
 RETRIABLE = _UNREACHABLE | _COORDINATOR | _LEADER | {KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError._RETRY}
 
 PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT_QUEUE, KafkaError.REBALANCE_IN_PROGRESS}
@@ -55,7 +61,9 @@ POLLED_TOO_LATE = KafkaError._MAX_POLL_EXCEEDED
 NO_LEADER_KNOWN = KafkaError._NOENT
 
 _ADVICE: dict[int, str] = {
-    **dict.fromkeys(_UNREACHABLE, "check that the brokers of 'bootstrap.servers' run and can be reached from here"),
+    **dict.fromkeys(
+        _UNREACHABLE, "check that the brokers of 'bootstrap.servers' run, can be reached from here, and speak your 'security.protocol'"
+    ),
     **dict.fromkeys(_COORDINATOR, "the group's coordinator is moving; try again"),
     **dict.fromkeys(_LEADER, "the partition's leader is moving; try again"),
     **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
@@ -65,8 +73,9 @@ _ADVICE: dict[int, str] = {
         "the broker lacks the consumer protocol (KIP-848, Kafka 4): set `group_protocol: classic` (or 'group.protocol')",
     ),
     KafkaError._SSL: "check 'security.protocol', 'ssl.ca.location', 'ssl.certificate.location' and 'ssl.key.location'",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the ACLs READ and DESCRIBE on the topic",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "grant the principal the ACL READ on the group",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the ACL READ, which includes DESCRIBE, on the topic",
+    KafkaError.GROUP_AUTHORIZATION_FAILED: "grant the principal the ACL READ, which includes DESCRIBE, on the group",
+    NO_LEADER_KNOWN: "check that it exists, and that the principal may see it (ACL READ or DESCRIBE on the topic)",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
         "the group is in use with another protocol or assignment strategy: use another 'group.id', let the other members move to "
@@ -85,6 +94,13 @@ _ADVICE: dict[int, str] = {
     KafkaError._MAX_POLL_EXCEEDED: "`poll` was not called within 'max.poll.interval.ms': call it more often, or raise the hold limit",
     KafkaError.REBALANCE_IN_PROGRESS: "the partitions are still yours: poll, then commit again",
     **dict.fromkeys(FENCED_IN_A_HOLD, "the member was fenced: stop the work on its partitions, and commit nothing for them"),
+}
+
+
+_FATAL_IN_WORDS = {
+    "not supported": KafkaError.UNSUPPORTED_VERSION,
+    "Group authorization failed": KafkaError.GROUP_AUTHORIZATION_FAILED,
+    "Topic authorization failed": KafkaError.TOPIC_AUTHORIZATION_FAILED,
 }
 
 
@@ -143,6 +159,17 @@ def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[Topic
     return BrokerError(message, retriable=_retriable(error), partitions=reasons)
 
 
+def cause_among(troubles: Iterable[KafkaError], error: KafkaError) -> KafkaError:
+    """The reason behind a time-out: what a client was refused, and how a connection failed, it tells through its callbacks only."""
+    if error.code() not in _UNREACHABLE:
+        return error
+    known = list(troubles)
+    refused = [trouble for trouble in known if trouble.code() in REFUSALS]
+    # That all brokers are down follows from how the last one failed, and says less.
+    failed = [trouble for trouble in known if trouble.code() in _UNREACHABLE - {KafkaError._ALL_BROKERS_DOWN}]
+    return (refused or failed or [error])[-1]
+
+
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
     """The error of a client that could not be made from its settings; librdkafka's own text names the setting."""
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
@@ -156,8 +183,8 @@ def _retriable(error: KafkaError) -> bool:
 
 def _cause(error: KafkaError) -> int:
     """The code that says what to do. Under the code of fatal errors, librdkafka tells the reason in the text only."""
-    if error.code() == KafkaError._FATAL and "ConsumerGroupHeartbeat" in error.str() and "not supported" in error.str():
-        return KafkaError.UNSUPPORTED_VERSION
+    if error.code() == KafkaError._FATAL and "ConsumerGroupHeartbeat" in error.str():
+        return next((code for words, code in _FATAL_IN_WORDS.items() if words in error.str()), error.code())
     return error.code()
 
 

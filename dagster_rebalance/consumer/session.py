@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
     PASSING,
     POLLED_TOO_LATE,
+    TROUBLES_KEPT,
     Attempt,
     broker_error,
     configuration_error,
@@ -71,6 +73,7 @@ class Session:
         self._closing = False
         self._reports_in_hold = 0
         self._statistics = ""
+        self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
         self.hold: Hold | None = None
         self.broken: BrokerError | None = None
@@ -90,6 +93,7 @@ class Session:
 
     def subscribe(self, topics: list[str]) -> None:
         """Join the group for these topics, or change them."""
+        self._attempt = Attempt(f"membership in group '{self._settings.group_id}' for {_listed(topics)}", self._settings.brokers)
         self.consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def serve(self, timeout_s: float) -> None:
@@ -228,12 +232,14 @@ class Session:
             self.commits.on_commit(error, partitions)
 
     def _on_error(self, error: KafkaError) -> None:
+        self.troubles.append(error)
         if error.code() in CREDENTIALS or is_final(error):
             self._note(error)
         else:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
 
     def _note(self, error: KafkaError) -> None:
+        self.troubles.append(error)
         if is_final(error):
             self.broken = broker_error(error, self._attempt)
         elif error.code() == POLLED_TOO_LATE:
@@ -268,6 +274,11 @@ def _join_state(raw: str) -> str:
         return _HOLDING_STATE
     group: Mapping[str, Any] = json.JSONDecoder().raw_decode(raw, raw.index("{", start))[0]
     return str(group.get("join_state", _HOLDING_STATE))
+
+
+def _listed(topics: list[str], most: int = 5) -> str:
+    more = f" and {len(topics) - most} more topics" if len(topics) > most else ""
+    return ", ".join(f"'{topic}'" for topic in topics[:most]) + more
 
 
 def _chained(first: Callable[..., None], second: Callable[..., None] | None) -> Callable[..., None]:

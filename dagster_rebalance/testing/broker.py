@@ -94,6 +94,10 @@ class KafkaCluster:
         """What a client's `bootstrap.servers` takes."""
         return ",".join(node.address for node in self._nodes.values())
 
+    def client_config(self) -> dict[str, str]:
+        """The librdkafka settings with which a client reaches this Kafka."""
+        return {"bootstrap.servers": self.bootstrap_servers}
+
     @property
     def logs(self) -> list[Path]:
         """The nodes' log files."""

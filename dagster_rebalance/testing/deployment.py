@@ -267,7 +267,7 @@ _START_SENSOR = """mutation($selector: SensorSelector!) {
 _STOP_SENSOR = "mutation($id: String) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"
 _SENSOR = """query($selector: SensorSelector!, $limit: Int) {
   sensorOrError(sensorSelector: $selector) { ... on Sensor { sensorState {
-    id status ticks(limit: $limit) { tickId status skipReason cursor runIds error { message } timestamp }
+    id status ticks(limit: $limit) { tickId status skipReason cursor runIds error { message causes { message } } timestamp }
   } } }
 }"""
 _PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {

@@ -43,7 +43,7 @@ class SecuredKafka(KafkaCluster):
             kafka.create_topic("orders")
             kafka.add_user("etl", "a password")
             kafka.allow("etl", "READ", topic="orders", group="orders-group")
-            consumer = Consumer({**kafka.login("etl"), "group.id": "orders-group"})
+            consumer = Consumer({**kafka.client_config("etl"), "group.id": "orders-group"})
         ```
     """
 
@@ -55,9 +55,9 @@ class SecuredKafka(KafkaCluster):
         """The PEM file that clients must trust."""
         return self._certificate
 
-    def login(self, user: str = ADMIN) -> dict[str, str]:
+    def client_config(self, user: str = ADMIN) -> dict[str, str]:
         """The librdkafka settings with which a user reaches and trusts this Kafka, password included."""
-        return {"bootstrap.servers": self.bootstrap_servers, **self._credentials(user)}
+        return {**super().client_config(), **self._credentials(user)}
 
     def add_user(self, name: str, password: str) -> None:
         """Let somebody log in, and return when it works. Without an ACL they may do nothing.

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer.kafka_errors import Attempt, broker_error, commit_error, configuration_error, is_final, kafka_error, names
+from dagster_rebalance.consumer.kafka_errors import (
+    Attempt,
+    broker_error,
+    cause_among,
+    commit_error,
+    configuration_error,
+    is_final,
+    kafka_error,
+    names,
+)
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.core.partition import TopicPartition
 
@@ -28,8 +37,9 @@ def code(name: str) -> int:
         ("_AUTHENTICATION", "sasl.password"),
         ("SASL_AUTHENTICATION_FAILED", "sasl.password"),
         ("_SSL", "ssl.ca.location"),
-        ("TOPIC_AUTHORIZATION_FAILED", "ACLs READ and DESCRIBE on the topic"),
-        ("GROUP_AUTHORIZATION_FAILED", "ACL READ on the group"),
+        ("TOPIC_AUTHORIZATION_FAILED", "ACL READ, which includes DESCRIBE, on the topic"),
+        ("GROUP_AUTHORIZATION_FAILED", "ACL READ, which includes DESCRIBE, on the group"),
+        ("_NOENT", "READ or DESCRIBE on the topic"),
         ("INCONSISTENT_GROUP_PROTOCOL", "another 'group.id'"),
         ("UNSUPPORTED_VERSION", "group_protocol: classic"),
         ("_UNSUPPORTED_FEATURE", "group_protocol: classic"),
@@ -60,6 +70,24 @@ def test_a_fatal_heartbeat_of_an_old_broker_names_the_setting() -> None:
     error = KafkaError(code("_FATAL"), text)
     assert is_final(error)
     assert "group_protocol: classic" in str(broker_error(error, COMMIT))
+
+
+@pytest.mark.parametrize("resource", ["group", "topic"])
+def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
+    """Likewise (seen with Kafka 4.1 where the principal may describe the group and not read it)."""
+    text = f"Fatal error: Broker: {resource.title()} authorization failed: ConsumerGroupHeartbeat fatal error: Broker: ..."
+    assert f"ACL READ, which includes DESCRIBE, on the {resource}" in str(broker_error(KafkaError(code("_FATAL"), text), COMMIT))
+
+
+def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
+    """It tells so through callbacks only, and the request itself just ends without an answer."""
+    refused, cut = KafkaError(code("_AUTHENTICATION"), "wrong password"), KafkaError(code("_TRANSPORT"), "connection refused")
+    down, over = KafkaError(code("_ALL_BROKERS_DOWN")), KafkaError(code("_TIMED_OUT"))
+    assert cause_among([refused, cut, down], over) is refused
+    assert cause_among([cut, down], over) is cut
+    assert cause_among([down], over) is over
+    unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert cause_among([refused], unknown) is unknown
 
 
 @pytest.mark.parametrize("name", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "FENCED_INSTANCE_ID"])

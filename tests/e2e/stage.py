@@ -20,7 +20,7 @@ from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from dagster_rebalance.testing.broker import KafkaCluster
 
@@ -109,7 +109,7 @@ class Group:
 
     def produce(self, partitions: Iterable[int], records: int) -> None:
         """Write records to each of the partitions."""
-        producer = Producer({"bootstrap.servers": self.stage.kafka.bootstrap_servers})
+        producer = Producer(self.stage.kafka.client_config())
         for partition in partitions:
             for number in range(records):
                 producer.produce(self.name, f"{partition}:{number}".encode(), partition=partition)
@@ -154,7 +154,7 @@ class Group:
 
     def committed(self) -> dict[int, int]:
         """The committed offsets by partition; 0 where there is none."""
-        consumer = Consumer({"bootstrap.servers": self.stage.kafka.bootstrap_servers, "group.id": self.name})
+        consumer = Consumer({**self.stage.kafka.client_config(), "group.id": self.name})
         try:
             count = len(self.stage.kafka.leaders(self.name))
             return {
@@ -218,9 +218,16 @@ def _number(event: dg.AssetMaterialization, name: str) -> int:
     return value
 
 
-def locations(scenarios: Iterable[str], root: Path, bootstrap_servers: str, *names: str, reloads: bool = False) -> list[CodeLocation]:
-    """Code locations that serve the same scenarios."""
-    env = {"E2E_ROOT": str(root), "E2E_SCENARIOS": ",".join(scenarios), "KAFKA_BROKERS": bootstrap_servers}
+def locations(
+    scenarios: Iterable[str],
+    root: Path,
+    bootstrap_servers: str,
+    *names: str,
+    reloads: bool = False,
+    secrets: Mapping[str, str] | None = None,
+) -> list[CodeLocation]:
+    """Code locations that serve the same scenarios; `secrets` are what a secured Kafka asks for, as variables."""
+    env = {"E2E_ROOT": str(root), "E2E_SCENARIOS": ",".join(scenarios), "KAFKA_BROKERS": bootstrap_servers, **(secrets or {})}
     folder = Path(__file__).parent / "project"
     return [CodeLocation(name, "e2e_project", folder, env, reloads=reloads) for name in names]
 

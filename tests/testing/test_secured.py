@@ -21,13 +21,13 @@ def test_a_user_reads_what_was_allowed_and_sees_nothing_else(secured_kafka: Secu
     allowed, hidden, user = unique_name("allowed"), unique_name("hidden"), unique_name("user")
     for topic in (allowed, hidden):
         secured_kafka.create_topic(topic)
-    producer = Producer(secured_kafka.login())
+    producer = Producer(secured_kafka.client_config())
     producer.produce(allowed, b"value")
     assert producer.flush(30) == 0
     secured_kafka.add_user(user, 'quotes " and \\ and a comma,')
     secured_kafka.allow(user, "READ", topic=allowed, group=user)
 
-    consumer = Consumer({**secured_kafka.login(user), "group.id": user, "log_level": 0})
+    consumer = Consumer({**secured_kafka.client_config(user), "group.id": user, "log_level": 0})
     assert set(consumer.list_topics(timeout=10).topics) == {allowed}
     consumer.assign([TopicPartition(allowed, 0, 0)])
     message = consumer.poll(30)
@@ -43,7 +43,7 @@ def test_its_passwords_are_in_no_repr_and_in_no_log(secured_kafka: SecuredKafka)
     """A failed test prints its fixtures, and CI keeps the logs."""
     secured_kafka.add_user(unique_name("user"), "a-password-of-a-test")
     shown = repr(secured_kafka) + "".join(log.read_text() for log in secured_kafka.logs)
-    for password in (secured_kafka.login()["sasl.password"], "a-password-of-a-test"):
+    for password in (secured_kafka.client_config()["sasl.password"], "a-password-of-a-test"):
         assert password not in shown
 
 

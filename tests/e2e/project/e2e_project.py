@@ -32,6 +32,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dying": {"heartbeat_timeout_s": 12.0},
     "interrupted": {"shutdown_timeout_s": 40.0},
     "late": {},
+    "secured": {},
+    "refused": {"sasl_password": dg.EnvVar("KAFKA_WRONG_PASSWORD")},
+}
+SECURITY: dict[str, Any] = {
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "SCRAM-SHA-512",
+    "sasl_username": dg.EnvVar("KAFKA_USERNAME"),
+    "sasl_password": dg.EnvVar("KAFKA_PASSWORD"),
+    "ssl_ca_location": dg.EnvVar("KAFKA_CA"),
 }
 ASSETS = {"paired": ("first", "second")}
 
@@ -75,6 +84,7 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         max_records_per_range=10,
         lease_s=20.0,
         client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"} if protocol == "classic" else {},
+        **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}),
         **SETTINGS[scenario],
     )
     return build_kafka_batch_defs(

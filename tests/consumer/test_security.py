@@ -1,0 +1,233 @@
+"""A Kafka with TLS, passwords and ACLs: what is needed is enough, and what is missing is named.
+
+The least rights are those of docs/security.md. Every refusal must come within seconds, from `check` or from the first polls, and say what
+to do: a member that hangs is a partition that stands still.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from dagster_rebalance.testing.secured import SecuredKafka
+
+pytestmark = pytest.mark.broker
+
+PROTOCOLS = ("consumer", "classic")
+RECORDS = 20
+REFUSED_WITHIN_S = 8.0
+
+
+@dataclass(frozen=True)
+class Door:
+    """A topic with records, and a user of its own who may do some things with it and with the group of the same name."""
+
+    kafka: SecuredKafka
+    name: str
+
+    @property
+    def partition(self) -> TopicPartition:
+        """The topic's only partition."""
+        return TopicPartition(self.name, 0)
+
+    def allow(self, *, topic: str | None = "READ", group: str | None = "READ") -> None:
+        """Grant rights; those of a member by default."""
+        if topic is not None:
+            self.kafka.allow(self.name, topic, topic=self.name)
+        if group is not None:
+            self.kafka.allow(self.name, group, group=self.name)
+
+    def consumer(self, protocol: str = "consumer", *, fetch: bool = False, **settings: str) -> RebalanceAwareConsumer:
+        """A consumer of this user; the pump's kind by default, which reads no records."""
+        config = {**self.kafka.client_config(self.name), "group.id": self.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+        return RebalanceAwareConsumer({**config, **{key.replace("_", "."): value for key, value in settings.items()}}, fetch=fetch)
+
+
+@pytest.fixture
+def door(secured_kafka: SecuredKafka) -> Door:
+    """Rights are not granted yet."""
+    made = Door(secured_kafka, unique_name("door"))
+    secured_kafka.create_topic(made.name)
+    secured_kafka.add_user(made.name, 'a "pass\\word" of {0} %s')
+    producer = Producer(secured_kafka.client_config())
+    for number in range(RECORDS):
+        producer.produce(made.name, f"{number}".encode())
+    assert producer.flush(30) == 0
+    return made
+
+
+def refusal(action: Callable[[], object]) -> str:
+    """The message of the error that an action ends with, which must come soon and be final."""
+    began = time.monotonic()
+    with pytest.raises(BrokerError) as refused:
+        action()
+    assert time.monotonic() - began < REFUSED_WITHIN_S
+    return str(refused.value)
+
+
+def poll_until_refused(consumer: RebalanceAwareConsumer) -> None:
+    """Poll as a member does, which goes on after what is retriable; returns when no refusal came."""
+    until = time.monotonic() + REFUSED_WITHIN_S
+    while time.monotonic() < until and not consumer.assignment():
+        _poll(consumer)
+
+
+def _poll(consumer: RebalanceAwareConsumer) -> None:
+    try:
+        consumer.poll(0.1)
+    except BrokerError as error:
+        if not error.retriable:
+            raise
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does(door: Door, protocol: str) -> None:
+    """More rights in the documentation would be more rights in production."""
+    door.allow()
+    read = 0
+    with door.consumer(protocol, fetch=True) as consumer:
+        consumer.subscribe([door.name])
+        consumer.check()
+
+        def has_all() -> bool:
+            nonlocal read
+            read += len(consumer.poll(0.1))
+            return read == RECORDS
+
+        wait_until(has_all, timeout_s=30, what=lambda: f"{RECORDS} records; there are {read}", interval_s=0)
+        consumer.commit_sync({door.partition: OffsetAndMetadata(7, "text")})
+        assert consumer.committed([door.partition]) == {door.partition: OffsetAndMetadata(7, "text")}
+        assert consumer.beginning_offsets([door.partition]) == {door.partition: 0}
+        assert consumer.end_offsets([door.partition]) == {door.partition: RECORDS}
+        assert consumer.offsets_for_times({door.partition: 0})[door.partition] is not None
+        assert [info.partition for info in consumer.partitions_for(door.name)] == [0]
+        with door.consumer(protocol) as other:
+            other.subscribe([door.name])
+
+            def is_held() -> bool:
+                other.poll(0.05)
+                consumer.poll(0.05)
+                consumer.delay_revoke(consumer.get_to_be_revoked_partitions())
+                return other.member_id != ""
+
+            wait_until(is_held, timeout_s=30, what="a second member", interval_s=0)
+
+
+def test_a_run_needs_no_more_than_to_describe_the_group(door: Door) -> None:
+    """It asks whether its claim stands, joins nothing and commits nothing."""
+    door.allow(topic="READ", group="DESCRIBE")
+    with door.consumer() as consumer:
+        assert consumer.committed([door.partition]) == {door.partition: None}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("group", [None, "DESCRIBE"])
+def test_without_read_on_the_group_the_first_poll_names_it(door: Door, protocol: str, group: str | None) -> None:
+    """With DESCRIBE alone the consumer protocol calls the same thing a fatal error."""
+    door.allow(group=group)
+    with door.consumer(protocol) as consumer:
+        consumer.subscribe([door.name])
+        consumer.check()
+        message = refusal(lambda: poll_until_refused(consumer))
+    assert f"group '{door.name}'" in message
+    assert "grant the principal the ACL READ, which includes DESCRIBE, on the group" in message
+
+
+@pytest.mark.parametrize("topic", [None, "DESCRIBE"])
+def test_without_read_on_the_topic_the_check_names_it(door: Door, topic: str | None) -> None:
+    """Who may see it could join and be assigned, and would be refused only when a claim is written."""
+    door.allow(topic=topic)
+    with door.consumer() as consumer:
+        consumer.subscribe([door.name])
+        message = refusal(consumer.check)
+    assert f"topic '{door.name}'" in message
+    assert "ACL READ" in message
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_without_a_right_on_the_topic_the_first_poll_names_it_too(door: Door, protocol: str) -> None:
+    """A loop that never calls `check` must not wait for records for ever."""
+    door.allow(topic=None)
+    with door.consumer(protocol, fetch=True) as consumer:
+        consumer.subscribe([door.name])
+        message = refusal(lambda: poll_until_refused(consumer))
+    assert door.name in message
+    assert "ACL READ, which includes DESCRIBE, on the topic" in message
+
+
+def test_a_commit_without_read_on_the_topic_names_it(door: Door) -> None:
+    """Rights may be taken away while a member works."""
+    door.allow(topic="DESCRIBE")
+    with door.consumer() as consumer:
+        consumer.subscribe([door.name])
+        poll_until_refused(consumer)
+        message = refusal(lambda: consumer.commit_sync({door.partition: OffsetAndMetadata(1)}))
+    assert f"{door.partition}" in message
+    assert "ACL READ, which includes DESCRIBE, on the topic" in message
+
+
+def test_a_run_without_a_right_on_the_group_is_told_so(door: Door) -> None:
+    """It polls nothing, so the client has nobody to tell why there is no answer, and the request just times out."""
+    door.allow(group=None)
+    with door.consumer() as consumer:
+        message = refusal(lambda: consumer.committed([door.partition], timeout_s=1.5))
+    assert f"group '{door.name}'" in message
+    assert "ACL READ, which includes DESCRIBE, on the group" in message
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A setting that is wrong, and what the message must say."""
+
+    setting: str
+    value: str
+    says: tuple[str, ...]
+
+
+MISTAKES = {
+    "password": Mistake("sasl.password", "hunter2-is-wrong", ("Authentication failed", "'sasl.username' and 'sasl.password'")),
+    "mechanism": Mistake("sasl.mechanism", "SCRAM-SHA-256", ("supported mechanisms: SCRAM-SHA-512", "'sasl.mechanism'")),
+    "authority": Mistake("ssl.ca.location", "another.pem", ("certificate verify failed", "'ssl.ca.location'")),
+    "protocol": Mistake("security.protocol", "PLAINTEXT", ("speak your 'security.protocol'",)),
+    "login": Mistake("security.protocol", "SSL", ("speak your 'security.protocol'",)),
+}
+
+
+@pytest.mark.parametrize("kind", MISTAKES)
+def test_what_is_wrong_with_the_connection_is_said_within_seconds(door: Door, kind: str, tmp_path: Path) -> None:
+    """By `check`, by a poll without it, and by a run's first question, which each have another way to find out."""
+    mistake = MISTAKES[kind]
+    value = str(_authority(tmp_path / mistake.value)) if kind == "authority" else mistake.value
+    with door.consumer(**{mistake.setting.replace(".", "_"): value}) as consumer:
+        messages = [refusal(lambda: consumer.committed([door.partition], timeout_s=1.5))]
+        consumer.subscribe([door.name])
+        messages.append(refusal(lambda: consumer.check(timeout_s=3.0)))
+        if kind not in {"protocol", "login"}:  # brokers that just hang up are tried again for as long as it takes
+            messages.append(refusal(lambda: poll_until_refused(consumer)))
+    for message in messages:
+        for part in mistake.says:
+            assert part in message
+        assert "hunter2" not in message
+
+
+def _authority(path: Path) -> Path:
+    """The certificate of an authority that nobody has asked."""
+    names = ["-subj", "/CN=another", "-keyout", str(path.with_suffix(".key")), "-out", str(path)]
+    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *names]
+    subprocess.run(command, check=True, capture_output=True)
+    return path

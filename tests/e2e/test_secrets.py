@@ -1,0 +1,113 @@
+"""A deployment on a Kafka with TLS, passwords and ACLs: it works with the least rights, and its secrets are found nowhere.
+
+One story for all tests: a group whose first run fails, and one whose password is refused. After it, everything that Dagster has
+stored and everything that any process has written is searched for the passwords.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_rebalance.testing.deployment import DagsterDeployment
+from tests.e2e.stage import SETTINGS, Group, Stage, locations
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dagster_rebalance.testing.secured import SecuredKafka
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+
+PASSWORD = "swordfish-of-the-etl-user"  # noqa: S105 - what is looked for
+WRONG_PASSWORD = "guess-of-somebody-else"  # noqa: S105 - likewise
+VARIABLE = b"KAFKA_PASSWORD"
+"""Stands in the definitions in the password's place; Dagster stores them compressed."""
+
+
+@dataclass(frozen=True)
+class Story:
+    """What was seen, and where everything was left."""
+
+    statuses: list[str]
+    refusal: dict[str, Any]
+    root: Path
+    kafka_logs: list[Path]
+
+
+@pytest.fixture(autouse=True)
+def _curtain() -> None:
+    """The story is over when a test begins."""
+
+
+@pytest.fixture(scope="module")
+def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Play it, with no more rights than are needed."""
+    root = tmp_path_factory.mktemp("secrets")
+    secured_kafka.add_user("etl", PASSWORD)
+    secrets = {"KAFKA_PASSWORD": PASSWORD, "KAFKA_WRONG_PASSWORD": WRONG_PASSWORD}
+    login = {"KAFKA_USERNAME": "etl", "KAFKA_CA": str(secured_kafka.certificate), **secrets}
+    served = locations(["secured", "refused"], root, secured_kafka.bootstrap_servers, "blue", secrets=login)
+    with DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster, dagster.instance() as instance:
+        stage = Stage(secured_kafka, dagster, root, instance)
+        group, refused = (stage.group(scenario, "consumer", partitions=1) for scenario in ("secured", "refused"))
+        secured_kafka.allow("etl", "READ", topic=group.name, group=group.name)
+        group.fail_next(1)
+        group.open()
+        group.turn_on("blue")
+        refused.turn_on("blue")
+        group.wait("all records to be committed", Group.is_done)
+        group.check_exactly_once()
+        refused.wait("the tick to fail", lambda group: any(tick["error"] for tick in group.ticks("blue")))
+        (refusal, *_) = [tick for tick in refused.ticks("blue") if tick["error"]]
+        return Story([run.status.value for run in group.runs()], refusal, root, secured_kafka.logs)
+
+
+def test_a_deployment_works_with_read_on_its_topic_and_its_group_alone(story: Story) -> None:
+    """The least rights of docs/security.md are enough for member, runs and check, failures included."""
+    assert story.statuses == ["FAILURE", "SUCCESS"]
+
+
+def test_a_refused_password_fails_the_tick_and_names_the_settings(story: Story) -> None:
+    """Nobody looks into the log of a code server first."""
+    causes = " ".join(cause["message"] for cause in story.refusal["error"]["causes"])
+    assert "Authentication failed" in causes
+    assert "'sasl.username' and 'sasl.password'" in causes
+
+
+def test_passwords_are_nowhere_in_dagsters_storage_and_in_no_log(story: Story) -> None:
+    """Events, ticks, tags, run configs, snapshots, compute logs, and the logs of every process."""
+    written = dict(_everything_written(story))
+    assert any(VARIABLE in content for name, content in written.items() if name.startswith("rows of")), "Dagster's storage is not seen"
+    assert any(b"the test wants this run to fail" in content for content in written.values()), "errors are not seen"
+    for password in (PASSWORD, WRONG_PASSWORD):
+        assert [name for name, content in written.items() if password.encode() in content] == []
+
+
+def _everything_written(story: Story) -> Iterator[tuple[str, bytes]]:
+    for path in [*story.root.rglob("*"), *story.kafka_logs]:
+        if not path.is_file():
+            continue
+        content = path.read_bytes()
+        yield str(path), content
+        if content.startswith(b"SQLite format 3"):
+            # Long values are spread over pages of the file, and Dagster compresses some.
+            yield f"rows of {path}", b"\n".join(_values(path))
+
+
+def _values(database: Path) -> Iterator[bytes]:
+    with closing(sqlite3.connect(database)) as connection:
+        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in tables:
+            for row in connection.execute(f'SELECT * FROM "{table}"'):  # noqa: S608 - a name out of the database itself
+                for value in row:
+                    raw = value if isinstance(value, bytes) else str(value).encode()
+                    yield raw
+                    with suppress(zlib.error):
+                        yield zlib.decompress(raw)
