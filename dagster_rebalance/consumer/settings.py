@@ -7,7 +7,7 @@ shows when it is made.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -52,7 +52,7 @@ class Settings:
     """Validated settings.
 
     Attributes:
-        user: The mapping as it was given.
+        user: The mapping as it was given, secrets included.
         group_id: The consumer group.
         group_protocol: `consumer` (KIP-848) or `classic`.
         strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones, separated by commas.
@@ -61,7 +61,7 @@ class Settings:
         refreshes_metadata: Whether the member's client looks for new partitions by itself, which in classic can supersede a hold.
     """
 
-    user: Mapping[str, Any]
+    user: Mapping[str, Any] = field(repr=False)
     group_id: str
     group_protocol: str
     strategy: str

@@ -115,7 +115,9 @@ def _sasl_login(config: Mapping[str, object]) -> dict[str, str]:
 
 
 def _jaas_quoted(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    # Java's tokenizer ends a quoted word at the end of a line.
+    return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r") + '"'
 
 
 def _truststore(value: str, _config: Mapping[str, object]) -> dict[str, str]:

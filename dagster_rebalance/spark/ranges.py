@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.spark.connector import kafka_connector_package
-from dagster_rebalance.spark.options import spark_kafka_options
+from dagster_rebalance.spark.options import ConnectorOptions, spark_kafka_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ def read_ranges(
         IllegalStateError: There are no ranges, or they overlap.
     """
     rounds = read_rounds(ranges)
-    options = {**spark_kafka_options(kafka_options), **_checked(connector_options or {})}
+    options = ConnectorOptions({**spark_kafka_options(kafka_options), **_checked(connector_options or {})})
     frames = [_read_round(session, spans, options) for spans in rounds]
     frame = frames[0]
     for other in frames[1:]:

@@ -21,7 +21,7 @@ from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from dagster_rebalance.testing.secured import SecuredKafka
@@ -52,10 +52,12 @@ class Door:
         if group is not None:
             self.kafka.allow(self.name, group, group=self.name)
 
-    def consumer(self, protocol: str = "consumer", *, fetch: bool = False, **settings: str) -> RebalanceAwareConsumer:
+    def consumer(
+        self, protocol: str = "consumer", *, fetch: bool = False, wrong: Mapping[str, str] | None = None
+    ) -> RebalanceAwareConsumer:
         """A consumer of this user; the pump's kind by default, which reads no records."""
         config = {**self.kafka.client_config(self.name), "group.id": self.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
-        return RebalanceAwareConsumer({**config, **{key.replace("_", "."): value for key, value in settings.items()}}, fetch=fetch)
+        return RebalanceAwareConsumer({**config, **(wrong or {})}, fetch=fetch)
 
 
 @pytest.fixture
@@ -213,7 +215,7 @@ def test_what_is_wrong_with_the_connection_is_said_within_seconds(door: Door, ki
     """By `check`, by a poll without it, and by a run's first question, which each have another way to find out."""
     mistake = MISTAKES[kind]
     value = str(_authority(tmp_path / mistake.value)) if kind == "authority" else mistake.value
-    with door.consumer(**{mistake.setting.replace(".", "_"): value}) as consumer:
+    with door.consumer(wrong={mistake.setting: value}) as consumer:
         messages = [refusal(lambda: consumer.committed([door.partition], timeout_s=1.5))]
         consumer.subscribe([door.name])
         messages.append(refusal(lambda: consumer.check(timeout_s=3.0)))

@@ -145,3 +145,8 @@ def test_questions_to_the_cluster_use_the_connection_only() -> None:
     """With its credentials, and without settings that only a consumer knows."""
     config = settings(security_protocol="SASL_SSL", sasl_username="u", fetch_min_bytes=1, auto_offset_reset="earliest").connection()
     assert set(config) == {"bootstrap.servers", "security.protocol", "sasl.username", "logger"}
+
+
+def test_settings_do_not_show_what_is_in_them() -> None:
+    """A failed assertion, a debugger or an error tracker prints whatever it finds."""
+    assert "hunter2" not in repr(settings(sasl_password="hunter2", ssl_key_pem="hunter2"))  # noqa: S106 - what must not be seen

@@ -41,6 +41,12 @@ def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
     assert options["kafka.sasl.mechanism"] == "PLAIN"
 
 
+def test_a_line_end_in_a_password_does_not_end_the_login() -> None:
+    """A secret that was read from a file often has one."""
+    options = spark_kafka_options({**BROKERS, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"})
+    assert options["kafka.sasl.jaas.config"].endswith('password="a\\r\\nb";')
+
+
 def test_scram_uses_its_own_login_module_under_either_name_of_the_setting() -> None:
     """The client knows sasl.mechanism and sasl.mechanisms."""
     options = spark_kafka_options({**BROKERS, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"})

@@ -1,0 +1,71 @@
+"""Spark reads a Kafka with TLS, a password and ACLs, with no more rights than it needs, and shows the password to nobody."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.spark.output import write_parquet_by_range
+from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.testing.fixtures import unique_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dagster_rebalance.testing.secured import SecuredKafka
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+SECRET = "swordfish-of-the-spark-user"  # noqa: S105 - what is looked for
+PASSWORD = f'{SECRET} "quoted" \\ and; ,{{0}} %s'
+
+
+@pytest.fixture
+def session(spark_connect_server: SparkConnectServer) -> Iterator[ConnectSession]:
+    """A session on a server whose log can be read."""
+    connected = ConnectSession.builder.remote(spark_connect_server.remote).create()
+    yield connected
+    connected.stop()
+
+
+def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
+    session: ConnectSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    """The login is one more little language for the password to survive, and dots are legal at the start of a topic."""
+    topic, user = unique_name("..secured"), unique_name("spark")
+    secured_kafka.create_topic(topic)
+    producer = Producer(secured_kafka.client_config())
+    for number in range(10):
+        producer.produce(topic, str(number))
+    assert producer.flush(30) == 0
+    secured_kafka.add_user(user, PASSWORD)
+    secured_kafka.allow(user, "READ", topic=topic)
+    frame = read_ranges(session, [OffsetRange(topic, 0, 2, 7)], secured_kafka.client_config(user))
+    assert sorted(int(row["value"]) for row in frame.select("value").collect()) == [2, 3, 4, 5, 6]
+    output = tmp_path / "a" / "out"
+    write_parquet_by_range(frame, str(output))
+    (written,) = output.glob("topic=*/partition=0/range_start=2/range_until=7")
+    assert written.parts[-4] == f"topic={topic}"
+    plan = frame._explain_string(extended=True)  # type: ignore[operator]  # what `explain` prints
+    assert "kafka" in plan.lower()
+    assert SECRET not in plan
+    assert SECRET not in spark_connect_server.process.log.read_text()
+
+
+def test_a_refused_password_fails_the_read_and_is_not_shown(
+    session: ConnectSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka
+) -> None:
+    """The error of a run is stored in Dagster, with all of its causes."""
+    wrong = {**secured_kafka.client_config(), "sasl.password": PASSWORD}
+    frame = read_ranges(session, [OffsetRange("orders", 0, 0, 5)], wrong)
+    with pytest.raises(Exception, match=re.compile("authentication", re.IGNORECASE)) as refused:
+        frame.collect()
+    assert SECRET not in f"{refused.getrepr()}"
+    assert SECRET not in spark_connect_server.process.log.read_text()
