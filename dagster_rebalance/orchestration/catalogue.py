@@ -93,24 +93,37 @@ class Catalogue:
         """The offset behind the last recorded commit of each partition that has one."""
         found = {}
         for partition in partitions:
-            records = self._instance.fetch_materializations(
-                dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=_COMMITS_READ
-            ).records
-            shown = (record.asset_materialization.metadata.get("until") for record in records if record.asset_materialization)
-            ends = [until.value for until in shown if until is not None and isinstance(until.value, int)]
+            ends = [until for commit in self._recorded(partition) if isinstance(until := commit.get("until"), int)]
             if ends:
                 found[partition] = ends[0]
         return found
 
+    def _is_recorded(self, commit: RecordCommit) -> bool:
+        mine = (commit.range.start, commit.range.until, commit.run_id)
+        recorded = self._recorded(commit.range.topic_partition)
+        return any((other.get("start"), other.get("until"), other.get("run")) == mine for other in recorded)
+
+    def _recorded(self, partition: TopicPartition) -> Iterator[dict[str, object]]:
+        """What the last commits of a partition were recorded with, newest first."""
+        records = self._instance.fetch_materializations(
+            dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=_COMMITS_READ
+        ).records
+        for record in records:
+            if record.asset_materialization is not None:
+                yield {name: value.value for name, value in record.asset_materialization.metadata.items()}
+
     def record_commit(self, commit: RecordCommit) -> None:
-        """Record a commit as the materialisation of its partition."""
+        """Record a commit as the materialisation of its partition, unless that was done: by a successor, or before the answer was lost."""
         partition = commit.range.topic_partition
+        if self._is_recorded(commit):
+            return
+        rows = 0 if commit.is_dead_letter else len(commit.range)
         metadata: dict[str, Any] = {
             "start": commit.range.start,
             "until": commit.range.until,
             "records": len(commit.range),
-            "dagster/row_count": len(commit.range),
-            "dagster/partition_row_count": len(commit.range),
+            "dagster/row_count": rows,
+            "dagster/partition_row_count": rows,
             "dagster/uri": f"kafka://{partition.topic}/{partition.partition}",
             "lag": commit.lag,
             "run": dg.MetadataValue.dagster_run(commit.run_id),
@@ -124,11 +137,16 @@ class Catalogue:
             metadata["drain_seconds"] = round(commit.drain_s, 3)
         if commit.is_late:
             metadata["recorded_late"] = True
+        description = f"{commit.range} committed"
+        if commit.is_dead_letter:
+            description = f"{commit.range} given up after failed runs, the last one is {commit.run_id}: the dead-letter topic has it"
+            metadata["dead_letter"] = True
+            self._observe("dead_letter", description, {"partitions": dg.MetadataValue.json([str(partition)]), **metadata})
         self._instance.report_runless_asset_event(
             dg.AssetMaterialization(
                 asset_key=self._assets.offsets,
                 partition=str(partition),
-                description=f"{commit.range} committed",
+                description=description,
                 metadata=metadata,
             )
         )

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.orchestration.catalogue import Catalogue
+    from dagster_rebalance.orchestration.dead_letters import DeadLetters
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _T = TypeVar("_T")
@@ -49,6 +50,7 @@ class Parts:
     catalogue: Catalogue
     topics: Sequence[str]
     clock: Callable[[], float] = time.monotonic
+    dead_letters: DeadLetters | None = None
 
 
 class _Witness(RebalanceListener):
@@ -87,11 +89,21 @@ class Pump:
         parts = self.parts
         parts.consumer.subscribe(list(parts.topics))
         parts.consumer.check()
+        self._check_dead_letter_topic()
         parts.consumer.set_rebalance_listener(self._witness)
         self._show(parts.catalogue.record_joined)
         while self._left is None:
             self._turn()
         self._show(partial(parts.catalogue.record_left, self._left))
+
+    def _check_dead_letter_topic(self) -> None:
+        topic = self.parts.driver.settings.dead_letter_topic
+        if topic is not None and topic not in self.parts.consumer.list_topics():
+            msg = (
+                f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: create it, and grant the principal the "
+                "ACLs WRITE and DESCRIBE on it"
+            )
+            raise ConfigurationError(msg)
 
     def _turn(self) -> None:
         parts = self.parts
@@ -106,6 +118,8 @@ class Pump:
                 self._show(self._show_stopped)
         for event in self._mailbox.take_events():
             self._feed(event)
+        for answer in parts.dead_letters.answers() if parts.dead_letters else ():
+            self._feed(answer)
         self._look_for_successor()
         self._feed(seen.TimePassed())
         parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
@@ -151,7 +165,7 @@ class Pump:
             _log.warning("%s failed and is tried again", type(command).__name__, exc_info=True)
         return None
 
-    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901 - one case for each command
+    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0912 - one case for each command
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
@@ -163,8 +177,9 @@ class Pump:
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit():
-                parts.catalogue.record_commit(command)
-                return seen.CommitRecorded(command)
+                return self._recorded(command)
+            case do.StoreDeadLetter():
+                self._store(command)
             case do.CancelRuns(run_ids, reason):
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
                 parts.ledger.cancel(run_ids)
@@ -213,6 +228,19 @@ class Pump:
             for partition, error in result.failed.items():
                 self._note(f"the offset of {partition} could not be written yet: {error}")
         return seen.OffsetsWritten(tuple(done), tuple(failed))
+
+    def _recorded(self, commit: do.RecordCommit) -> seen.Event:
+        self.parts.catalogue.record_commit(commit)
+        if commit.is_dead_letter:
+            self._note(f"{commit.range} is committed although no run succeeded: the dead-letter topic has it")
+            self._show(self._show_stopped)  # another member may have shown it as stopped meanwhile
+        return seen.CommitRecorded(commit)
+
+    def _store(self, letter: do.StoreDeadLetter) -> None:
+        if self.parts.dead_letters is None:
+            msg = f"{letter.range} cannot be stored: the member was made without a producer of dead letters"
+            raise IllegalStateError(msg)
+        self.parts.dead_letters.store(letter)
 
     def _show_stopped(self) -> None:
         """Show what is stopped in the whole group; of its own partitions the member knows best."""

@@ -12,6 +12,7 @@ from typing import Literal
 import dagster as dg
 from pydantic import ConfigDict, Field, model_validator
 
+from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
@@ -98,9 +99,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     max_claims_per_partition: int = Field(default=1, description="Batches of one partition in flight at the same time.")
     min_records: int = Field(default=1, description="A partition waits for so many records ...")
     max_wait_s: float = Field(default=0.0, description="... but no longer than this. Only of use with min_records above 1.")
-    max_attempts: int = Field(
-        default=3, description="Runs that may fail on a range before its partition is stopped; Dagster's retries not counted."
+    max_attempts: int = Field(default=3, description="Runs that may fail on a range before it is given up; Dagster's retries not counted.")
+    on_failure: Literal["pause", "dead_letter"] = Field(
+        default="pause",
+        description="A range that was given up: `pause` stops its partition, `dead_letter` records it in `dead_letter_topic` and goes on.",
     )
+    dead_letter_topic: str | None = Field(default=None, description="Gets a record for each range that was given up. It must exist.")
     lease_s: float = Field(
         default=60.0, description="Without a sensor tick for so long the member drains and leaves. At least 4 sensor intervals."
     )
@@ -131,7 +135,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 msg = f"client_config of group {self.group_id} sets {name}, which has a field of its own: {_CLIENT_FIELDS[own]}"
                 raise ConfigurationError(msg)
         config |= self.client_config
-        validated(config, hold_limit_s=self.hold_limit_s)
+        if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
+            msg = (
+                f"client_config of group {self.group_id} sets partition.assignment.strategy to an eager one: each hold would stop the whole "
+                "group. Remove it, for cooperative-sticky; docs/upgrading.md says how a group moves"
+            )
+            raise ConfigurationError(msg)
         return config
 
     def connect(self) -> RebalanceAwareConsumer:
@@ -141,6 +150,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ConfigurationError: A setting cannot work.
         """
         return RebalanceAwareConsumer(self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False)
+
+    def dead_letters(self) -> DeadLetterProducer | None:
+        """What sends to the dead-letter topic, if there is one.
+
+        Raises:
+            ConfigurationError: A setting cannot work.
+        """
+        return None if self.dead_letter_topic is None else DeadLetterProducer(self.consumer_config(), self.dead_letter_topic)
 
     def driver_settings(self) -> DriverSettings:
         """The settings of the core.
@@ -162,6 +179,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                     "letters, digits, dots, dashes and underscores (and a pattern cannot be given here)"
                 )
                 raise ConfigurationError(msg)
+        self._check_dead_letters()
         return DriverSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,
@@ -175,8 +193,24 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             on_deadline=DeadlinePolicy(self.on_deadline),
             on_lost=LossPolicy(self.on_lost),
             max_attempts=self.max_attempts,
+            dead_letter_topic=self.dead_letter_topic,
             start_from=StartFrom(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             lease_s=self.lease_s,
             pulse=Pulse(heartbeat_timeout_s=self.heartbeat_timeout_s),
         )
+
+    def _check_dead_letters(self) -> None:
+        topic = self.dead_letter_topic
+        problem = None
+        if self.on_failure == "dead_letter" and topic is None:
+            problem = "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and that nobody reads with this group"
+        elif self.on_failure == "pause" and topic is not None:
+            problem = f"dead_letter_topic={topic!r} has no effect with on_failure='pause': remove it, or set on_failure to 'dead_letter'"
+        elif topic is not None and not is_topic_name(topic):
+            problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
+        elif topic in self.topics:
+            problem = f"dead_letter_topic={topic!r} is one of topics: what failed would be read again as if it was work. Name another one"
+        if problem is not None:
+            msg = f"group {self.group_id}: {problem}"
+            raise ConfigurationError(msg)

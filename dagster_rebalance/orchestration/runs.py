@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG, ranges_in
 
@@ -68,6 +67,21 @@ class RunLedger:
         ordered = sorted(unique.values(), key=lambda record: record.storage_id)
         return tuple(self._seen(record, is_retried=record.dagster_run.run_id in retried) for record in ordered)
 
+    def why_failed(self, run_id: str) -> str:
+        """What a run failed with: its error and the causes of that, as Dagster has noted them, without stack traces."""
+        entries = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
+        event = entries[-1].dagster_event if entries else None
+        if event is None:
+            return "Dagster has no event of its failure"
+        error = event.job_failure_data.error
+        if error is None:
+            return event.message or "Dagster noted no reason"
+        messages = []
+        while error is not None:
+            messages.append(error.message.strip())
+            error = error.cause
+        return "\ncaused by: ".join(messages)
+
     def cancel(self, run_ids: Iterable[str]) -> None:
         """Cancel runs, and mark them, so that they do not count as failed attempts.
 
@@ -89,7 +103,7 @@ class RunLedger:
             try:
                 if self._stop_spark_work is not None:
                     self._stop_spark_work(run_id)
-            except DagsterRebalanceError:
+            except Exception:  # noqa: BLE001 - whatever the Spark client raises: the other runs are dead all the same
                 _log.warning("the Spark work of run %s may go on, so the run is not ended yet", run_id, exc_info=True)
                 continue
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.pump import Parts
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -117,11 +118,16 @@ def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spa
 
     @contextmanager
     def parts() -> Iterator[Parts]:
-        with dg.DagsterInstance.from_ref(instance_ref) as instance, kafka.connect() as consumer:
+        with ExitStack() as stack:
+            instance = stack.enter_context(dg.DagsterInstance.from_ref(instance_ref))
+            consumer = stack.enter_context(kafka.connect())
+            ledger = RunLedger(instance, kafka.group_id, stop_spark_work=spark.stop_abandoned_work if spark else None)
+            producer = kafka.dead_letters()
             yield Parts(
                 consumer=consumer,
                 driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
-                ledger=RunLedger(instance, kafka.group_id, stop_spark_work=spark.stop_abandoned_work if spark else None),
+                ledger=ledger,
+                dead_letters=DeadLetters(stack.enter_context(closing(producer)), ledger, kafka.group_id) if producer else None,
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
                 topics=kafka.topics,
             )

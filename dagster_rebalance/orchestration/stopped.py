@@ -17,7 +17,7 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import ForeignMetadata, out_of_range
+from dagster_rebalance.core.restoring import ForeignMetadata, failed_too_often, out_of_range
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
 from dagster_rebalance.orchestration.runs import RunLedger
 
@@ -92,7 +92,7 @@ def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...
     for range_, batch_id in claimed:
         progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
         if isinstance(progress, GaveUp):
-            return f"{range_.topic_partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}"
+            return failed_too_often(range_, progress)
     return None
 
 

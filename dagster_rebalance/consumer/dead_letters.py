@@ -1,0 +1,112 @@
+"""The producer of dead letters: one record for each range that was given up, confirmed by all replicas in sync.
+
+Owns when a record counts as stored. Must never make its caller wait: a record is sent in the background, and its end is asked for later.
+Of records with one key only one is under way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from dagster_rebalance.consumer.kafka_errors import CREDENTIALS, Attempt, configuration_error, is_final, kafka_error
+from dagster_rebalance.consumer.settings import validated
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+
+DELIVERY_LIMIT_S = 30.0
+"""A record that was not confirmed for so long has failed, and may be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The end of a record: `problem` says why it could not be stored and what to do; empty when it is stored."""
+
+    key: str
+    problem: str = ""
+
+
+class DeadLetterProducer:
+    """Sends records to one topic. Not safe for several threads.
+
+    Args:
+        config: The settings of the group member; those about the connection are used.
+        topic: The dead-letter topic.
+        make_producer: Makes the client from its settings.
+
+    Raises:
+        ConfigurationError: A setting cannot work.
+    """
+
+    def __init__(self, config: Mapping[str, Any], topic: str, *, make_producer: Callable[[dict[str, Any]], Producer] = Producer) -> None:
+        settings = validated(config, hold_limit_s=1.0)
+        self.topic = topic
+        self._config: dict[str, Any] = {
+            **settings.connection(),
+            "acks": "all",
+            "enable.idempotence": True,
+            "delivery.timeout.ms": round(DELIVERY_LIMIT_S * 1000),
+            "error_cb": self._note_trouble,
+        }
+        self._attempt = Attempt("storing the record", settings.brokers)
+        self._make_producer = make_producer
+        self._trouble: KafkaError | None = None
+        self._under_way: set[str] = set()
+        self._ended: list[Delivery] = []
+        self._producer: Producer | None = self._made()
+
+    def send(self, key: str, value: str) -> None:
+        """Begin to send a record, unless one with its key is under way."""
+        if key in self._under_way:
+            return
+        self._producer = self._producer or self._made()
+        self._under_way.add(key)
+        try:
+            self._producer.produce(self.topic, key=key, value=value, on_delivery=lambda error, _record: self._end(key, error))
+        except KafkaException as problem:
+            self._end(key, kafka_error(problem))
+        except BufferError as problem:
+            self._end(key, KafkaError(KafkaError._QUEUE_FULL, str(problem)))  # noqa: SLF001 - librdkafka's own codes begin so
+
+    def deliveries(self) -> tuple[Delivery, ...]:
+        """The records that ended since the last call. Does not wait."""
+        if self._producer is not None:
+            self._producer.poll(0)
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def close(self) -> None:
+        """Give up what is under way: nothing counts on it, and the next owner of the range sends it again."""
+        if self._producer is not None:
+            self._producer.purge()
+            self._producer.flush(0)
+            self._producer = None
+
+    def _end(self, key: str, error: KafkaError | None) -> None:
+        self._under_way.discard(key)
+        self._ended.append(Delivery(key, "" if error is None else self._problem(error)))
+        if error is not None and is_final(error):
+            self._producer = None  # this client will never send again; the next record makes another one
+
+    def _problem(self, error: KafkaError) -> str:
+        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return f"{error.str()} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE on the topic"
+        timed_out = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
+        cause = self._trouble if timed_out and self._trouble is not None else error
+        self._trouble = None
+        return self._attempt.explain(cause)
+
+    def _note_trouble(self, error: KafkaError) -> None:
+        """Keep why a record will time out; refused credentials explain more than a connection that is gone."""
+        if self._trouble is None or self._trouble.code() not in CREDENTIALS:
+            self._trouble = error
+
+    def _made(self) -> Producer:
+        try:
+            return self._make_producer(self._config)
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise configuration_error(problem) from problem
