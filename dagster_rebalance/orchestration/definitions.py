@@ -5,6 +5,7 @@ Owns how the pieces are put together: the job, its sensor, and the assets that s
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -16,10 +17,13 @@ from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+
+_SECRET_SETTING = re.compile(r"password|secret|jaas|ssl\.key\.pem")
 
 
 def build_kafka_batch_defs(
@@ -59,13 +63,19 @@ def build_kafka_batch_defs(
         The assets, the job, the sensor, the assets of the group (committed offsets, and members and holds), their check, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, or a name or a resource key is taken.
+        ConfigurationError: There is no asset, a name or a resource key is taken, or a secret is written in the code.
     """
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
         msg = f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another name"
+        raise ConfigurationError(msg)
+    for setting in _literal_secrets(kafka, spark):
+        msg = (
+            f"{setting} of {name} is given as a plain text: Dagster stores what stands in definitions, and shows it in its pages. "
+            "Put the secret into an environment variable, and give it as dg.EnvVar with the variable's name"
+        )
         raise ConfigurationError(msg)
     own: dict[str, Any] = {kafka_key: kafka, batch_key: KafkaBatch(kafka=kafka)}
     if spark is not None:
@@ -107,6 +117,21 @@ def build_kafka_batch_defs(
         sensors=[sensor],
         resources={**own, **(resources or {})},
     )
+
+
+def _literal_secrets(kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> Iterator[str]:
+    """The settings whose secrets would be stored with the definitions. Of an `EnvVar` only the name is."""
+    if _is_literal(kafka.sasl_password):
+        yield "sasl_password"
+    for name, value in kafka.client_config.items():
+        if _SECRET_SETTING.search(name) and _is_literal(value):
+            yield f"client_config['{name}']"
+    if spark is not None and _is_literal(spark.remote) and "token=" in (spark.remote or ""):
+        yield "the token in remote"
+
+
+def _is_literal(value: str | None) -> bool:
+    return bool(value) and not isinstance(value, dg.EnvVar)
 
 
 def _now(setting: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -12,6 +12,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, tp
 
@@ -31,9 +32,9 @@ def asset(name: str = "work") -> dg.AssetsDefinition:
     return work
 
 
-def kafka(group_id: str = "etl") -> KafkaConsumerResource:
+def kafka(group_id: str = "etl", **settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settings of all kinds
     """A resource that nothing connects with."""
-    return KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"])
+    return KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"], **settings)
 
 
 def test_the_definitions_load() -> None:
@@ -106,6 +107,38 @@ def test_a_job_cannot_be_called_like_its_asset() -> None:
     """Dagster refuses it too, but speaks of conflicting definitions."""
     with pytest.raises(ConfigurationError, match="work is the name of an asset and of the job"):
         build_kafka_batch_defs(kafka=kafka(), assets=[asset("work")], name="work")
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"sasl_password": "hunter2"}, "sasl_password"),
+        ({"client_config": {"ssl.key.password": "hunter2"}}, "client_config['ssl.key.password']"),
+        ({"client_config": {"kafka.sasl.jaas.config": "hunter2"}}, "client_config['kafka.sasl.jaas.config']"),
+        ({"client_config": {"ssl.key.pem": "hunter2"}}, "client_config['ssl.key.pem']"),
+        ({"spark": KafkaSparkResource(remote="sc://spark:15002/;token=hunter2")}, "the token in remote"),
+    ],
+)
+def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], named: str) -> None:
+    """Dagster stores definitions and shows them: a secret in them is in its database, in its pages and in its API."""
+    spark = settings.pop("spark", None)
+    with pytest.raises(ConfigurationError) as refused:
+        build_kafka_batch_defs(kafka=kafka(**settings), assets=[asset()], spark=spark)
+    assert str(refused.value).startswith(f"{named} of kafka_batches is given as a plain text")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_secret_from_the_environment_is_not_in_the_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hold the variable's name, also when it stands in client_config or is the whole address of a server."""
+    monkeypatch.setenv("ETL_SECRET", "hunter2")
+    secret = dg.EnvVar("ETL_SECRET")
+    spark = KafkaSparkResource(remote=secret)
+    defs = build_kafka_batch_defs(
+        kafka=kafka(sasl_password=secret, client_config={"ssl.key.password": secret, "client.id": "blue"}), assets=[asset()], spark=spark
+    )
+    stored = dg.serialize_value(defs.resolve_job_def("kafka_batches").get_job_snapshot())
+    assert "ETL_SECRET" in stored
+    assert "hunter2" not in stored
 
 
 def test_without_assets_there_is_nothing_to_run() -> None:
