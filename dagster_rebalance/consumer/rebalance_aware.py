@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +34,7 @@ from dagster_rebalance.core.revokes import RevokeLists
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
     from typing import Any
 
@@ -135,7 +134,6 @@ class RebalanceAwareConsumer(PausingConsumer):
         self._lost_reasons: dict[TopicPartition, LostReason] = {}
         self._callbacks = Callbacks()
         self._turn = Turn()
-        self._closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -157,7 +155,7 @@ class RebalanceAwareConsumer(PausingConsumer):
         if not topics:
             self.unsubscribe()
             return
-        with self._own_turn("subscribe"):
+        with self._turn.of("subscribe"):
             if isinstance(topics, str):
                 msg = f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'"
                 raise IllegalStateError(msg)
@@ -174,7 +172,7 @@ class RebalanceAwareConsumer(PausingConsumer):
 
     def unsubscribe(self) -> None:
         """Give all partitions up and leave the group."""
-        with self._own_turn("unsubscribe"):
+        with self._turn.of("unsubscribe"):
             self._subscription = ()
             self._leave_behind()
             self._member.unsubscribe()
@@ -185,11 +183,11 @@ class RebalanceAwareConsumer(PausingConsumer):
 
         What is still held is released. Drain and commit before.
         """
-        if self._closed:
+        if self._turn.is_over:
             return
-        with self._own_turn("close"):
+        with self._turn.of("close"):
             self._leave_behind()
-            self._closed = True
+            self._turn.is_over = True
             self._member.close(timeout_s)
             if self._fetcher:
                 self._fetcher.close()
@@ -218,7 +216,8 @@ class RebalanceAwareConsumer(PausingConsumer):
     def delay_revoke(self, partitions: Collection[TopicPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it; to be asked for again after each poll.
 
-        Partitions that are not to be revoked are left as they are.
+        Partitions that are not to be revoked are left as they are. With an eager strategy all partitions of a member are to be revoked, and
+        the whole group waits while one of its members delays.
 
         Returns:
             False when some of the partitions were lost: it is too late for them. The others are delayed all the same.
@@ -249,7 +248,7 @@ class RebalanceAwareConsumer(PausingConsumer):
         return PollResult(records, self._lists.to_be_revoked, self._lists.lost)
 
     def _poll(self, timeout_s: float, max_records: int, *, same_poll: bool) -> list[Message]:
-        with self._own_turn("poll"):
+        with self._turn.of("poll"):
             self._callbacks.begin()
             self._complete_due()
             deadline = self._clock() + timeout_s
@@ -322,7 +321,8 @@ class RebalanceAwareConsumer(PausingConsumer):
         self._tell_revoked(self._lists.to_be_revoked)
         started = self._lists.start_poll()
         self._lost_reasons = {}
-        self._forget(started.completed)
+        if started.completed:
+            self._forget(started.completed)
         if started.release:
             self._member.release()
         self._give_up()
@@ -364,11 +364,3 @@ class RebalanceAwareConsumer(PausingConsumer):
         self._forget_marks(partitions)
         if self._fetcher:
             self._fetcher.drop(partitions)
-
-    @contextmanager
-    def _own_turn(self, call: str) -> Iterator[None]:
-        with self._turn.of(call):
-            if self._closed:
-                msg = f"{call} on a closed consumer: make a new one"
-                raise IllegalStateError(msg)
-            yield

@@ -1,4 +1,4 @@
-"""Whose turn it is: one caller at a time, and nobody from inside its own call.
+"""Whose turn it is: one caller at a time, nobody from inside its own call, and nobody after the end.
 
 Owns the refusal. Must never wait: a second caller is told at once what is wrong.
 """
@@ -6,28 +6,37 @@ Owns the refusal. Must never wait: a second caller is told at once what is wrong
 from __future__ import annotations
 
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
+
+    from typing_extensions import Self
 
 
 class Turn:
-    """The one turn that a consumer has to give."""
+    """The one turn that a consumer has to give.
+
+    Example:
+        ```python
+        with turn.of("poll"):
+            ...
+        ```
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holder = 0
+        self.is_over = False
+        """Whether there is no turn any more; to be set by the one who has it."""
 
-    @contextmanager
-    def of(self, call: str) -> Iterator[None]:
-        """Take the turn for a call.
+    def of(self, call: str) -> Self:
+        """Take the turn for a call, and give it back at the end of the `with`.
 
         Raises:
-            IllegalStateError: It is taken, by another thread or by the caller itself, inside a callback.
+            IllegalStateError: It is taken, by another thread or by the caller itself, inside a callback; or there is none any more.
         """
         if not self._lock.acquire(blocking=False):
             nested = self._holder == threading.get_ident()
@@ -35,8 +44,15 @@ class Turn:
             beside = "while another thread uses the consumer: give it one owner"
             msg = f"{call} {inside if nested else beside}"
             raise IllegalStateError(msg)
-        try:
-            self._holder = threading.get_ident()
-            yield
-        finally:
+        if self.is_over:
             self._lock.release()
+            msg = f"{call} on a closed consumer: make a new one"
+            raise IllegalStateError(msg)
+        self._holder = threading.get_ident()
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._lock.release()
