@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.broker
 
 PROTOCOLS = ("consumer", "classic")
+LEAST = {"topic": "READ", "group": "READ"}
+"""The rights of a member."""
 RECORDS = 20
 REFUSED_WITHIN_S = 8.0
 
@@ -45,7 +47,7 @@ class Door:
         """The topic's only partition."""
         return TopicPartition(self.name, 0)
 
-    def allow(self, *, topic: str | None = "READ", group: str | None = "READ") -> None:
+    def allow(self, *, topic: str | None = LEAST["topic"], group: str | None = LEAST["group"]) -> None:
         """Grant rights; those of a member by default."""
         if topic is not None:
             self.kafka.allow(self.name, topic, topic=self.name)

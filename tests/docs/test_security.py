@@ -1,0 +1,59 @@
+"""docs/security.md shows settings that work, and the rights that the tests on a secured Kafka grant."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance import KafkaConsumerResource
+from dagster_rebalance.spark.options import spark_kafka_options
+from tests.consumer.test_security import LEAST
+from tests.docs.blocks import ROOT, block_with, blocks
+
+PAGE = "docs/security.md"
+
+
+def _made(text: str) -> KafkaConsumerResource:
+    """The resource of the block that contains a text."""
+    names: dict[str, Any] = {"dg": dg, "KafkaConsumerResource": KafkaConsumerResource}
+    exec(compile(block_with(PAGE, "python", text), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    made: KafkaConsumerResource = names["kafka"]
+    return made
+
+
+@pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
+def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """People copy them first."""
+    for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
+        monkeypatch.setenv(variable, f"value of {variable}")
+    config = _made(text).process_config_and_initialize().consumer_config()
+    assert config["bootstrap.servers"] == "value of KAFKA_BROKERS"
+    if text == "SCRAM-SHA-512":
+        without_files = {name: value for name, value in config.items() if name != "ssl.ca.location"}
+        assert spark_kafka_options(without_files)["kafka.security.protocol"] == "SASL_SSL"
+    else:
+        assert config["ssl.key.password"] == "value of KAFKA_KEY_PASSWORD"
+
+
+def test_secrets_in_the_examples_come_from_the_environment() -> None:
+    """What is copied from there must not teach to write a password into a file."""
+    for block in blocks(PAGE, "python")[:2]:
+        for line in block.splitlines():
+            if re.search(r"username|password", line):
+                assert "dg.EnvVar(" in line
+
+
+def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
+    """One right more in the documentation is one more in production; one less, and nothing works."""
+    (commands,) = blocks(PAGE, "sh")
+    granted = {kind: operation.upper() for operation, kind in re.findall(r"--operation (\w+) --(topic|group) ", commands)}
+    assert granted == LEAST
+
+
+def test_the_table_names_the_rights_of_the_member() -> None:
+    """The commands sum the table up."""
+    rows = re.findall(r"^\| member \| `(\w+)` \| (each topic|the group) \|", (ROOT / PAGE).read_text(), re.MULTILINE)
+    assert {place.split()[1]: operation for operation, place in rows} == LEAST
