@@ -73,6 +73,7 @@ _ADVICE: dict[int, str] = {
         "the broker lacks the consumer protocol (KIP-848, Kafka 4): set `group_protocol: classic` (or 'group.protocol')",
     ),
     KafkaError._SSL: "check 'security.protocol', 'ssl.ca.location', 'ssl.certificate.location' and 'ssl.key.location'",
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the ACL READ, which includes DESCRIBE, on the topic",
     KafkaError.GROUP_AUTHORIZATION_FAILED: "grant the principal the ACL READ, which includes DESCRIBE, on the group",
     NO_LEADER_KNOWN: "check that it exists, and that the principal may see it (ACL READ or DESCRIBE on the topic)",
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
@@ -110,12 +111,10 @@ class Attempt:
     Attributes:
         doing: The attempt as a noun: "the commit of 3 partitions of group 'etl'".
         brokers: The brokers that were asked.
-        right: What it takes on a topic.
     """
 
     doing: str
     brokers: str
-    right: str = "READ"
 
     def explain(self, error: KafkaError, subject: str = "") -> str:
         """The message: what happened, to what, and what to do."""
@@ -123,8 +122,6 @@ class Attempt:
         at = f" at {self.brokers}" if code in _UNREACHABLE else ""
         about = f" for {subject}" if subject else ""
         advice = _ADVICE.get(code)
-        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            advice = f"grant the principal the ACL {self.right}, which includes DESCRIBE, on the topic"
         return f"{self.doing} failed{about}{at}: {error.str()} ({error.name()})" + (f"; {advice}" if advice else "")
 
 

@@ -79,12 +79,6 @@ def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
     assert f"ACL READ, which includes DESCRIBE, on the {resource}" in str(broker_error(KafkaError(code("_FATAL"), text), COMMIT))
 
 
-def test_who_writes_a_topic_is_told_of_the_right_to_write() -> None:
-    """A dead letter that cannot be stored is not helped by the right to read."""
-    message = Attempt("storing the record", "kafka:9092", right="WRITE").explain(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
-    assert message.endswith("grant the principal the ACL WRITE, which includes DESCRIBE, on the topic")
-
-
 def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
     """It tells so through callbacks only, and the request itself just ends without an answer."""
     refused, cut = KafkaError(code("_AUTHENTICATION"), "wrong password"), KafkaError(code("_TRANSPORT"), "connection refused")

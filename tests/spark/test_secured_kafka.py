@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
     from dagster_rebalance.testing.secured import SecuredKafka
     from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
@@ -28,15 +30,15 @@ PASSWORD = f'{SECRET} "quoted" \\ and; ,{{0}} %s'
 
 
 @pytest.fixture
-def session(spark_connect_server: SparkConnectServer) -> Iterator[ConnectSession]:
+def session(spark_connect_server: SparkConnectServer) -> Iterator[SparkSession]:
     """A session on a server whose log can be read."""
     connected = ConnectSession.builder.remote(spark_connect_server.remote).create()
-    yield connected
+    yield connected  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
     connected.stop()
 
 
 def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
-    session: ConnectSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka, tmp_path: Path
+    session: SparkSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka, tmp_path: Path
 ) -> None:
     """The login is one more little language for the password to survive, and dots are legal at the start of a topic."""
     topic, user = unique_name("..secured"), unique_name("spark")
@@ -60,7 +62,7 @@ def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
 
 
 def test_a_refused_password_fails_the_read_and_is_not_shown(
-    session: ConnectSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka
+    session: SparkSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka
 ) -> None:
     """The error of a run is stored in Dagster, with all of its causes."""
     wrong = {**secured_kafka.client_config(), "sasl.password": PASSWORD}
