@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 COMMANDS = {
-    "bench": "dagster_rebalance.cli.bench",
+    "bench": "dagster_rebalance.cli.bench.command",
     "broker": "dagster_rebalance.cli.broker",
-    "demo": "dagster_rebalance.cli.demo",
+    "demo": "dagster_rebalance.cli.demo.command",
 }
 """Each command's module; the function in it has the command's name."""
 

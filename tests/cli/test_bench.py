@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.cli import bench_hold, bench_poll
-from dagster_rebalance.cli.bench_entries import Entry, Goal, Sample, write_json
-from dagster_rebalance.cli.bench_hold import PAIRS, Played, entries_of
-from dagster_rebalance.cli.bench_members import Hold
-from dagster_rebalance.cli.bench_tracker import shuffled
+from dagster_rebalance.cli.bench import hold, poll
+from dagster_rebalance.cli.bench.entries import Entry, Goal, Sample, write_json
+from dagster_rebalance.cli.bench.hold import PAIRS, Played, entries_of
+from dagster_rebalance.cli.bench.members import Hold
+from dagster_rebalance.cli.bench.tracker import shuffled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,7 +114,7 @@ def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
 @pytest.mark.broker
 def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -> None:
     """All of them are asked for partitions, hold them, and retain some."""
-    entries = bench_hold.measure(kafka_broker, runs=1, hold_s=1.0, steady_s=1.0, step=lambda _text: None)
+    entries = hold.measure(kafka_broker, runs=1, hold_s=1.0, steady_s=1.0, step=lambda _text: None)
     assert [found.case for found in entries] == [case for _, _, case in PAIRS]
     assert all(found.ours > 0 and found.peer is not None and found.as_json().keys() >= FIELDS for found in entries)
 
@@ -122,7 +122,7 @@ def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -
 @pytest.mark.broker
 def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaCluster) -> None:
     """Each reads every record."""
-    (found,) = bench_poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
+    (found,) = poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
     assert found.ours > 0
     assert found.peer
     assert len(found.samples) == 2

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.cli.demo_checks import (
+from dagster_rebalance.cli.demo.checks import (
     Check,
     HoldSeen,
     Row,
@@ -17,7 +17,7 @@ from dagster_rebalance.cli.demo_checks import (
     compare_output,
     is_retained,
 )
-from dagster_rebalance.cli.demo_commits import Commit
+from dagster_rebalance.cli.demo.commits import Commit
 from dagster_rebalance.core.partition import OffsetRange
 
 PRODUCED = {0: (0, 0), 1: (1, 0), 2: (0, 1), 3: (1, 1)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from dagster_rebalance.cli.demo_commits import Commit, StoredOffset, commits_in, parse, read_stored_offsets
+from dagster_rebalance.cli.demo.commits import Commit, StoredOffset, commits_in, parse, read_stored_offsets
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.testing.fixtures import unique_name

@@ -10,9 +10,9 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.cli.demo_checks import HoldSeen
-from dagster_rebalance.cli.demo_state import Watcher
-from dagster_rebalance.cli.demo_view import in_words
+from dagster_rebalance.cli.demo.checks import HoldSeen
+from dagster_rebalance.cli.demo.state import Watcher
+from dagster_rebalance.cli.demo.view import in_words
 from dagster_rebalance.cli.interrupts import Interrupts
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.holds import Cause, Outcome, Receipt

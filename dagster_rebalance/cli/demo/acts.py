@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from dagster_rebalance.cli.demo_parts import BLUE, GREEN, SENSOR, WORK_S
-from dagster_rebalance.cli.demo_view import in_words, painted, short
+from dagster_rebalance.cli.demo.parts import BLUE, GREEN, SENSOR, WORK_S
+from dagster_rebalance.cli.demo.view import in_words, painted, short
 from dagster_rebalance.core.errors import DagsterRebalanceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.cli.demo_parts import Parts
-    from dagster_rebalance.cli.demo_state import Event, Lane, Snapshot, Watcher
-    from dagster_rebalance.cli.demo_view import View
+    from dagster_rebalance.cli.demo.parts import Parts
+    from dagster_rebalance.cli.demo.state import Event, Lane, Snapshot, Watcher
+    from dagster_rebalance.cli.demo.view import View
 
 ACT_LIMIT_S = 600.0
 _LOOK_EVERY_S = 1.0

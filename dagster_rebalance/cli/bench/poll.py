@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, Producer
 
-from dagster_rebalance.cli.bench_entries import Entry, Goal, Sample
+from dagster_rebalance.cli.bench.entries import Entry, Goal, Sample
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.testing.fixtures import unique_name

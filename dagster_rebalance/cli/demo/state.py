@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.cli.demo_checks import HoldSeen
+from dagster_rebalance.cli.demo.checks import HoldSeen
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in

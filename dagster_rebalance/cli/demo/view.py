@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from typing_extensions import Self
 
-    from dagster_rebalance.cli.demo_state import Lane, Snapshot
+    from dagster_rebalance.cli.demo.state import Lane, Snapshot
 
 _LINE_EVERY_S = 15.0
 _COLOURS = {"blue": "dodger_blue1", "green": "green3"}

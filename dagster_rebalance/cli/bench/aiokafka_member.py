@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
 
-from dagster_rebalance.cli.bench_members import BATCH, HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, SLICE_S, Hold
+from dagster_rebalance.cli.bench.members import BATCH, HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, SLICE_S, Hold
 
 if TYPE_CHECKING:
     from collections.abc import Collection

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dagster_rebalance.cli.demo_commits import Commit
+    from dagster_rebalance.cli.demo.commits import Commit
     from dagster_rebalance.core.partition import OffsetRange
 
 DRAINED = "drained"

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from dagster_rebalance.cli.demo_acts import Play
-from dagster_rebalance.cli.demo_parts import GROUP, all_parts
-from dagster_rebalance.cli.demo_report import make_report, tell, write_json
-from dagster_rebalance.cli.demo_state import Watcher
-from dagster_rebalance.cli.demo_view import View
+from dagster_rebalance.cli.demo.acts import Play
+from dagster_rebalance.cli.demo.parts import GROUP, all_parts
+from dagster_rebalance.cli.demo.report import make_report, tell, write_json
+from dagster_rebalance.cli.demo.state import Watcher
+from dagster_rebalance.cli.demo.view import View
 from dagster_rebalance.cli.interrupts import Interrupts
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.testing.kafka_node import admin_of
 
 if TYPE_CHECKING:
-    from dagster_rebalance.cli.demo_parts import Parts
+    from dagster_rebalance.cli.demo.parts import Parts
 
 _FAILED, _INTERRUPTED = 1, 130
 

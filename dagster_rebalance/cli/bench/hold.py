@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from confluent_kafka import Producer
 
-from dagster_rebalance.cli.bench_entries import Entry, Goal, Sample
-from dagster_rebalance.cli.bench_members import Bare, Hold, Ours, client_config
+from dagster_rebalance.cli.bench.entries import Entry, Goal, Sample
+from dagster_rebalance.cli.bench.members import Bare, Hold, Ours, client_config
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
-    from dagster_rebalance.cli.bench_members import Contender
+    from dagster_rebalance.cli.bench.members import Contender
     from dagster_rebalance.testing.broker import KafkaCluster
 
     _Observed: TypeAlias = tuple[list[tuple[float, int]], Hold]
@@ -127,7 +127,7 @@ def _contenders(servers: str, topic: str, hold_s: float) -> dict[str, Callable[[
         contenders[_OURS.format(protocol)] = partial(Ours, client_config(servers, unique_name("ours"), protocol), topic, hold_s)
         contenders[_BARE.format(protocol)] = partial(Bare, client_config(servers, unique_name("bare"), protocol), topic, hold_s)
     if find_spec("aiokafka") is not None:
-        aiokafka = import_module("dagster_rebalance.cli.bench_aiokafka").AioKafka
+        aiokafka = import_module("dagster_rebalance.cli.bench.aiokafka_member").AioKafka
         contenders[_AIOKAFKA] = partial(aiokafka, servers, unique_name("aiokafka"), topic, hold_s)
     return contenders
 

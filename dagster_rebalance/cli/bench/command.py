@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dagster_rebalance.cli import bench_hold, bench_poll, bench_tracker
-from dagster_rebalance.cli.bench_entries import table_of, write_json
+from dagster_rebalance.cli.bench import hold, poll, tracker
+from dagster_rebalance.cli.bench.entries import table_of, write_json
 from dagster_rebalance.cli.interrupts import Interrupts
 from dagster_rebalance.testing.broker import KafkaCluster
 
@@ -56,11 +56,11 @@ def bench(
                 kafka = stack.enter_context(KafkaCluster())
                 stack.callback(interrupts.end)
                 if Benchmark.HOLD in chosen:
-                    entries += bench_hold.measure(kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step)
+                    entries += hold.measure(kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step)
                 if Benchmark.POLL in chosen:
-                    entries += bench_poll.measure(kafka, runs=runs, records=records, step=step)
+                    entries += poll.measure(kafka, runs=runs, records=records, step=step)
             if Benchmark.TRACKER in chosen:
-                entries += bench_tracker.measure(runs=runs, marks=marks, step=step)
+                entries += tracker.measure(runs=runs, marks=marks, step=step)
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     write_json(entries, output)

@@ -14,7 +14,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from rich.table import Table
 
-from dagster_rebalance.cli.demo_checks import (
+from dagster_rebalance.cli.demo.checks import (
     DRAINED,
     Check,
     HoldSeen,
@@ -27,9 +27,9 @@ from dagster_rebalance.cli.demo_checks import (
     compare_output,
     is_retained,
 )
-from dagster_rebalance.cli.demo_commits import commits_in, read_stored_offsets
-from dagster_rebalance.cli.demo_parts import GROUP, PARTITIONS, TOPIC
-from dagster_rebalance.cli.demo_view import painted, short
+from dagster_rebalance.cli.demo.commits import commits_in, read_stored_offsets
+from dagster_rebalance.cli.demo.parts import GROUP, PARTITIONS, TOPIC
+from dagster_rebalance.cli.demo.view import painted, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
     from confluent_kafka.admin import AdminClient
 
-    from dagster_rebalance.cli.demo_parts import Parts
-    from dagster_rebalance.cli.demo_state import Watcher
-    from dagster_rebalance.cli.demo_view import View
+    from dagster_rebalance.cli.demo.parts import Parts
+    from dagster_rebalance.cli.demo.state import Watcher
+    from dagster_rebalance.cli.demo.view import View
 
 _LIMIT_S = 30.0
 
