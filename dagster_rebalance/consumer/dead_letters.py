@@ -7,7 +7,7 @@ Of records with one key only one is under way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -30,6 +30,22 @@ class Delivery:
     problem: str = ""
 
 
+class Client(Protocol):
+    """What is needed of confluent-kafka's `Producer`."""
+
+    def produce(self, topic: str, *, key: str, value: str, on_delivery: Callable[[KafkaError | None, Any], None]) -> None:
+        """Begin to send a record."""
+
+    def poll(self, timeout: float, /) -> int:
+        """Tell what has ended."""
+
+    def purge(self) -> None:
+        """Forget what is under way."""
+
+    def flush(self, timeout: float, /) -> int:
+        """Wait for what is under way."""
+
+
 class DeadLetterProducer:
     """Sends records to one topic. Not safe for several threads.
 
@@ -42,7 +58,7 @@ class DeadLetterProducer:
         ConfigurationError: A setting cannot work.
     """
 
-    def __init__(self, config: Mapping[str, Any], topic: str, *, make_producer: Callable[[dict[str, Any]], Producer] = Producer) -> None:
+    def __init__(self, config: Mapping[str, Any], topic: str, *, make_producer: Callable[[dict[str, Any]], Client] = Producer) -> None:
         settings = validated(config, hold_limit_s=1.0)
         self.topic = topic
         self._config: dict[str, Any] = {
@@ -57,7 +73,7 @@ class DeadLetterProducer:
         self._trouble: KafkaError | None = None
         self._under_way: set[str] = set()
         self._ended: list[Delivery] = []
-        self._producer: Producer | None = self._made()
+        self._producer: Client | None = self._made()
 
     def send(self, key: str, value: str) -> None:
         """Begin to send a record, unless one with its key is under way."""
@@ -105,7 +121,7 @@ class DeadLetterProducer:
         if self._trouble is None or self._trouble.code() not in CREDENTIALS:
             self._trouble = error
 
-    def _made(self) -> Producer:
+    def _made(self) -> Client:
         try:
             return self._make_producer(self._config)
         except (KafkaException, ValueError, TypeError) as problem:

@@ -73,10 +73,9 @@ class RunLedger:
         event = entries[-1].dagster_event if entries else None
         if event is None:
             return "Dagster has no event of its failure"
-        error = event.job_failure_data.error
-        if error is None:
-            return event.message or "Dagster noted no reason"
-        messages = []
+        # A run that was marked as failed from outside has a message, and no data.
+        error = event.job_failure_data.error if event.event_specific_data else None
+        messages = [] if error else [event.message or "Dagster noted no reason"]
         while error is not None:
             messages.append(error.message.strip())
             error = error.cause

@@ -91,6 +91,32 @@ def test_a_commit_is_a_materialisation_with_all_that_a_person_wants_to_see(shown
     assert isinstance(commit.metadata["run"], dg.DagsterRunMetadataValue)
 
 
+def test_a_commit_is_recorded_once_however_often_it_is_told(shown: Shown) -> None:
+    """An answer was lost; or a member that was suspended goes on with what its successor has recorded late, and has gone on from."""
+    shown.catalogue.record_commit(COMMIT)
+    shown.of("green").record_commit(replace(COMMIT, epoch=1, is_late=True))
+    shown.of("green").record_commit(replace(COMMIT, range=span(0, 10, 20), run_id="run-2"))
+    shown.catalogue.record_commit(COMMIT)
+    assert [commit.metadata["until"].value for commit in shown.commits()] == [20, 10]
+
+
+def test_a_range_that_is_processed_again_is_recorded_again(shown: Shown) -> None:
+    """An operator moved the offset back: the same bounds, but another run."""
+    shown.catalogue.record_commit(COMMIT)
+    shown.catalogue.record_commit(replace(COMMIT, run_id="run-2"))
+    assert len(shown.commits()) == 2
+
+
+def test_a_dead_letter_is_a_commit_without_rows_that_a_person_sees(shown: Shown) -> None:
+    """No run has processed it, so it must not look like work that was done."""
+    shown.catalogue.record_commit(replace(COMMIT, is_dead_letter=True))
+    (commit,) = shown.commits()
+    assert commit.description == "orders-0 [0, 10) given up after failed runs, the last one is run-1: the dead-letter topic has it"
+    assert (commit.metadata["dead_letter"].value, commit.metadata["dagster/row_count"].value) == (True, 0)
+    (event,) = shown.events()
+    assert (event["event"], event["partitions"], event["until"], event["batch"]) == ("dead_letter", ["orders-0"], 10, "b-1")
+
+
 def test_what_is_not_known_of_a_commit_is_left_out(shown: Shown) -> None:
     """Zero would be a measurement. A commit of an earlier owner is marked."""
     shown.catalogue.record_commit(replace(COMMIT, claim_to_commit_s=None, drain_s=None, is_late=True))

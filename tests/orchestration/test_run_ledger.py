@@ -232,6 +232,47 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(instance: dg.Dagster
     assert status_of(instance, other) is Status.FAILURE
 
 
+def test_an_error_of_the_spark_client_does_not_leave_the_other_dead_runs_for_later(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """It may raise what it likes; each dead run is looked at."""
+    stuck, other = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
+
+    def stop(run_id: str) -> None:
+        if run_id == stuck.run_id:
+            message = "not an error of this package"
+            raise OSError(message)
+
+    RunLedger(instance, "etl", stop_spark_work=stop).end_dead([stuck.run_id, other.run_id])
+    assert status_of(instance, stuck) is Status.STARTED
+    assert status_of(instance, other) is Status.FAILURE
+
+
+def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(instance: dg.DagsterInstance) -> None:
+    """It goes into a dead letter, for people who have no Dagster."""
+
+    @dg.op
+    def fails() -> None:
+        problem = "record 5 cannot be read"
+        raise ValueError(problem) from LookupError("no such customer: 17")
+
+    @dg.job
+    def failing() -> None:
+        fails()
+
+    run_id = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
+    why = RunLedger(instance, "etl").why_failed(run_id)
+    assert why.endswith("caused by: ValueError: record 5 cannot be read\ncaused by: LookupError: no such customer: 17")
+    assert "Stack Trace" not in why
+
+
+def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """As it is for a run whose process died; one of which Dagster has no event is said to be so."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    ledger = RunLedger(instance, "etl")
+    assert ledger.why_failed(run.run_id) == "Dagster has no event of its failure"
+    ledger.end_dead([run.run_id])
+    assert "gave no sign of life" in ledger.why_failed(run.run_id)
+
+
 def test_a_run_that_ended_meanwhile_is_not_reported_dead(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Its result stands."""
     run = make_run(instance, offer(batch_id), Status.SUCCESS)

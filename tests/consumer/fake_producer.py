@@ -1,0 +1,50 @@
+"""A producer in memory: it keeps what it is given, and the test says what becomes of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import KafkaError
+
+
+class FakeProducer:
+    """What `DeadLetterProducer` needs of confluent-kafka's `Producer`."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.sent: list[tuple[str, str, str]] = []
+        self.refuses: list[Exception] = []
+        self.is_purged = False
+        self._waiting: list[Callable[[KafkaError | None, Any], None]] = []
+        self._reports: list[tuple[Callable[[KafkaError | None, Any], None], KafkaError | None]] = []
+
+    def produce(self, topic: str, *, key: str, value: str, on_delivery: Callable[[KafkaError | None, Any], None]) -> None:
+        """Refuse, or keep."""
+        if self.refuses:
+            raise self.refuses.pop(0)
+        self.sent.append((topic, key, value))
+        self._waiting.append(on_delivery)
+
+    def end(self, error: KafkaError | None = None) -> None:
+        """What is under way is stored, or fails: told by the next poll."""
+        self._reports += [(report, error) for report in self._waiting]
+        self._waiting = []
+
+    def poll(self, timeout: float) -> int:
+        """Tell what has ended."""
+        assert timeout == 0, "its caller waits for nobody"
+        due, self._reports = self._reports, []
+        for report, error in due:
+            report(error, None)
+        return len(due)
+
+    def purge(self) -> None:
+        """Forget what is under way."""
+        self.is_purged = True
+
+    def flush(self, timeout: float) -> int:
+        """Tell what has ended."""
+        return self.poll(timeout)

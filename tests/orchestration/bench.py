@@ -1,0 +1,187 @@
+"""One pump with all that it works with: a real driver, a real consumer on a group in memory, and a real instance, turn by turn."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
+from dagster_rebalance.consumer.events import CommitResult
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.holds import HoldBudget
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.consumer.fake_producer import FakeProducer
+from tests.orchestration.parts import make_run, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from dagster_rebalance.core import commands as do
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+
+Status = dg.DagsterRunStatus
+CONFIG = {"bootstrap.servers": "memory:1", "group.id": "etl"}
+SETTINGS = DriverSettings(limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(50.0, 10.0), lease_s=40.0)
+
+
+class FaultyConsumer(RebalanceAwareConsumer):
+    """A consumer whose requests fail as a test wants, once for each entry."""
+
+    commits_fail: list[frozenset[TopicPartition]]
+    polls_fail: list[BrokerError]
+    writes: list[dict[TopicPartition, OffsetAndMetadata]]
+    committed_fails: list[BrokerError]
+    before_commit: Callable[[], None] | None = None
+
+    def poll(self, timeout_s: float, max_records: int = 500) -> list[object]:  # type: ignore[override]
+        """Fail, or poll."""
+        if self.polls_fail:
+            raise self.polls_fail.pop(0)
+        return list(super().poll(timeout_s, max_records))
+
+    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Fail, or read."""
+        if self.committed_fails:
+            raise self.committed_fails.pop(0)
+        return super().committed(partitions, timeout_s)
+
+    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+        """Fail for some partitions, and note what was asked for."""
+        self.writes.append(dict(offsets))
+        failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
+        result = super().commit_offsets({tp: offset for tp, offset in offsets.items() if tp not in failing})
+        failed = {tp: BrokerError(f"{tp} failed", retriable=True) for tp in failing}
+        return CommitResult(result.committed, {**result.failed, **failed})
+
+
+class WatchedDriver(Driver):
+    """A driver that notes what it was told."""
+
+    told: list[seen.Event]
+
+    def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
+        """Note it."""
+        self.told.append(event)
+        return super().handle(event, now)
+
+    def heard(self, *kinds: type[object]) -> list[seen.Event]:
+        """What it was told of some kinds."""
+        return [event for event in self.told if type(event) in kinds]
+
+
+class FaultyCatalogue(Catalogue):
+    """A catalogue whose storage is away for a while."""
+
+    failures = 0
+
+    def record_commit(self, commit: do.RecordCommit) -> None:
+        """Fail, or record."""
+        if self.failures:
+            self.failures -= 1
+            message = "database is locked"
+            raise OSError(message)
+        super().record_commit(commit)
+
+
+class Bench:
+    """One pump with all that it works with."""
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        *,
+        partitions: int = 1,
+        records: int = 10,
+        settings: DriverSettings = SETTINGS,
+        topic: str = "orders",
+    ) -> None:
+        self.instance = instance
+        self.group = FakeGroup({"orders": partitions, "dead": 1})
+        for number in range(partitions):
+            self.group.produce(tp(number), records)
+        self.member = self.group.member()
+        self.consumer = FaultyConsumer(CONFIG, fetch=False, member=self.member, cluster=self.group, clock=self.group.clock)
+        self.consumer.commits_fail, self.consumer.polls_fail, self.consumer.committed_fails, self.consumer.writes = [], [], [], []
+        ids = count(1)
+        self.driver = WatchedDriver(settings, new_batch_id=lambda: f"b-{next(ids)}", now=self.group.clock())
+        self.driver.told = []
+        self.assets = GroupAssets.of("etl")
+        self.catalogue = FaultyCatalogue(instance, self.assets, Host("blue", "sensor", "process-1"))
+        self.mailbox = Mailbox()
+        self.producer = FakeProducer({})
+        ledger = RunLedger(instance, "etl")
+        sender = DeadLetterProducer(CONFIG, "dead", make_producer=lambda _config: self.producer)
+        letters = DeadLetters(sender, ledger, "etl") if settings.dead_letter_topic else None
+        parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters)
+        self.pump = Pump(parts, self.mailbox)
+        self.ticks = True
+        self.consumer.set_rebalance_listener(self.pump._witness)
+
+    def turn(self, times: int = 1) -> None:
+        """Let the pump turn."""
+        if not self.member.wants("orders"):
+            self.consumer.subscribe(["orders"])
+        for _ in range(times):
+            if self.ticks:
+                self.mailbox.tell(seen.TickArrived())
+            self.pump._turn()
+
+    def until(self, condition: Callable[[], object], turns: int = 600) -> None:
+        """Turn until something is the case."""
+        for _ in range(turns):
+            if condition():
+                return
+            self.turn()
+        pytest.fail(f"not within {turns} turns; notes: {self.mailbox.take_notes()}; told: {self.driver.told[-5:]}")
+
+    def offers(self, at_least: int = 1) -> None:
+        """Turn until batches are offered."""
+        self.until(lambda: len(self.mailbox.mail.offers) >= at_least)
+
+    def run(self, status: dg.DagsterRunStatus, number: int = 0) -> dg.DagsterRun:
+        """Start a run of an offer, in some state."""
+        return make_run(self.instance, self.mailbox.mail.offers[number], status)
+
+    def succeed(self, run: dg.DagsterRun) -> None:
+        """Let a run end well."""
+        event = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name)
+        self.instance.report_dagster_event(event, run.run_id)
+
+    def fail(self, run: dg.DagsterRun, message: str = "the test wants this run to fail") -> None:
+        """Let a run fail."""
+        self.instance.report_run_failed(run, message)
+
+    def offset(self, number: int = 0) -> int:
+        """What is committed."""
+        return self.group.committed[tp(number)].offset
+
+    def materialised(self) -> list[tuple[str | None, object, object]]:
+        """The recorded commits, oldest first."""
+        records = self.instance.fetch_materializations(self.assets.offsets, limit=100, ascending=True).records
+        events = [record.asset_materialization for record in records if record.asset_materialization]
+        return [(event.partition, event.metadata["start"].value, event.metadata["until"].value) for event in events]
+
+    def observed(self) -> list[dict[str, object]]:
+        """What is observed of the group, oldest first."""
+        records = self.instance.fetch_observations(self.assets.group, limit=100, ascending=True).records
+        return [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation]
+
+    def joined_by_another(self) -> RebalanceAwareConsumer:
+        """Let a second member join."""
+        other = RebalanceAwareConsumer(CONFIG, fetch=False, member=self.group.member(), cluster=self.group, clock=self.group.clock)
+        other.subscribe(["orders"])
+        other.poll(0)
+        return other
