@@ -84,8 +84,7 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         max_records_per_range=10,
         lease_s=20.0,
         client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"} if protocol == "classic" else {},
-        **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}),
-        **SETTINGS[scenario],
+        **{**(SECURITY if "KAFKA_PASSWORD" in os.environ else {}), **SETTINGS[scenario]},
     )
     return build_kafka_batch_defs(
         kafka=kafka,
