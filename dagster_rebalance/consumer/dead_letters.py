@@ -6,6 +6,7 @@ Of records with one key only one is under way.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -91,7 +92,10 @@ class DeadLetterProducer:
     def deliveries(self) -> tuple[Delivery, ...]:
         """The records that ended since the last call. Does not wait."""
         if self._producer is not None:
-            self._producer.poll(0)
+            try:
+                self._producer.poll(0)
+            except KafkaException as problem:
+                self._break(kafka_error(problem))
         ended, self._ended = tuple(self._ended), []
         return ended
 
@@ -99,7 +103,8 @@ class DeadLetterProducer:
         """Give up what is under way: nothing counts on it, and the next owner of the range sends it again."""
         if self._producer is not None:
             self._producer.purge()
-            self._producer.flush(0)
+            with suppress(KafkaException):  # a fatal error is raised here too, and nothing is under way any more
+                self._producer.flush(0)
             self._producer = None
 
     def _end(self, key: str, error: KafkaError | None) -> None:
@@ -108,8 +113,15 @@ class DeadLetterProducer:
         if error is not None and is_final(error):
             self._producer = None  # this client will never send again; the next record makes another one
 
+    def _break(self, error: KafkaError) -> None:
+        """The client raises what is fatal, in place of calling back, and may leave its records without an end."""
+        for key in sorted(self._under_way):
+            self._end(key, error)
+        self._producer = None
+
     def _problem(self, error: KafkaError) -> str:
-        if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        # Who may write no topic at all is refused already the id of an idempotent producer, as if that took a right on the cluster.
+        if error.code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
             return f"{error.str()} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE on the topic"
         timed_out = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
         cause = self._trouble if timed_out and self._trouble is not None else error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from confluent_kafka import KafkaException
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -17,6 +19,7 @@ class FakeProducer:
         self.config = config
         self.sent: list[tuple[str, str, str]] = []
         self.refuses: list[Exception] = []
+        self.fatal: KafkaError | None = None
         self.is_purged = False
         self._waiting: list[Callable[[KafkaError | None, Any], None]] = []
         self._reports: list[tuple[Callable[[KafkaError | None, Any], None], KafkaError | None]] = []
@@ -36,6 +39,8 @@ class FakeProducer:
     def poll(self, timeout: float) -> int:
         """Tell what has ended."""
         assert timeout == 0, "its caller waits for nobody"
+        if self.fatal is not None:
+            raise KafkaException(self.fatal)
         due, self._reports = self._reports, []
         for report, error in due:
             report(error, None)

@@ -85,9 +85,10 @@ def test_of_records_with_one_key_only_one_is_under_way() -> None:
     assert len(stage.client.sent) == 3
 
 
-def test_a_missing_right_is_named() -> None:
-    """A member that may read need not be allowed to write."""
-    problem = Stage().problem_of(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED])
+def test_a_missing_right_is_named(code: int) -> None:
+    """A member that may read need not be allowed to write; who may write nothing at all gets no id for an idempotent producer."""
+    problem = Stage().problem_of(KafkaError(code))
     assert "grant the principal the ACLs WRITE and DESCRIBE" in problem
 
 
@@ -128,6 +129,26 @@ def test_a_client_that_broke_for_good_is_replaced() -> None:
     assert len(stage.clients) == 2
     stage.client.end()
     assert stage.letters.deliveries() == (Delivery("k"),)
+
+
+def test_a_fatal_error_ends_what_is_under_way_and_is_not_raised_into_the_member() -> None:
+    """The client raises it out of its poll, once, and calls nobody back."""
+    stage = Stage()
+    stage.letters.send("k", "v")
+    stage.client.fatal = KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True)
+    (delivery,) = stage.letters.deliveries()
+    assert delivery.key == "k"
+    assert "ACLs WRITE and DESCRIBE" in delivery.problem
+    stage.letters.send("k", "v")
+    assert len(stage.clients) == 2
+
+
+def test_a_fatal_error_at_the_end_is_not_raised_into_the_member() -> None:
+    """It is leaving the group, and must get to that."""
+    stage = Stage()
+    stage.client.fatal = KafkaError(KafkaError._FATAL, "no id", fatal=True)
+    stage.letters.close()
+    assert stage.client.is_purged
 
 
 def test_closing_gives_up_what_is_under_way() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
+from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -192,6 +193,18 @@ def test_a_run_without_a_right_on_the_group_is_told_so(door: Door) -> None:
         message = refusal(lambda: consumer.committed([door.partition], timeout_s=1.5))
     assert f"group '{door.name}'" in message
     assert "ACL READ, which includes DESCRIBE, on the group" in message
+
+
+@pytest.mark.parametrize(("right", "says"), [("WRITE", ""), ("DESCRIBE", "ACLs WRITE and DESCRIBE on the topic")])
+def test_write_on_the_topic_of_dead_letters_is_enough_for_them(door: Door, right: str, says: str) -> None:
+    """Also for an idempotent producer, and with no right on the cluster; without it the problem names it."""
+    door.allow(topic=right, group=None)
+    letters = DeadLetterProducer({**door.kafka.client_config(door.name), "group.id": door.name}, door.name)
+    letters.send("orders-0-5-9", "{}")
+    (delivery,) = wait_until(letters.deliveries, timeout_s=REFUSED_WITHIN_S, what="the end of the record")
+    letters.close()
+    assert says in delivery.problem
+    assert bool(says) == bool(delivery.problem)
 
 
 @dataclass(frozen=True)
