@@ -1,0 +1,53 @@
+"""What a simulated process is told by the brokers about its topic (implements `ClusterView`)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.testing.simulation.coordinator import TOPIC
+
+if TYPE_CHECKING:
+    import re
+    from collections.abc import Collection, Mapping
+
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.testing.simulation.coordinator import Coordinator
+    from dagster_rebalance.testing.simulation.process import Process
+
+
+class SimulatedCluster:
+    """The cluster, through the network of one process."""
+
+    def __init__(self, process: Process, group: Coordinator) -> None:
+        self._process = process
+        self._group = group
+
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+        """The first offset that exists."""
+        self._process.must_reach("kafka")
+        return {partition: self._group.starts[partition] for partition in partitions}
+
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+        """The offset that the next record will get."""
+        self._process.must_reach("kafka")
+        return {partition: self._group.ends[partition] for partition in partitions}
+
+    def offsets_for_times(
+        self,
+        timestamps: Mapping[TopicPartition, int],
+        timeout_s: float = 10.0,
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The member never asks."""
+        raise NotImplementedError(timestamps, timeout_s)
+
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002
+        """The one topic."""
+        return {TOPIC: [PartitionInfo(TOPIC, partition.partition, 1, (1,), (1,)) for partition in self._group.partitions]}
+
+    def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
+        """Its partitions."""
+        return self.list_topics(timeout_s)[topic]
+
+    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+        """All is well."""

@@ -1,0 +1,173 @@
+"""What disturbs a group: processes that crash, hang and are replaced, networks that fail, people who interfere.
+
+Owns the list of disturbances; how often they come is the weather's. A disturbance that finds nothing to disturb does nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.runs import LIVE, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.testing.simulation.process import Process
+    from dagster_rebalance.testing.simulation.world import World
+
+_FOREIGN = "not a claim"
+
+
+class Disturbances:
+    """Disturbs one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._clockwork = world.clockwork
+        self._foreign: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._all: tuple[Callable[[], None], ...] = (
+            self._a_process_is_killed,
+            self._a_process_is_paused,
+            self._a_process_is_paused,
+            self._the_location_is_reloaded,
+            self._the_location_is_reloaded,
+            self._a_side_comes_or_goes,
+            self._a_side_comes_or_goes,
+            self._the_topic_changes,
+            self._kafka_goes_away,
+            self._storage_goes_away,
+            self._a_sensor_goes_silent,
+            self._another_application_commits,
+            self._retention_is_faster,
+            self._a_person_cancels_a_run,
+            self._a_run_is_executed_again,
+            self._a_run_is_killed,
+        )
+        self._later()
+
+    def _later(self) -> None:
+        self._clockwork.after(self._clockwork.within(0.5, 6.0) / max(self._world.weather.roughness, 0.1), None, self._disturb)
+
+    def _disturb(self) -> None:
+        if self._world.is_calm:
+            return
+        self._later()
+        if self._world.weather.roughness:
+            self._clockwork.chance.choice(self._all)()
+
+    def calm(self) -> None:
+        """Undo what lasts."""
+        for partition in tuple(self._foreign):
+            self._repair(partition)
+        for process in self._world.processes:
+            process.is_connected = process.has_storage = True
+
+    def _anyone(self) -> Process | None:
+        alive = [process for process in self._world.processes if not process.is_gone]
+        return self._clockwork.chance.choice(alive) if alive else None
+
+    # Processes
+
+    def _a_process_is_killed(self) -> None:
+        process = self._anyone()
+        if process is not None:
+            process.kill()
+            self._clockwork.after(self._clockwork.within(0.5, 15), None, lambda: self._world.ensure(process.incarnation))
+
+    def _a_process_is_paused(self) -> None:
+        process = self._anyone()
+        if process is not None and not process.is_paused:
+            process.pause(self._clockwork.chance.choice((2.0, 5.0, 12.0, 25.0)))
+
+    def _the_location_is_reloaded(self) -> None:
+        process = self._anyone()
+        if process is not None and not process.is_retired:
+            self._world.reload(process)
+
+    def _a_side_comes_or_goes(self) -> None:
+        self._world.scale()
+
+    def _a_sensor_goes_silent(self) -> None:
+        process = self._anyone()
+        if process is not None and not process.is_retired:
+            process.retire()
+            self._clockwork.after(self._clockwork.within(5, 30), None, lambda: self._world.ensure(process.incarnation))
+
+    # Backends
+
+    def _the_topic_changes(self) -> None:
+        for process in self._world.processes:
+            if not process.is_gone and not process.is_paused and not self._clockwork.is_waiting(process):
+                process.member.topic_changed()
+        if len(self._world.group.partitions) < self._world.most_partitions:
+            self._world.group.add_partition()
+        else:
+            self._world.group.metadata_changed()
+
+    def _kafka_goes_away(self) -> None:
+        process = self._anyone()
+        if process is not None:
+            process.tell("cannot reach Kafka")
+            process.is_connected = False
+            self._clockwork.after(self._clockwork.within(0.5, 15), None, lambda: setattr(process, "is_connected", True))
+
+    def _storage_goes_away(self) -> None:
+        for process in self._world.processes:
+            process.has_storage = False
+        self._clockwork.tell("dagster", "its storage is locked")
+
+        def back() -> None:
+            for process in self._world.processes:
+                process.has_storage = True
+
+        self._clockwork.after(self._clockwork.within(0.5, 8), None, back)
+
+    # People
+
+    def _another_application_commits(self) -> None:
+        """Its text erases the claims; later a person puts them back."""
+        group = self._world.group
+        partition = self._clockwork.chance.choice(group.partitions)
+        stored = group.stored.get(partition)
+        if stored is None or partition in self._foreign or self._clockwork.is_nested:
+            return
+        self._clockwork.tell("another application", f"commits {partition}")
+        self._foreign[partition] = stored
+        group.stored[partition] = OffsetAndMetadata(stored.offset, _FOREIGN)
+        self._clockwork.after(self._clockwork.within(1, 15), None, lambda: self._repair(partition))
+
+    def _repair(self, partition: TopicPartition) -> None:
+        before = self._foreign.pop(partition, None)
+        if before is not None and self._world.group.stored[partition].metadata == _FOREIGN:
+            self._clockwork.tell("a person", f"puts the claims of {partition} back")
+            self._world.group.stored[partition] = before
+
+    def _retention_is_faster(self) -> None:
+        """Records are deleted before anybody claimed them; later a person moves the offset behind them."""
+        world, group = self._world, self._world.group
+        partition = self._clockwork.chance.choice(group.partitions)
+        stored = group.stored.get(partition)
+        if stored is None or stored.offset == group.ends[partition] or self._clockwork.is_nested:
+            return
+        group.starts[partition] = group.ends[partition]
+        self._clockwork.tell("kafka", f"retention deletes {partition} up to {group.starts[partition]}")
+        self._clockwork.after(self._clockwork.within(1, 12), None, lambda: world.move_offset(partition))
+
+    def _a_person_cancels_a_run(self) -> None:
+        live = [run.run_id for run in self._world.dagster.runs.values() if run.state in LIVE]
+        if live:
+            self._world.dagster.cancel([self._clockwork.chance.choice(live)], by_member=False)
+
+    def _a_run_is_executed_again(self) -> None:
+        """From Dagster's page: whatever became of it, and although its batch may be done."""
+        ended = [run for run in self._world.dagster.runs.values() if run.state in {RunState.FAILED, RunState.SUCCEEDED, RunState.CANCELED}]
+        if ended:
+            run = self._clockwork.chance.choice(ended[-5:])
+            self._world.dagster.start(run.batch_id, run.ranges, is_retry=True)
+
+    def _a_run_is_killed(self) -> None:
+        working = self._world.dagster.working()
+        if working:
+            self._world.dagster.die(self._clockwork.chance.choice(working).run_id)

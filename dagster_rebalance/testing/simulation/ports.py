@@ -1,0 +1,131 @@
+"""Dagster's side of a simulated process: the run ledger, the catalogue and the dead letters that the pump is given.
+
+Each call goes over the network of its process: it may fail, take its time, or be carried out without an answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.holds import Receipt
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
+    from dagster_rebalance.testing.simulation.process import Process
+
+
+class SimulatedLedger:
+    """Plays `orchestration.runs.RunLedger`."""
+
+    def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
+        self._process = process
+        self._dagster = dagster
+
+    def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
+        """All runs of the batches, and all live ones if wanted: as they were before the answer was on its way."""
+        self._process.must_reach("dagster")
+        found = self._dagster.seen(batch_ids, live_too=live_too)
+        self._process.must_reach("dagster")
+        return found
+
+    def cancel(self, run_ids: Iterable[str]) -> None:
+        """Cancel runs."""
+        self._process.must_reach("dagster")
+        self._dagster.cancel(run_ids)
+
+    def end_dead(self, run_ids: Iterable[str]) -> None:
+        """End runs without a sign of life."""
+        self._process.must_reach("dagster")
+        self._dagster.end_dead(run_ids)
+
+
+class SimulatedCatalogue:
+    """Plays `orchestration.catalogue.Catalogue`."""
+
+    def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
+        self._process = process
+        self._dagster = dagster
+        self.receipts: list[Receipt] = []
+
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing to keep."""
+
+    def recorded_until(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The end of the last recorded commit of each partition."""
+        self._process.must_reach("dagster")
+        recorded = self._dagster.recorded
+        return {partition: recorded[partition][-1].range.until for partition in partitions if recorded.get(partition)}
+
+    def record_commit(self, commit: RecordCommit) -> None:
+        """Record a commit once."""
+        self._process.must_reach("dagster")
+        self._dagster.record(commit)
+        self._process.must_reach("dagster")
+
+    def record_receipt(self, receipt: Receipt) -> None:
+        """Keep a receipt."""
+        self._process.tell(str(receipt))
+        self.receipts.append(receipt)
+        del self.receipts[:-100]
+
+    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
+        """Show what is stopped."""
+        self._dagster.stopped = dict(stopped)
+
+    def record_joined(self) -> None:
+        """This process is the newest."""
+        self._dagster.joined.append(self._process.incarnation)
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        """Nothing to keep."""
+
+    def record_left(self, reason: str) -> None:
+        """Nothing to keep."""
+
+    def successor(self) -> str | None:
+        """A newer process of the same code location."""
+        mine = self._process.incarnation
+        side, _, number = mine.partition(".")
+        newer = [other for other in self._dagster.joined if other.partition(".")[0] == side and int(other.partition(".")[2]) > int(number)]
+        return newer[-1] if newer else None
+
+
+class SimulatedDeadLetters:
+    """Plays `orchestration.dead_letters.DeadLetters`."""
+
+    def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
+        self._process = process
+        self._dagster = dagster
+        self._under_way: dict[str, StoreDeadLetter] = {}
+        self._ended: list[DeadLetterStored | DeadLetterFailed] = []
+
+    @property
+    def under_way(self) -> int:
+        """How many letters are not answered."""
+        return len(self._under_way)
+
+    def store(self, letter: StoreDeadLetter) -> None:
+        """Begin to store a letter."""
+        if letter.range.key not in self._under_way:
+            self._under_way[letter.range.key] = letter
+            clockwork = self._process.clockwork
+            clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter))
+
+    def answers(self) -> tuple[DeadLetterStored | DeadLetterFailed, ...]:
+        """What became of the letters."""
+        ended, self._ended = tuple(self._ended), []
+        return ended
+
+    def _end(self, letter: StoreDeadLetter) -> None:
+        lost = self._process.clockwork.happens(self._process.weather.lost_requests)
+        stored = not lost or self._process.clockwork.happens(0.5)
+        if stored:
+            self._dagster.letters[letter.range] = letter
+        del self._under_way[letter.range.key]
+        self._ended.append(DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter))

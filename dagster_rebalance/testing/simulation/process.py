@@ -1,0 +1,254 @@
+"""A code-server process: the real pump, consumer and driver on simulated ports, with a sensor that ticks and a network that fails.
+
+Owns when the process works, waits, is paused or dies. While it waits for an answer all others go on, so whatever can happen between two of
+its requests does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.testing.simulation.client import SimulatedMember
+from dagster_rebalance.testing.simulation.clockwork import Violation
+from dagster_rebalance.testing.simulation.cluster import SimulatedCluster
+from dagster_rebalance.testing.simulation.coordinator import TOPIC
+from dagster_rebalance.testing.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.orchestration.catalogue import Catalogue
+    from dagster_rebalance.orchestration.dead_letters import DeadLetters
+    from dagster_rebalance.orchestration.runs import RunLedger
+    from dagster_rebalance.testing.simulation.classic import ClassicGroup
+    from dagster_rebalance.testing.simulation.clockwork import Clockwork
+    from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
+    from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
+    from dagster_rebalance.testing.simulation.weather import Weather
+
+_CONFIG = {
+    "consumer": {"group.protocol": "consumer"},
+    "cooperative": {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"},
+    "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
+}
+
+
+class ProcessKilledError(BaseException):
+    """Unwinds whatever the process was doing; nothing may catch it."""
+
+
+class _SteppedPump(Pump):
+    """The real pump, turned from outside."""
+
+    def begin(self) -> None:
+        """What `run` does before its first turn."""
+        self.parts.consumer.subscribe(list(self.parts.topics))
+        self.parts.consumer.set_rebalance_listener(self._witness)
+        self._show(self.parts.catalogue.record_joined)
+
+    def turn(self) -> None:
+        """One turn."""
+        self._turn()
+
+    @property
+    def left(self) -> str | None:
+        """Why it has left, once it has."""
+        return self._left
+
+
+class Process:
+    """One member and its sensor.
+
+    Args:
+        incarnation: `<side>.<number>`: a newer process of the same side is the successor of an older one.
+        clockwork: Time and chance.
+        group: The coordinator.
+        dagster: Dagster.
+        weather: How rough it is.
+        new_batch_id: Names batches.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        clockwork: Clockwork,
+        group: ClassicGroup | ConsumerGroup,
+        dagster: SimulatedDagster,
+        weather: Weather,
+        new_batch_id: Callable[[], str],
+    ) -> None:
+        self.incarnation = incarnation
+        self.clockwork = clockwork
+        self.weather = weather
+        self.skew = 0.0
+        self.is_gone = self.is_paused = self.is_retired = False
+        self.is_connected = self.has_storage = True
+        self.paused_at = float("-inf")
+        self._killed = False
+        self._dagster = dagster
+        self.member = SimulatedMember(self, group)
+        self.letters = SimulatedDeadLetters(self, dagster)
+        self.mailbox = Mailbox()
+        self.driver = Driver(weather.settings, new_batch_id=new_batch_id, now=self.clock())
+        self.consumer = RebalanceAwareConsumer(
+            {"bootstrap.servers": "simulated", "group.id": "simulated", **_CONFIG[weather.protocol]},
+            hold_limit_s=weather.settings.budget.limit_s,
+            fetch=False,
+            clock=self.clock,
+            member=self.member,
+            cluster=SimulatedCluster(self, group),
+        )
+        parts = Parts(
+            consumer=self.consumer,
+            driver=self.driver,
+            ledger=cast("RunLedger", SimulatedLedger(self, dagster)),
+            catalogue=cast("Catalogue", SimulatedCatalogue(self, dagster)),
+            topics=[TOPIC],
+            clock=self.clock,
+            dead_letters=cast("DeadLetters", self.letters) if weather.settings.dead_letter_topic else None,
+        )
+        self.pump = _SteppedPump(parts, self.mailbox)
+        self.pump.begin()
+        self.mailbox.tell(TickArrived())
+        clockwork.after(0.0, self, self._turn)
+        clockwork.after(0.3, None, self._tick)
+
+    def __str__(self) -> str:
+        return f"member {self.incarnation}"
+
+    def clock(self) -> float:
+        """This process's clock: a poll that waits moves it ahead of the others."""
+        return self.clockwork.now + self.skew
+
+    def tell(self, what: str) -> None:
+        """Add a line to the trace."""
+        self.clockwork.tell(self, what)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether ticks come, and all its backends are there."""
+        return not self.is_retired and self.is_connected and self.has_storage and not self.clockwork.is_waiting(self)
+
+    def gauges(self) -> dict[str, int]:
+        """What must return to zero."""
+        return {
+            "holds": len(self.driver.holds),
+            "offers": len(self.driver.offers),
+            "live runs": len({run for owned in self.driver.partitions.values() for run in owned.live_runs}),
+            "writes under way": sum(owned.pending is not None for owned in self.driver.partitions.values()),
+            "dead letters under way": self.letters.under_way,
+            "revokes": len(self.consumer.get_to_be_revoked_partitions()),
+            "assigned partitions": len(self.consumer.assignment()),
+        }
+
+    # What disturbs it
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.tell("is killed")
+        self._killed = self.is_gone = True
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later: a zombie, if that was too long."""
+        self.tell(f"is paused for {seconds:.0f} s")
+        self.is_paused = True
+        self.clockwork.after(seconds, None, self._resume)
+
+    def retire(self) -> None:
+        """The code location was reloaded: no more ticks come."""
+        self.tell("gets no more ticks")
+        self.is_retired = True
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        self.is_retired = True
+        self.mailbox.tell(LeaveRequested("it was asked to", 8.0))
+
+    def _resume(self) -> None:
+        self.is_paused = False
+        self.paused_at = self.clockwork.now
+        self.tell("goes on")
+
+    # The network
+
+    def reaches(self, backend: str, *, wait: bool = True) -> bool:
+        """Whether a request or its answer arrives; meanwhile the others go on, and this process may be stopped or killed."""
+        if wait:
+            self.clockwork.let_others(self, self._stall())
+            while self.is_paused and not self._killed:
+                self.clockwork.let_others(self, 1.0)
+        if self._killed:
+            raise ProcessKilledError
+        is_there = self.is_connected if backend == "kafka" else self.has_storage
+        return is_there and not self.clockwork.happens(self.weather.lost_requests)
+
+    def must_reach(self, backend: str) -> None:
+        """The same, as the pump hears of it."""
+        if not self.reaches(backend):
+            if backend == "kafka":
+                msg = "Kafka did not answer"
+                raise BrokerError(msg, retriable=True)
+            raise ConnectionError("Dagster's storage did not answer")
+
+    def _stall(self) -> float:
+        clockwork = self.clockwork
+        if clockwork.happens(self.weather.stalls / 20):
+            self.pause(clockwork.within(2, 20))
+        return clockwork.within(0, 4) if clockwork.happens(self.weather.stalls) else self.weather.latency() / 4
+
+    # What it does
+
+    def _turn(self) -> None:
+        if self.is_gone:
+            return
+        if self.is_paused:
+            self.clockwork.after(0.5, self, self._turn)
+            return
+        self.skew = 0.0
+        try:
+            self.clockwork.let_others(self, 0.0)
+            self.pump.turn()
+            if self.pump.left is not None:
+                self.tell(f"leaves: {self.pump.left}")
+                self.consumer.close()
+                self.is_gone = True
+                return
+        except ProcessKilledError:
+            return
+        except DagsterRebalanceError as error:
+            msg = f"{self} ended with {type(error).__name__}: {error}"
+            raise Violation(msg) from error
+        self.clockwork.after(self.skew + self.clockwork.within(0.0, 0.5), self, self._turn)
+
+    def _tick(self) -> None:
+        if self.is_gone or self.is_retired:
+            return
+        clockwork = self.clockwork
+        clockwork.after(clockwork.within(1.0, 4.0), None, self._tick)
+        if self.is_paused or clockwork.happens(self.weather.lost_requests):
+            return
+        self.mailbox.tell(TickArrived())
+        for offer in self.mailbox.mail.offers:
+            self._request(offer)
+
+    def _request(self, offer: Offer) -> None:
+        """A tick may be thrown away, or be resumed much later: then, and for a second sensor, the run key is of no help."""
+        clockwork = self.clockwork
+        if clockwork.happens(self.weather.late_requests):
+            keyed = clockwork.happens(0.5)
+            clockwork.after(clockwork.within(0.5, 40), None, lambda: self._arrive(offer, keyed=keyed))
+        else:
+            clockwork.after(clockwork.within(0.0, 0.5), None, lambda: self._arrive(offer, keyed=True))
+
+    def _arrive(self, offer: Offer, *, keyed: bool) -> None:
+        if keyed:
+            self._dagster.request(offer)
+        else:
+            self._dagster.start(offer.batch_id, offer.ranges)

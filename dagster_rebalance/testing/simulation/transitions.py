@@ -1,0 +1,41 @@
+"""Counts how often each transition of the ownership table is taken, without the core knowing."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import ownership
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Taken = dict[str, int]
+
+
+def name_of(step: tuple[ownership.Phase, ownership.Change]) -> str:
+    """A transition as it stands in the report: `owned, stop caused`."""
+    return f"{step[0].value}, {step[1].value}"
+
+
+class _Counted(dict[tuple[ownership.Phase, ownership.Change], ownership.Phase]):
+    def __init__(self, table: dict[tuple[ownership.Phase, ownership.Change], ownership.Phase], taken: Taken) -> None:
+        super().__init__(table)
+        self._taken = taken
+
+    def get(self, step, default=None):  # type: ignore[no-untyped-def,override] # noqa: ANN001, ANN201 - the signature of dict is overloaded
+        if step in self:
+            self._taken[name_of(step)] += 1
+        return super().get(step, default)
+
+
+@contextmanager
+def counted() -> Iterator[Taken]:
+    """Count while the context lasts."""
+    table = ownership.TRANSITIONS
+    taken = {name_of(step): 0 for step in table}
+    ownership.TRANSITIONS = _Counted(table, taken)
+    try:
+        yield taken
+    finally:
+        ownership.TRANSITIONS = table

@@ -1,0 +1,273 @@
+"""One world: a group, Dagster, processes that come and go, and what is promised about all of it.
+
+Owns what is checked as soon as it happens (a commit, a hold, a partition that stands still) and what must be true once it is calm.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.explain import explain_partition
+from dagster_rebalance.core.offers import batches_under_way
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.runs import LIVE
+from dagster_rebalance.testing.simulation.classic import ClassicGroup
+from dagster_rebalance.testing.simulation.clockwork import Clockwork, Violation
+from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
+from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
+from dagster_rebalance.testing.simulation.disturbances import Disturbances
+from dagster_rebalance.testing.simulation.process import Process
+from dagster_rebalance.testing.simulation.weather import MAX_POLL_S, SESSION_S, Weather
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.owned_partition import OwnedPartition
+
+_STALL_S = 15.0
+_HOLD_SLACK_S = 6.0
+_MOST_SIDES = 3
+
+
+class World:
+    """Everything, from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.clockwork = Clockwork(seed)
+        self.weather = Weather.drawn(self.clockwork)
+        self.most_partitions = self.weather.partitions + 2
+        self.group = self._coordinator()
+        self.group.on_commit = self._check_commit
+        self.dagster = SimulatedDagster(self.clockwork, self.group, self.weather)
+        self.processes: list[Process] = []
+        self.is_calm = False
+        self.deleted: set[OffsetRange] = set()
+        self._batch_ids = count(1)
+        self._incarnations = count(1)
+        self._sides: set[str] = set()
+        self._unchanged_since: dict[tuple[str, TopicPartition], tuple[object, float]] = {}
+        self._reexecuted: set[str] = set()
+        self.clockwork.check = self._check_members
+        self.clockwork.tell("seed", f"{seed}: {self.weather.protocol}, {self.weather.partitions} partitions, {self.weather.settings}")
+        for side in "ab"[: self.clockwork.chance.randint(1, 2)]:
+            self.start(side)
+        self._disturbances = Disturbances(self)
+        self._look_at_clocks()
+        self._produce()
+        self._person_looks()
+
+    def _coordinator(self) -> ClassicGroup | ConsumerGroup:
+        partitions = self.weather.partitions
+        if self.weather.protocol == "consumer":
+            return ConsumerGroup(self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S)
+        is_eager = self.weather.protocol == "eager"
+        return ClassicGroup(self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S, is_eager=is_eager)
+
+    # Processes that come and go
+
+    def start(self, side: str) -> None:
+        """A new process of a side; it becomes the successor of older ones."""
+        self._sides.add(side)
+        incarnation = f"{side}.{next(self._incarnations)}"
+        self.clockwork.tell(f"member {incarnation}", "starts")
+        process = Process(
+            incarnation, self.clockwork, self.group, self.dagster, self.weather, lambda: f"{incarnation}-{next(self._batch_ids)}"
+        )
+        self.processes = [other for other in self.processes if not other.is_gone]
+        self.processes.append(process)
+
+    def ensure(self, incarnation: str) -> None:
+        """Start the side of a process again, unless it has another one or was given up."""
+        side = incarnation[0]
+        if side in self._sides and not any(p.incarnation[0] == side and not p.is_gone and not p.is_retired for p in self.processes):
+            self.start(side)
+
+    def reload(self, process: Process) -> None:
+        """A new process takes over; the old one lives on without ticks."""
+        process.retire()
+        if process.incarnation[0] in self._sides:
+            self.start(process.incarnation[0])
+
+    def scale(self) -> None:
+        """One side more or less."""
+        spare = [side for side in "abc"[:_MOST_SIDES] if side not in self._sides]
+        if spare and (len(self._sides) < 2 or self.clockwork.happens(0.5)):  # noqa: PLR2004
+            self.start(spare[0])
+        elif len(self._sides) > 1:
+            side = self.clockwork.chance.choice(sorted(self._sides))
+            self._sides.discard(side)
+            for process in self.processes:
+                if process.incarnation[0] == side:
+                    process.leave()
+
+    def move_offset(self, partition: TopicPartition) -> None:
+        """A person moves the committed offset behind what retention deleted, once nothing works there any more."""
+        stored = self.group.stored[partition]
+        busy = any(
+            run.is_live and any(range_.topic_partition == partition for range_ in run.ranges) for run in self.dagster.runs.values()
+        )
+        if stored.offset >= self.group.starts[partition]:
+            return
+        if busy or self.clockwork.is_nested:
+            self.clockwork.after(2.0, None, lambda: self.move_offset(partition))
+            return
+        self.deleted.add(OffsetRange(partition.topic, partition.partition, stored.offset, self.group.starts[partition]))
+        self.group.stored[partition] = OffsetAndMetadata(self.group.starts[partition])
+        self.clockwork.tell("a person", f"moves {partition} to {self.group.starts[partition]}")
+
+    # What goes on by itself
+
+    def _look_at_clocks(self) -> None:
+        self.group.look_at_clocks()
+        self.clockwork.after(0.3, None, self._look_at_clocks)
+
+    def _produce(self) -> None:
+        if not self.is_calm:
+            partition = self.clockwork.chance.choice(self.group.partitions)
+            self.group.ends[partition] += self.clockwork.chance.randint(1, 25)
+            self.clockwork.after(self.clockwork.within(0.3, 5.0), None, self._produce)
+
+    def _person_looks(self) -> None:
+        """Where a partition is stopped by failed runs, the last one is executed again, once its cause is mended."""
+        for process in self.processes:
+            for owned in process.driver.partitions.values():
+                if owned.phase is Phase.STOPPED and owned.ledger is not None and owned.ledger.given_up and not process.is_gone:
+                    self._execute_again(owned.ledger.given_up[1].run_id)
+        self.clockwork.after(5.0, None, self._person_looks)
+
+    def _execute_again(self, run_id: str) -> None:
+        run = self.dagster.runs[run_id]
+        batch = [other for other in self.dagster.runs.values() if other.batch_id == run.batch_id]
+        if not any(other.state in LIVE or other.awaits_retry for other in batch):
+            self.clockwork.tell("a person", f"executes {run_id} again")
+            self.dagster.start(run.batch_id, run.ranges, is_retry=True)
+
+    # What is promised
+
+    def _check_commit(self, member_id: str, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
+        process = next((p for p in self.processes if p.member.member_id == member_id), None)
+        superseded = process is not None and process.member.is_superseded
+        if self.group.owner(partition) != member_id and not superseded:
+            msg = f"{member_id} commits {partition}, which belongs to {self.group.owner(partition)}"
+            raise Violation(msg)
+        self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
+        if before is None or before.offset == new.offset:
+            self._check_claims_kept(partition, before, new)
+            return
+        if new.offset < before.offset:
+            msg = f"{partition} goes back from {before.offset} to {new.offset}"
+            raise Violation(msg)
+        self._check_covered(OffsetRange(partition.topic, partition.partition, before.offset, new.offset))
+
+    def _check_claims_kept(self, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
+        """A claim goes only with the commit of its range."""
+        try:
+            kept = set(decode(before).claims) <= set(decode(new).claims) if before is not None else True
+        except ClaimError:
+            kept = True
+        if not kept:
+            msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
+            raise Violation(msg)
+
+    def _check_covered(self, range_: OffsetRange) -> None:
+        done = self.dagster.done.get(range_.topic_partition, [])
+        letters = [(letter.start, letter.until) for letter in self.dagster.letters if letter.topic_partition == range_.topic_partition]
+        if not any((start, until) == (range_.start, range_.until) for start, until in [*((s, u) for s, u, _ in done), *letters]):
+            msg = f"{range_} is committed, but no run has succeeded on it: it is lost"
+            raise Violation(msg)
+
+    def _check_members(self) -> None:
+        now = self.clockwork.now
+        for process in self.processes:
+            if process.is_gone or process.is_paused:
+                continue
+            awake_since = process.paused_at
+            for hold in process.driver.holds:
+                if now > max(hold.limit_at, awake_since) + _HOLD_SLACK_S:
+                    msg = f"{process} still holds {', '.join(map(str, hold.epochs))}, {now - hold.limit_at:.0f} s behind the limit"
+                    raise Violation(msg)
+            for owned in process.driver.partitions.values():
+                self._check_progress(process, owned, now)
+
+    def _check_progress(self, process: Process, owned: OwnedPartition, now: float) -> None:
+        key = (process.incarnation, owned.partition)
+        driver = process.driver
+        has_room = len(batches_under_way(driver.partitions.values())) < driver.settings.limits.max_runs_in_flight
+        idle = (
+            owned.phase is Phase.OWNED
+            and not owned.entries
+            and owned.pending is None
+            and owned.unrecorded is None
+            and has_room
+            and process.is_served
+            and self.group.ends[owned.partition] > (owned.ledger.next_offset if owned.ledger else 0)
+        )
+        before, since = self._unchanged_since.get(key, (None, now))
+        state = (owned.epoch, owned.ledger.next_offset if owned.ledger else -1) if idle else None
+        self._unchanged_since[key] = (state, since if state == before else now)
+        if idle and state == before and now - max(since, process.paused_at) > _STALL_S:
+            msg = f"{process} does nothing about {explain_partition(owned, now)}"
+            raise Violation(msg)
+
+    # The end
+
+    def calm(self) -> None:
+        """Nothing fails any more, and nothing new is produced."""
+        self.clockwork.tell("the weather", "is calm from now on")
+        self.is_calm = True
+        self.weather.calm()
+        self._disturbances.calm()
+        self._sides.add("a")
+        self.ensure("a")
+
+    def is_settled(self) -> bool:
+        """Whether everything is committed and recorded, and nobody holds anything."""
+        for partition in self.group.partitions:
+            stored = self.group.stored.get(partition)
+            if stored is None or stored.offset != self.group.ends[partition] or decode(stored).claims:
+                return False
+        members = [process for process in self.processes if not process.is_gone]
+        return all(not m.driver.holds and not any(o.is_committing for o in m.driver.partitions.values()) for m in members)
+
+    def why_not_settled(self) -> str:
+        """What stands still."""
+        texts = []
+        for partition in self.group.partitions:
+            stored, end = self.group.stored.get(partition), self.group.ends[partition]
+            if stored is None or stored.offset != end:
+                texts.append(f"{partition} stands still at {stored}, although it ends at {end}")
+        for process in self.processes:
+            if not process.is_gone:
+                owned = process.driver.partitions.values()
+                texts += [f"{process}: {explain_partition(o, self.clockwork.now)}" for o in owned]
+                texts += [f"{process} holds {hold}" for hold in process.driver.holds]
+        return "; ".join(texts) or "nobody is there"
+
+    def check_all_is_done(self) -> None:
+        """Every offset is in exactly one successful run, in a dead letter, or was deleted; every commit is recorded."""
+        for partition in self.group.partitions:
+            covered = [(start, until) for start, until, _ in self.dagster.done.get(partition, [])]
+            covered += [(r.start, r.until) for r in {*self.dagster.letters, *self.deleted} if r.topic_partition == partition]
+            at = 0
+            for start, until in sorted(covered):
+                if start > at:
+                    break
+                at = max(at, until)
+            if at != self.group.ends[partition]:
+                msg = f"{partition}: offset {at} is in no successful run: it is lost"
+                raise Violation(msg)
+
+    def check_gauges(self) -> None:
+        """After everybody has left, nothing is left."""
+        if self.group.seats:
+            msg = f"everybody has left, but the group still has {', '.join(self.group.seats)}"
+            raise Violation(msg)
+        for process in self.processes:
+            left = [name for name, size in process.gauges().items() if size]
+            if left:
+                msg = f"{process} has left with {', '.join(left)} above zero"
+                raise Violation(msg)
+
+
