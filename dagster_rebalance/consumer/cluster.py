@@ -14,15 +14,15 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec, TopicMetadata
+from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from dagster_rebalance.consumer.kafka_errors import (
     NO_LEADER_KNOWN,
-    REFUSALS,
     RETRIABLE,
     TROUBLES_KEPT,
     UNKNOWN_TOPIC,
     Attempt,
+    answered,
     broker_error,
     cause_among,
     configuration_error,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.1
-_REFUSED_WITHIN_S = 1.0
 _NEW_TOPIC_GRACE_S = 2.0
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
@@ -82,7 +81,7 @@ class Cluster:
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
         """All topics that the principal may see."""
         try:
-            topics = self._listed(timeout_s)
+            topics = answered(lambda limit_s: self._admin.list_topics(timeout=limit_s).topics, timeout_s, self._cause)
         except KafkaException as problem:
             raise broker_error(self._cause(kafka_error(problem)), self._attempt("listing the topics")) from problem
         for name, topic in topics.items():
@@ -123,16 +122,6 @@ class Cluster:
             return AdminClient(config)
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
-
-    def _listed(self, timeout_s: float) -> dict[str, TopicMetadata]:
-        """All topics. The client goes on trying with a password that was refused: after a moment it is asked why it has no answer."""
-        first = min(timeout_s, _REFUSED_WITHIN_S)
-        try:
-            return self._admin.list_topics(timeout=first).topics
-        except KafkaException as problem:
-            if timeout_s <= first or self._cause(kafka_error(problem)).code() in REFUSALS:
-                raise
-        return self._admin.list_topics(timeout=timeout_s - first).topics
 
     def _check_rights(self, topics: Collection[str], timeout_s: float) -> None:
         """Whoever may see a topic need not be allowed to read it; that would show at the first commit, with a claim already planned."""

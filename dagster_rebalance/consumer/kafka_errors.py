@@ -8,16 +8,18 @@ met a rebalance, or that a partition is lost, is told by the class.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.partition import TopicPartition
+
+_Answer = TypeVar("_Answer")
 
 FENCED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH, KafkaError.FENCED_INSTANCE_ID})
 """The broker does not know the member any more."""
@@ -47,6 +49,8 @@ _NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._U
 
 REFUSALS = CREDENTIALS | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
 """Somebody must change a setting or a right."""
+
+_REFUSED_WITHIN_S = 1.0
 
 TROUBLES_KEPT = 20
 """The last ones that a client told are enough to find the cause of a time-out."""
@@ -168,6 +172,22 @@ def cause_among(troubles: Iterable[KafkaError], error: KafkaError) -> KafkaError
     # That all brokers are down follows from how the last one failed, and says less.
     failed = [trouble for trouble in known if trouble.code() in _UNREACHABLE - {KafkaError._ALL_BROKERS_DOWN}]
     return (refused or failed or [error])[-1]
+
+
+def answered(ask: Callable[[float], _Answer], timeout_s: float, cause: Callable[[KafkaError], KafkaError]) -> _Answer:
+    """Ask with a time limit, but not to its end when the client was refused: it goes on trying with a password that is wrong.
+
+    Raises:
+        KafkaException: No answer, or an error.
+    """
+    first = min(timeout_s, _REFUSED_WITHIN_S)
+    try:
+        return ask(first)
+    except KafkaException as problem:
+        error = kafka_error(problem)
+        if first == timeout_s or error.code() not in _UNREACHABLE or cause(error).code() in REFUSALS:
+            raise
+    return ask(timeout_s - first)
 
 
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:

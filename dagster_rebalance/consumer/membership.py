@@ -23,6 +23,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     FENCED_IN_A_HOLD,
     METADATA_TOO_LARGE,
     Attempt,
+    answered,
     broker_error,
     cause_among,
     kafka_error,
@@ -178,7 +179,7 @@ class Member:
         self._check_usable("committed", nested=True)
         attempt = self._attempt(f"reading what group '{self._settings.group_id}' has committed for {names(partitions)}")
         try:
-            found = self._session.commits.read(partitions, timeout_s)
+            found = answered(lambda limit_s: self._session.commits.read(partitions, limit_s), timeout_s, self._cause)
         except KafkaException as problem:
             raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
         self._session.troubles.clear()

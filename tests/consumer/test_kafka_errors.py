@@ -7,6 +7,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
+    answered,
     broker_error,
     cause_among,
     commit_error,
@@ -88,6 +89,33 @@ def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
     assert cause_among([down], over) is over
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
     assert cause_among([refused], unknown) is unknown
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "limits"),
+    [
+        ("_TIMED_OUT", "_AUTHENTICATION", [1.0]),
+        ("_TIMED_OUT", "_TIMED_OUT", [1.0, 9.0]),
+        ("_TRANSPORT", "GROUP_AUTHORIZATION_FAILED", [1.0]),
+        ("TOPIC_AUTHORIZATION_FAILED", "_TIMED_OUT", [1.0]),
+    ],
+)
+def test_a_refused_client_is_not_waited_for_to_the_end(error: str, cause: str, limits: list[float]) -> None:
+    """A wrong password does not get better within the limit, a slow broker may."""
+    asked: list[float] = []
+
+    def ask(limit_s: float) -> None:
+        asked.append(limit_s)
+        raise KafkaException(KafkaError(code(error)))
+
+    with pytest.raises(KafkaException):
+        answered(ask, 10.0, lambda _: KafkaError(code(cause)))
+    assert asked == limits
+
+
+def test_a_short_limit_is_not_made_longer() -> None:
+    """A poll has given it."""
+    assert answered(lambda limit_s: limit_s, 0.5, lambda error: error) == 0.5
 
 
 @pytest.mark.parametrize("name", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "FENCED_INSTANCE_ID"])
