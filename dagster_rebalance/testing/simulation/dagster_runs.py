@@ -112,6 +112,13 @@ class SimulatedDagster:
         """The runs at work."""
         return [self.runs[run_id] for run_id, process in self.processes.items() if process.is_working]
 
+    def is_busy(self, partition: TopicPartition) -> bool:
+        """Whether any run may still work on a partition."""
+        return any(
+            run.is_live and not self.processes[run.run_id].is_gone and any(r.topic_partition == partition for r in run.ranges)
+            for run in self.runs.values()
+        )
+
     # The life of a run
 
     def _later(self, seconds: float, run_id: str, state: RunState) -> None:

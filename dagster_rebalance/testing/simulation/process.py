@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.orchestration.catalogue import Catalogue
     from dagster_rebalance.orchestration.dead_letters import DeadLetters
     from dagster_rebalance.orchestration.runs import RunLedger
@@ -38,6 +39,7 @@ _CONFIG = {
     "cooperative": {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"},
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
 }
+_LONG_S = 1.0
 
 
 class ProcessKilledError(BaseException):
@@ -90,7 +92,10 @@ class Process:
         self.skew = 0.0
         self.is_gone = self.is_paused = self.is_retired = False
         self.is_connected = self.has_storage = True
-        self.paused_at = float("-inf")
+        self.awake_since = float("-inf")
+        self.idle_since: dict[tuple[TopicPartition, int, int], float] = {}
+        self.after_turn: Callable[[Process], None] = lambda _: None
+        self.start_another: Callable[[], None] = lambda: None
         self._killed = False
         self._dagster = dagster
         self.member = SimulatedMember(self, group)
@@ -134,15 +139,13 @@ class Process:
     @property
     def is_served(self) -> bool:
         """Whether ticks come, and all its backends are there."""
-        return not self.is_retired and self.is_connected and self.has_storage and not self.clockwork.is_waiting(self)
+        return not self.is_retired and self.is_connected and self.has_storage
 
     def gauges(self) -> dict[str, int]:
         """What must return to zero."""
         return {
             "holds": len(self.driver.holds),
             "offers": len(self.driver.offers),
-            "live runs": len({run for owned in self.driver.partitions.values() for run in owned.live_runs}),
-            "writes under way": sum(owned.pending is not None for owned in self.driver.partitions.values()),
             "dead letters under way": self.letters.under_way,
             "revokes": len(self.consumer.get_to_be_revoked_partitions()),
             "assigned partitions": len(self.consumer.assignment()),
@@ -173,7 +176,7 @@ class Process:
 
     def _resume(self) -> None:
         self.is_paused = False
-        self.paused_at = self.clockwork.now
+        self.awake_since = self.clockwork.now
         self.tell("goes on")
 
     # The network
@@ -181,9 +184,12 @@ class Process:
     def reaches(self, backend: str, *, wait: bool = True) -> bool:
         """Whether a request or its answer arrives; meanwhile the others go on, and this process may be stopped or killed."""
         if wait:
+            asked_at = self.clockwork.now
             self.clockwork.let_others(self, self._stall())
             while self.is_paused and not self._killed:
                 self.clockwork.let_others(self, 1.0)
+            if self.clockwork.now - asked_at > _LONG_S:
+                self.awake_since = self.clockwork.now
         if self._killed:
             raise ProcessKilledError
         is_there = self.is_connected if backend == "kafka" else self.has_storage
@@ -215,6 +221,7 @@ class Process:
         try:
             self.clockwork.let_others(self, 0.0)
             self.pump.turn()
+            self.after_turn(self)
             if self.pump.left is not None:
                 self.tell(f"leaves: {self.pump.left}")
                 self.consumer.close()
@@ -225,10 +232,14 @@ class Process:
         except DagsterRebalanceError as error:
             msg = f"{self} ended with {type(error).__name__}: {error}"
             raise Violation(msg) from error
-        self.clockwork.after(self.skew + self.clockwork.within(0.0, 0.5), self, self._turn)
+        self.clockwork.after(self.skew + self.clockwork.within(0.0, 0.8), self, self._turn)
 
     def _tick(self) -> None:
-        if self.is_gone or self.is_retired:
+        """A tick finds the member, or starts another one if this one has left the group."""
+        if self.is_retired or self._killed:
+            return
+        if self.is_gone:
+            self.start_another()
             return
         clockwork = self.clockwork
         clockwork.after(clockwork.within(1.0, 4.0), None, self._tick)

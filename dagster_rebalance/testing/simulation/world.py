@@ -47,8 +47,6 @@ class World:
         self._batch_ids = count(1)
         self._incarnations = count(1)
         self._sides: set[str] = set()
-        self._unchanged_since: dict[tuple[str, TopicPartition], tuple[object, float]] = {}
-        self._reexecuted: set[str] = set()
         self.clockwork.check = self._check_members
         self.clockwork.tell("seed", f"{seed}: {self.weather.protocol}, {self.weather.partitions} partitions, {self.weather.settings}")
         for side in "ab"[: self.clockwork.chance.randint(1, 2)]:
@@ -75,6 +73,8 @@ class World:
         process = Process(
             incarnation, self.clockwork, self.group, self.dagster, self.weather, lambda: f"{incarnation}-{next(self._batch_ids)}"
         )
+        process.after_turn = self.check_progress
+        process.start_another = lambda: self.ensure(incarnation)
         self.processes = [other for other in self.processes if not other.is_gone]
         self.processes.append(process)
 
@@ -103,19 +103,25 @@ class World:
                     process.leave()
 
     def move_offset(self, partition: TopicPartition) -> None:
-        """A person moves the committed offset behind what retention deleted, once nothing works there any more."""
-        stored = self.group.stored[partition]
-        busy = any(
-            run.is_live and any(range_.topic_partition == partition for range_ in run.ranges) for run in self.dagster.runs.values()
-        )
-        if stored.offset >= self.group.starts[partition]:
+        """A person moves the committed offset behind what was deleted and what is done, once nothing works there any more."""
+        stored, start = self.group.stored[partition], self.group.starts[partition]
+        if stored.offset >= start:
             return
-        if busy or self.clockwork.is_nested:
+        if self.clockwork.is_nested or self.dagster.is_busy(partition) or self._is_foreign(stored):
             self.clockwork.after(2.0, None, lambda: self.move_offset(partition))
             return
-        self.deleted.add(OffsetRange(partition.topic, partition.partition, stored.offset, self.group.starts[partition]))
-        self.group.stored[partition] = OffsetAndMetadata(self.group.starts[partition])
-        self.clockwork.tell("a person", f"moves {partition} to {self.group.starts[partition]}")
+        moved = max([start, *(until for _, until, _ in self.dagster.done.get(partition, ()))])
+        self.deleted.add(OffsetRange(partition.topic, partition.partition, stored.offset, moved))
+        self.group.stored[partition] = OffsetAndMetadata(moved)
+        self.clockwork.tell("a person", f"moves {partition} to {moved}")
+
+    @staticmethod
+    def _is_foreign(stored: OffsetAndMetadata) -> bool:
+        try:
+            decode(stored)
+        except ClaimError:
+            return True
+        return False
 
     # What goes on by itself
 
@@ -179,37 +185,36 @@ class World:
             raise Violation(msg)
 
     def _check_members(self) -> None:
+        """After each step: nobody who is awake holds on for longer than the limit."""
         now = self.clockwork.now
         for process in self.processes:
-            if process.is_gone or process.is_paused:
+            if process.is_gone or process.is_paused or self.clockwork.is_waiting(process):
                 continue
-            awake_since = process.paused_at
             for hold in process.driver.holds:
-                if now > max(hold.limit_at, awake_since) + _HOLD_SLACK_S:
+                if now > max(hold.limit_at, process.awake_since) + _HOLD_SLACK_S:
                     msg = f"{process} still holds {', '.join(map(str, hold.epochs))}, {now - hold.limit_at:.0f} s behind the limit"
                     raise Violation(msg)
-            for owned in process.driver.partitions.values():
-                self._check_progress(process, owned, now)
 
-    def _check_progress(self, process: Process, owned: OwnedPartition, now: float) -> None:
-        key = (process.incarnation, owned.partition)
-        driver = process.driver
+    def check_progress(self, process: Process) -> None:
+        """After each turn: what has lag is worked on, or says why not."""
+        now, driver = self.clockwork.now, process.driver
         has_room = len(batches_under_way(driver.partitions.values())) < driver.settings.limits.max_runs_in_flight
-        idle = (
-            owned.phase is Phase.OWNED
-            and not owned.entries
-            and owned.pending is None
-            and owned.unrecorded is None
-            and has_room
-            and process.is_served
-            and self.group.ends[owned.partition] > (owned.ledger.next_offset if owned.ledger else 0)
-        )
-        before, since = self._unchanged_since.get(key, (None, now))
-        state = (owned.epoch, owned.ledger.next_offset if owned.ledger else -1) if idle else None
-        self._unchanged_since[key] = (state, since if state == before else now)
-        if idle and state == before and now - max(since, process.paused_at) > _STALL_S:
-            msg = f"{process} does nothing about {explain_partition(owned, now)}"
-            raise Violation(msg)
+        idle = {}
+        for owned in driver.partitions.values() if has_room and process.is_served else ():
+            if not self._is_idle(owned):
+                continue
+            state = (owned.partition, owned.epoch, owned.ledger.next_offset if owned.ledger else -1)
+            idle[state] = since = process.idle_since.get(state, now)
+            if now - max(since, process.awake_since) > _STALL_S:
+                msg = f"{process} does nothing about {explain_partition(owned, now)}"
+                raise Violation(msg)
+        process.idle_since = idle
+
+    def _is_idle(self, owned: OwnedPartition) -> bool:
+        """Whether a partition is owned, has lag, and nothing is done about it."""
+        if owned.phase is not Phase.OWNED or owned.entries or owned.pending or owned.unrecorded:
+            return False
+        return self.group.ends[owned.partition] > (owned.ledger.next_offset if owned.ledger else 0)
 
     # The end
 
@@ -264,7 +269,7 @@ class World:
         if self.group.seats:
             msg = f"everybody has left, but the group still has {', '.join(self.group.seats)}"
             raise Violation(msg)
-        for process in self.processes:
+        for process in (process for process in self.processes if process.pump.left is not None):
             left = [name for name, size in process.gauges().items() if size]
             if left:
                 msg = f"{process} has left with {', '.join(left)} above zero"
