@@ -108,7 +108,9 @@ class DeadLetterProducer:
             self._producer = None
 
     def _end(self, key: str, error: KafkaError | None) -> None:
-        self._under_way.discard(key)
+        if key not in self._under_way:
+            return  # of a client that was given up
+        self._under_way.remove(key)
         self._ended.append(Delivery(key, "" if error is None else self._problem(error)))
         if error is not None and is_final(error):
             self._producer = None  # this client will never send again; the next record makes another one

@@ -36,6 +36,10 @@ class FakeProducer:
         self._reports += [(report, error) for report in self._waiting]
         self._waiting = []
 
+    def end_again(self) -> None:
+        """What has ended is told twice."""
+        self._reports += self._reports
+
     def poll(self, timeout: float) -> int:
         """Tell what has ended."""
         assert timeout == 0, "its caller waits for nobody"

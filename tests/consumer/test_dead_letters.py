@@ -151,6 +151,15 @@ def test_a_fatal_error_at_the_end_is_not_raised_into_the_member() -> None:
     assert stage.client.is_purged
 
 
+def test_a_record_ends_once() -> None:
+    """A client that was given up may still call back."""
+    stage = Stage()
+    stage.letters.send("k", "v")
+    stage.client.end()
+    stage.client.end_again()
+    assert stage.letters.deliveries() == (Delivery("k"),)
+
+
 def test_closing_gives_up_what_is_under_way() -> None:
     """A leave has no time to wait for it, and nothing was committed on it."""
     stage = Stage()

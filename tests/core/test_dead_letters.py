@@ -217,6 +217,38 @@ def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
     assert member.driver.partitions[tp(0)].letter is None
 
 
+def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored() -> None:
+    """Dagster is away, so that the runs cannot be looked at once more before the commit."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    member.feed(seen.DeadLetterFailed(asked, "away"))
+    assert member.shown[-1][1] != ""
+    member.fails.add(do.ReadRuns)
+    member.feed(seen.DeadLetterStored(asked))
+    assert member.shown[-1] == (tp(0), "")
+    asked_for = len(letters(member))
+    world.wait(70, member)
+    assert len(letters(member)) == asked_for
+    assert world.kafka.commits == []
+
+
+def test_that_a_letter_is_obsolete_is_said_once() -> None:
+    """However long Kafka takes for the commit."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    again = world.dagster.add("b1", (FIRST,))
+    world.dagster.move(again, RunState.STARTED, is_retry=True)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    member.feed(seen.DeadLetterStored(asked))
+    member.fails.add(do.WriteOffsets)
+    world.succeed(again)
+    world.wait(10, member)
+    assert len([command for command in member.done if isinstance(command, do.Note) and "obsolete" in command.text]) == 1
+
+
 def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_second_letter() -> None:
     """The record is there."""
     world, member = stage(answers=False)

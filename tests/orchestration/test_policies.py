@@ -153,6 +153,7 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
     assert bench.offset() == 0, "not confirmed yet"
+    bench.catalogue.show_stopped({tp(0): "as another member has seen it meanwhile"})
     ((topic, key, value),) = bench.producer.sent
     assert (topic, key) == ("dead", "orders-0-0-10")
     letter = json.loads(value)
@@ -215,6 +216,16 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(instance: dg
     assert bench.producer.sent == []
     monkeypatch.undo()
     bench.until(lambda: bench.producer.sent)
+
+
+def test_while_a_letter_is_under_way_dagster_is_not_asked_again(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver repeats itself each second, perhaps through a long outage of Kafka."""
+    bench, _ = given_up(instance)
+    asked: list[str] = []
+    monkeypatch.setattr(bench.pump.parts.ledger, "why_failed", lambda run_id: asked.append(run_id) or "why")
+    bench.until(lambda: bench.producer.sent)
+    bench.turn(100)
+    assert len(asked) == 1
 
 
 def test_a_revoke_does_not_wait_for_a_letter(instance: dg.DagsterInstance) -> None:
