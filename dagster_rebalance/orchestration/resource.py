@@ -137,8 +137,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         config |= self.client_config
         if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
             msg = (
-                f"client_config of group {self.group_id} sets partition.assignment.strategy to an eager one: each hold would stop the whole "
-                "group. Remove it, for cooperative-sticky; docs/upgrading.md says how a group moves"
+                f"client_config of group {self.group_id} sets partition.assignment.strategy to an eager one: each hold would stop the "
+                "whole group. Remove it, for cooperative-sticky; docs/upgrading.md says how a group moves"
             )
             raise ConfigurationError(msg)
         return config
