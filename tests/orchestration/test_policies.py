@@ -222,7 +222,12 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(instance: dg.Dag
     """The driver repeats itself each second, perhaps through a long outage of Kafka."""
     bench, _ = given_up(instance)
     asked: list[str] = []
-    monkeypatch.setattr(bench.pump.parts.ledger, "why_failed", lambda run_id: asked.append(run_id) or "why")
+
+    def why(run_id: str) -> str:
+        asked.append(run_id)
+        return "why"
+
+    monkeypatch.setattr(bench.pump.parts.ledger, "why_failed", why)
     bench.until(lambda: bench.producer.sent)
     bench.turn(100)
     assert len(asked) == 1
