@@ -22,7 +22,7 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
-from dagster_rebalance.core.runs import InFlight, RunSeen, progress_of, unclaimed_workers
+from dagster_rebalance.core.runs import InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
 if TYPE_CHECKING:
@@ -199,10 +199,13 @@ class Driver:
             ledger = owned.ledger
             if ledger is None:
                 continue
+            doubted = ""
             for entry in ledger.entries:
                 if entry.batch_id in event.batch_ids:
                     progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
                     ledger = ledger.note(owned.epoch, entry.range, dead_letters.settled(owned, entry.range, progress))
+                    if progress != entry.progress and isinstance(progress, ToRequest):
+                        doubted = doubted or refused_last(entry.range, entry.batch_id, event.runs)
                     obsolete = dead_letters.obsolete(owned, entry, progress)
                     if obsolete is not None:
                         yield do.Note(obsolete)
@@ -211,6 +214,9 @@ class Driver:
             if owned.phase is Phase.RESTORING and event.with_live and covers_all:
                 yield from self._restore(self.partitions[owned.partition], event.runs)
             yield from self._stop_or_go_on(self.partitions[owned.partition])
+            if doubted and owned.phase is Phase.OWNED and self.partitions[owned.partition].phase is Phase.OWNED and owned.pending is None:
+                yield do.Note(f"run {doubted} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
+                self.partitions[owned.partition] = self._distrusted(self.partitions[owned.partition])
 
     def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...]) -> Iterable[do.Command]:
         blocked_by = unclaimed_workers([owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs)
@@ -229,6 +235,9 @@ class Driver:
         reason = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
         if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
+        elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
+            self.partitions[owned.partition] = replace(owned, stop_reason=reason)
+            yield do.ShowStop(owned.partition, reason)
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
             self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CLEARED), stop_reason="")
             yield do.ShowStop(owned.partition, "")

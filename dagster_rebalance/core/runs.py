@@ -139,6 +139,12 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
     return ToRequest(attempt=len(first_runs) + 1)
 
 
+def refused_last(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen]) -> str:
+    """The newest run on a claimed range if it refused itself, which may mean that the claim is gone; empty otherwise."""
+    mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
+    return mine[-1].run_id if mine and mine[-1].is_refused else ""
+
+
 def unclaimed_workers(
     ranges: Iterable[OffsetRange], claimed: Iterable[tuple[OffsetRange, str]], runs: Iterable[RunSeen]
 ) -> tuple[str, ...]:

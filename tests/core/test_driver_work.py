@@ -45,6 +45,30 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
     assert member.driver.partitions[tp(0)].entries == ()
 
 
+def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
+    """Found by simulation: whoever moves the offset of a partition erases its claims, and runs would be asked for, and refuse, for ever."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(40)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is not None
+    world.wait(3, member)
+    assert world.kafka.claims(0) == [(100, "b2")]
+    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
+
+
+def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
+    """It may have refused itself for another run of its batch; the look costs one request, and happens once."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    world.dagster.move(run_id, RunState.FAILED, is_refused=True)
+    world.wait(10, member)
+    assert world.kafka.claims(0) == [(100, "b1")]
+    assert [offer.attempt for offer in member.driver.offers] == [2]
+    assert len(member.given(do.ReadStoredOffsets)) == 2
+
+
 def test_a_batch_is_offered_under_the_same_key_until_its_run_exists() -> None:
     """A tick that times out or is previewed throws its requests away."""
     world = World(records=100)
