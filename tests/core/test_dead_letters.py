@@ -133,6 +133,8 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again_l
         "dead: the topic is away; bring it back. It is tried again"
     )
     assert member.shown == [(tp(0), owned.stop_reason)]
+    member.feed(seen.DeadLetterFailed(asked, "the right to write is missing; grant it"))
+    assert "grant it" in member.shown[-1][1]
     member.feed(seen.DeadLetterStored(asked))
     assert world.kafka.commits == [(tp(0), 10)]
     assert member.shown[-1] == (tp(0), "")
