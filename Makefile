@@ -6,7 +6,7 @@ ARGS :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench sim test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -19,6 +19,11 @@ demo: install  ## two members hand partitions over while Spark runs drain (ARGS=
 
 bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench.json (ARGS="--only tracker" for some)
 	$(BIN)/dagster-rebalance bench $(ARGS)
+
+SCHEDULES := 1000
+SEED := 1
+sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: dagster-rebalance replay)
+	$(BIN)/dagster-rebalance simulate --schedules $(SCHEDULES) --seed $(SEED) $(ARGS)
 
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
 	$(BIN)/python -m pytest $(ARGS)

@@ -232,7 +232,7 @@ class Process:
         except DagsterRebalanceError as error:
             msg = f"{self} ended with {type(error).__name__}: {error}"
             raise Violation(msg) from error
-        self.clockwork.after(self.skew + self.clockwork.within(0.0, 0.8), self, self._turn)
+        self.clockwork.after(self.skew + self.clockwork.within(0.0, 1.2), self, self._turn)
 
     def _tick(self) -> None:
         """A tick finds the member, or starts another one if this one has left the group."""

@@ -16,7 +16,7 @@ from dagster_rebalance.testing.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_ROUGH_S = 45.0
+_ROUGH_S = 40.0
 _CALM_AT_MOST_S = 600.0
 _LEAVING_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 3.0
