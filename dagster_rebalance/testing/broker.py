@@ -7,6 +7,8 @@ listens on another address than 127.0.0.1.
 from __future__ import annotations
 
 import base64
+import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -34,11 +36,8 @@ if TYPE_CHECKING:
 
 KAFKA_VERSION = "4.1.1"
 
-KAFKA = JarSet(
-    f"kafka-{KAFKA_VERSION}",
-    # Kafka's own dependencies write no log at all: slf4j-simple writes it to the node's log file.
-    (Coordinates("org.apache.kafka", "kafka_2.13", KAFKA_VERSION), Coordinates("org.slf4j", "slf4j-simple", "1.7.36")),
-)
+VERSION_VARIABLE = "DAGSTER_REBALANCE_KAFKA_VERSION"
+"""Names the version of Kafka for clusters that are given none, those of the fixtures too."""
 
 JAVA_FLAGS = (
     "-XX:+UseSerialGC",
@@ -50,6 +49,13 @@ JAVA_FLAGS = (
 
 SIZES = (1, 3)
 REQUEST_LIMIT_S = 30.0
+
+
+def kafka_jars(version: str) -> JarSet:
+    """Kafka of a version, with all that it needs."""
+    # Kafka's own dependencies write no log at all: slf4j-simple writes it to the node's log file.
+    artifacts = (Coordinates("org.apache.kafka", "kafka_2.13", version), Coordinates("org.slf4j", "slf4j-simple", "1.7.36"))
+    return JarSet(f"kafka-{version}", artifacts)
 
 
 @dataclass
@@ -67,6 +73,8 @@ class KafkaCluster:
         nodes: How many; the nodes are numbered from 1.
         port: The first node's port; a free one by default.
         settings: Broker settings; they win over those of this kit, which make rebalances quick.
+        version: Kafka's; what DAGSTER_REBALANCE_KAFKA_VERSION names, or 4.1.1. Before 4.0 there is the classic protocol only: the
+            consumer protocol was not for production yet, and is off.
         heap: The memory of each node, as Java's -Xmx takes it.
         tell: Gets a sentence at each step of a first fetch of the jars.
     """
@@ -74,6 +82,7 @@ class KafkaCluster:
     nodes: int = 1
     port: int | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    version: str = field(default_factory=lambda: os.environ.get(VERSION_VARIABLE) or KAFKA_VERSION)
     heap: str = "384m"
     tell: Callable[[str], None] = tell_on_stderr
     _folder: Path | None = field(init=False, default=None)
@@ -84,6 +93,9 @@ class KafkaCluster:
     def __post_init__(self) -> None:
         if self.nodes not in SIZES:
             msg = f"A local Kafka has 1 or 3 nodes, not {self.nodes}."
+            raise ConfigurationError(msg)
+        if not re.fullmatch(r"[34]\.\d+\.\d+", self.version):
+            msg = f"'{self.version}' is no version of Kafka that this kit can start: it must look like {KAFKA_VERSION} or 3.9.1."
             raise ConfigurationError(msg)
         if self.port is not None and not is_free(self.port):
             msg = f"Port {self.port} is in use on this machine. Choose another, or none to get a free one."
@@ -118,7 +130,7 @@ class KafkaCluster:
         Raises:
             DagsterRebalanceError: A node did not start; the message holds the end of its log.
         """
-        jars = fetch(KAFKA, tell=self.tell)
+        jars = fetch(kafka_jars(self.version), tell=self.tell)
         java: list[str | Path] = [find_java().path, f"-Xmx{self.heap}", *JAVA_FLAGS, "-cp", ":".join(map(str, jars))]
         self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-kafka-"))
         try:
@@ -146,7 +158,9 @@ class KafkaCluster:
 
     def _format(self) -> None:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        formats = [node.format(cluster_id, self._nodes.values(), self.settings) for node in self._nodes.values()]
+        protocols = "classic" if self.version.startswith("3.") else "classic,consumer"
+        settings = {"group.coordinator.rebalance.protocols": protocols, **self.settings}
+        formats = [node.format(cluster_id, self._nodes.values(), settings) for node in self._nodes.values()]
         for process in formats:
             with process:
                 if process.wait(START_LIMIT_S) != 0:

@@ -18,6 +18,7 @@ def test_orders_arrive(kafka_broker, kafka_topic):
 `secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
 `spark_connect_server` (session): a `SparkConnectServer`.
 Needs Java 17 to 23. The first use ever fetches the jars, about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it).
+DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 plays the tests on another Kafka than 4.1.1.
 """
 
 from __future__ import annotations

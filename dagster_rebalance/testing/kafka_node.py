@@ -28,7 +28,6 @@ QUICK_REBALANCES: Mapping[str, str] = {
     "group.consumer.min.heartbeat.interval.ms": "500",
     "group.consumer.min.session.timeout.ms": "2000",
     "group.consumer.session.timeout.ms": "10000",
-    "group.coordinator.rebalance.protocols": "classic,consumer",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "1000",
     "log.cleaner.dedupe.buffer.size": "4194304",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.testing import java
-from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.ports import accepts_connections, free_port
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.broker
 
 PARENT = """
 import time
-from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.broker import KAFKA_VERSION, VERSION_VARIABLE, KafkaCluster
 kafka = KafkaCluster().start()
 print(kafka.bootstrap_servers, *kafka.pids, flush=True)
 time.sleep(600)
@@ -207,6 +208,25 @@ def test_only_one_or_three_nodes_are_offered(nodes: int) -> None:
     """Two nodes cannot outvote one that has failed."""
     with pytest.raises(ConfigurationError, match=f"1 or 3 nodes, not {nodes}"):
         KafkaCluster(nodes=nodes)
+
+
+@pytest.mark.parametrize("version", ["latest", "2.8.1", "4.1", "../4.1.1"])
+def test_a_version_that_cannot_be_started_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It becomes part of a path and of what is fetched; the variable is read like the argument."""
+    with pytest.raises(ConfigurationError, match=re.escape(f"'{version}' is no version of Kafka")):
+        KafkaCluster(version=version)
+    monkeypatch.setenv(VERSION_VARIABLE, version)
+    with pytest.raises(ConfigurationError, match="must look like 4"):
+        KafkaCluster()
+
+
+def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this order; the variable reaches the fixtures."""
+    monkeypatch.delenv(VERSION_VARIABLE, raising=False)
+    assert KafkaCluster().version == KAFKA_VERSION
+    monkeypatch.setenv(VERSION_VARIABLE, "3.9.1")
+    assert KafkaCluster().version == "3.9.1"
+    assert KafkaCluster(version="4.0.0").version == "4.0.0"
 
 
 def test_a_port_in_use_is_refused_before_anything_starts() -> None:
