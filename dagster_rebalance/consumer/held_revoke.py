@@ -17,6 +17,7 @@ Must never do more than these calls. A client that behaves otherwise is refused 
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import confluent_kafka
@@ -32,6 +33,13 @@ if TYPE_CHECKING:
 _NOBODYS_PARTITION = confluent_kafka.TopicPartition("__no_such_topic__", 0)
 
 
+def installed() -> tuple[str, str]:
+    """The versions of confluent-kafka and of the librdkafka in it, which distributions combine as they like."""
+    # 2.12 gives texts, 2.16 a pair of text and number for the second one.
+    first, second = (re.search(r"\d+(\.\d+)+", str(version)) for version in (confluent_kafka.__version__, confluent_kafka.libversion()))
+    return first[0] if first else "0.0", second[0] if second else "0.0"
+
+
 def suppress_unassign(consumer: confluent_kafka.Consumer) -> None:
     """Keep the partitions of the revoke that is being called back. Only to be called inside `on_revoke`.
 
@@ -42,8 +50,9 @@ def suppress_unassign(consumer: confluent_kafka.Consumer) -> None:
         consumer.incremental_unassign([_NOBODYS_PARTITION])
     except confluent_kafka.KafkaException:
         return
+    client, library = installed()
     msg = (
-        f"confluent-kafka {confluent_kafka.__version__} with librdkafka {confluent_kafka.libversion()[0]} accepted the unassign of a "
+        f"confluent-kafka {client} with librdkafka {library} accepted the unassign of a "
         "partition that is not assigned: a revoke cannot be held with it. Install a version from 2.12 to 2.16 and report this one"
     )
     raise IllegalStateError(msg)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import KafkaException
 
+from dagster_rebalance.consumer.client_check import check_client
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
 from dagster_rebalance.consumer.kafka_errors import (
@@ -59,7 +60,7 @@ class Member:
         discovery_interval_s: How often new topics and partitions are looked for, between holds.
 
     Raises:
-        ConfigurationError: The client refuses a setting; the message names it.
+        ConfigurationError: The client refuses a setting, or is one that a revoke cannot be held with; the message names it.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Member:
         probe_interval_s: float = 3.0,
         discovery_interval_s: float = 30.0,
     ) -> None:
+        check_client()
         self._settings = settings
         self._clock = clock
         self._probe_interval_s = probe_interval_s
