@@ -1,12 +1,12 @@
 # Every target brings what it needs into .venv and .cache first; see tools/bootstrap.
 BIN := .venv/bin
 UV := .cache/uv/bin/uv
-CODE := dagster_rebalance example_project examples tests
+CODE := dagster_rebalance example_project examples tests tools
 ARGS :=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench sim test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench compat sim test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,6 +24,9 @@ SCHEDULES := 1000
 SEED := 1
 sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: dagster-rebalance replay)
 	$(BIN)/dagster-rebalance simulate --schedules $(SCHEDULES) --seed $(SEED) $(ARGS)
+
+compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
+	$(BIN)/python tools/compat.py $(ARGS)
 
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
 	$(BIN)/python -m pytest $(ARGS)
