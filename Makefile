@@ -28,8 +28,9 @@ sim: install  ## many lives of a group in virtual time, into build/sim.json (SCH
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)
 
+# Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once.
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: install format-check lint types imports core-coverage test  ## all that CI asks for
 
