@@ -25,6 +25,8 @@ COMMANDS = {
     "bench": "dagster_rebalance.cli.bench.command",
     "broker": "dagster_rebalance.cli.broker",
     "demo": "dagster_rebalance.cli.demo.command",
+    "replay": "dagster_rebalance.cli.simulate_replay",
+    "simulate": "dagster_rebalance.cli.simulate",
 }
 """Each command's module; the function in it has the command's name."""
 
