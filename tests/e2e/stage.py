@@ -67,6 +67,17 @@ class Stage:
         group.produce(range(partitions), records)
         return group
 
+    def dead_letters(self) -> dict[str, dict[str, Any]]:
+        """The records of the topic `dead_letters`, by key."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": "letters"})
+        try:
+            consumer.assign([Partition("dead_letters", 0, 0)])
+            _, until = consumer.get_watermark_offsets(Partition("dead_letters", 0), 30)
+            found = consumer.consume(until, 30)
+            return {(record.key() or b"").decode(): json.loads(record.value() or b"{}") for record in found}
+        finally:
+            consumer.close()
+
     def groups(self, scenario: str, *, partitions: int = 2, records: int = 10) -> list[Group]:
         """The same in both protocols."""
         return [self.group(scenario, protocol, partitions=partitions, records=records) for protocol in PROTOCOLS]

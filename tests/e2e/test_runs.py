@@ -48,6 +48,22 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
         group.check_exactly_once()
 
 
+def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_partition_goes_on(stage: Stage) -> None:
+    """Nobody has to act: what was not processed is in the topic, with the reason, before its offset is committed."""
+    stage.kafka.create_topic("dead_letters", 1)
+    group = stage.group("poisoned", "consumer", partitions=1, records=20)
+    group.fail_next(1)
+    group.open()
+    group.turn_on("blue")
+    group.wait("all records to be committed", lambda group: group.is_done(20))
+    assert group.output() == {f"{group.name}-0-10-20": 1}
+    assert group.materialised() == [(f"{group.name}-0", 0, 10), (f"{group.name}-0", 10, 20)]
+    ((key, letter),) = stage.dead_letters().items()
+    assert (key, letter["run_ids"]) == (f"{group.name}-0-0-10", [group.runs()[0].run_id])
+    assert "the test wants this run to fail" in letter["error"]
+    assert [event["until"] for event in group.events("dead_letter")] == [10]
+
+
 def _check_state(stage: Stage, group: str) -> bool | None:
     key = dg.AssetCheckKey(GroupAssets.of(group).offsets, STOPPED_CHECK)
     record = stage.instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)

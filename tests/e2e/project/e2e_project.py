@@ -25,6 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grown": {"max_ranges_per_run": 1},
     "failing": {"max_attempts": 3},
     "hopeless": {"max_attempts": 1},
+    "poisoned": {"max_attempts": 1, "on_failure": "dead_letter", "dead_letter_topic": "dead_letters"},
     "previewed": {},
     "paired": {},
     "reloaded": {},
