@@ -1,0 +1,1 @@
+"""Failure scenarios that cross layers: docs/scenarios.md lists them."""

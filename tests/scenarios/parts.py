@@ -1,0 +1,52 @@
+"""What the scenarios in memory share: a member whose runs are at work, and what Kafka asks of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.holds import HoldBudget
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.settings import DriverSettings
+from tests.core.world import Member, World, tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core import commands as do
+
+SETTINGS = DriverSettings(
+    limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(30, 5), lease_s=10_000, pulse=Pulse(heartbeat_timeout_s=10_000)
+)
+"""A run for each partition, a hold of 30 s, and neither leases nor dead runs where a scenario is about something else."""
+
+
+def at_work(partitions: int = 1, *, settings: DriverSettings = SETTINGS, records: int = 100) -> tuple[World, Member, list[str]]:
+    """A member with a run at work on each of its partitions, in their order."""
+    world = World(records=records, partitions=partitions)
+    member = world.member(owns=partitions, settings=settings)
+    return world, member, start_all(world, member)
+
+
+def start_all(world: World, member: Member) -> list[str]:
+    """Claim what there is, and start the runs; they are in the order of their ranges."""
+    world.wait(1.25, member)
+    runs = sorted(member.tick(), key=lambda run_id: world.dagster.runs[run_id].ranges)
+    for run_id in runs:
+        assert world.start(run_id) is None
+    world.wait(1, member)
+    return runs
+
+
+def revoke(member: Member, *numbers: int) -> list[do.Command]:
+    """Kafka asks for partitions back."""
+    return member.feed(seen.RevokeRequested(tuple(map(tp, numbers))))
+
+
+def assign(member: Member, *numbers: int) -> list[do.Command]:
+    """Kafka gives partitions."""
+    return member.feed(seen.PartitionsAssigned(tuple(map(tp, numbers))))
+
+
+def outputs(world: World) -> dict[tuple[int, int, int], int]:
+    """How often each range was written by a run that succeeded."""
+    return {(range_.partition, range_.start, range_.until): times for range_, times in world.output.items()}

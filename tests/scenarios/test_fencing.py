@@ -1,0 +1,166 @@
+"""Members that were thrown out and do not know it, and runs that start where somebody else works."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.consumer.events import LostReason
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.holds import Outcome
+from dagster_rebalance.core.runs import RunState
+from tests.core.world import World, tp
+from tests.orchestration.bench import Bench, Status
+from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """In memory: nothing of the pump opens it anew."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
+    """Claimed before it is requested: whoever cannot write a claim starts nothing."""
+    world = World(partitions=1)
+    zombie = world.member(owns=1, settings=SETTINGS)
+    zombie.is_fenced = True
+    world.kafka.produce(tp(0), 100)
+    world.wait(10, zombie)
+    assert zombie.given(do.WriteOffsets), "it does try"
+    assert zombie.tick() == []
+    assert world.dagster.runs == {}
+
+
+def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(instance: dg.DagsterInstance) -> None:
+    """With the real consumer in between, whose commits the group refuses."""
+    bench = Bench(instance, records=0)
+    bench.until(lambda: bench.driver.partitions and all(owned.phase.may_plan for owned in bench.driver.partitions.values()))
+    heir = bench.joined_by_another()
+    bench.group.fence(bench.member)
+    bench.group.produce(tp(0), 10)
+    for _ in range(20):
+        heir.poll(0)
+        bench.turn()
+        assert bench.mailbox.mail.offers == ()
+    assert instance.get_runs_count() == 0
+
+
+def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
+    """An offer from before the fencing has the key of the heir's, so that Dagster starts one of the two."""
+    world = World(records=100)
+    zombie = world.member(owns=1, settings=SETTINGS)
+    zombie.is_fenced = True
+    heir = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = heir.tick()
+    assert zombie.tick() == []
+    assert world.start(run_id) is None
+    world.succeed(run_id)
+    world.wait(2, heir)
+    assert zombie.tick() == []
+    assert outputs(world) == {(0, 0, 100): 1}
+
+
+def test_a_run_that_was_launched_late_finds_its_range_committed_and_refuses_itself() -> None:
+    """The tick that asked for it was interrupted; meanwhile the range was done."""
+    world, member, (run_id,) = at_work()
+    late = world.dagster.add("b1", world.dagster.runs[run_id].ranges, RunState.WAITING)
+    world.succeed(run_id)
+    world.wait(2, member)
+    refused = world.start(late)
+    assert refused is not None
+    assert "is committed already" in refused
+    assert outputs(world) == {(0, 0, 100): 1}
+
+
+def test_a_run_that_dagster_resumes_after_its_batch_was_done_again_refuses_itself() -> None:
+    """It was taken for dead; when Dagster starts its process anew, its successor is at work, or done and not committed yet."""
+    for ends_first in (False, True):
+        world, member, (dead,) = at_work()
+        world.dagster.move(dead, RunState.FAILED)
+        world.wait(2, member)
+        (successor,) = start_all(world, member)
+        if ends_first:
+            world.succeed(successor)
+        assert world.start(dead) is not None
+        if not ends_first:
+            world.succeed(successor)
+        world.wait(2, member)
+        assert outputs(world) == {(0, 0, 100): 1}
+        assert world.kafka.commits == [(tp(0), 100)]
+
+
+def test_a_run_is_compared_with_its_claim_when_it_starts_and_not_when_it_was_asked_for() -> None:
+    """In the queue everything may change: an operator moves the offset, and the claim is gone."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick()
+    del world.kafka.stored[tp(0)]
+    refused = world.start(run_id)
+    assert refused is not None
+    assert "is not claimed" in refused
+    assert outputs(world) == {}
+
+
+def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
+    """In every order of their starts and looks; where both refuse, the owner asks again, and the range is done once."""
+    steps = [("a", "start"), ("a", "check"), ("b", "start"), ("b", "check")]
+    orders = [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3), (2, 0, 3, 1), (2, 3, 0, 1)]
+    for order in orders:
+        world = World(records=100)
+        member = world.member(owns=1, settings=SETTINGS)
+        (first,) = member.tick()
+        runs = {"a": first, "b": world.dagster.add("b1", world.dagster.runs[first].ranges, RunState.WAITING)}
+        working = set()
+        for name, step in (steps[index] for index in order):
+            if step == "start":
+                world.dagster.move(runs[name], RunState.STARTED)
+            elif world.check(runs[name]) is None:
+                working.add(name)
+        assert len(working) <= 1, order
+        for name in working:
+            world.succeed(runs[name])
+        world.wait(2, member)
+        for run_id in [] if working else start_all(world, member):
+            world.succeed(run_id)
+        world.wait(2, member)
+        assert outputs(world) == {(0, 0, 100): 1}, order
+
+
+def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partition_is_back() -> None:
+    """The late unassign would give away what was granted since."""
+    for event, outcome in ((seen.HoldSuperseded, Outcome.SUPERSEDED), (seen.PartitionsLost, Outcome.LOST)):
+        world, member, (run_id,) = at_work()
+        revoke(member, 0)
+        member.feed(event((tp(0),)))
+        assign(member, 0)
+        world.succeed(run_id)
+        world.wait(60, member)
+        assert world.released_by == []
+        assert member.given(do.ReleasePartitions) == []
+        assert [receipt.outcome for receipt in member.receipts] == [outcome]
+        assert tp(0) in member.driver.partitions
+        assert world.kafka.commits == [(tp(0), 100)], "by the new ownership"
+
+
+def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(instance: dg.DagsterInstance) -> None:
+    """At night nothing is committed and nothing is held, so nobody would notice a member that stopped taking part."""
+    bench = Bench(instance, records=0)
+    bench.until(lambda: bench.driver.partitions)
+    bench.group.fence(bench.member)
+    assert bench.member.undone is LostReason.SESSION
+    bench.until(lambda: bench.driver.heard(seen.PartitionsLost) and bench.driver.partitions)
+    bench.group.produce(tp(0), 10)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.turn(5)
+    bench.succeed(run)
+    bench.until(bench.materialised)
+    assert bench.offset() == 10

@@ -1,0 +1,154 @@
+"""Holds that meet a second rebalance, their limit, or their own partitions again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core.holds import DeadlinePolicy, Outcome
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.consumer.test_rebalance_aware import Diary, alone
+from tests.core.world import World, tp
+from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
+
+P2, P3 = TopicPartition("orders", 2), TopicPartition("orders", 3)
+HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
+
+
+def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_order() -> None:
+    """The other way round the user would work on, and believe to own nothing."""
+    group = FakeGroup({"orders": 4})
+    diary = Diary()
+    blue, green = alone(group, diary), group.member()
+    green.subscribe(["orders"])
+    green.poll(0.1)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.get_to_be_revoked_partitions() == {P2, P3}
+    green.close()
+    diary.lines.clear()
+    blue.consumer.poll(0.1)
+    assert diary.lines == [("revoked", {P2, P3}), ("assigned", {P2, P3})]
+    assert blue.consumer.assignment() == {tp(number) for number in range(4)}
+
+
+def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() -> None:
+    """Each is looked up again, and each one goes on: a partition that is left behind is a silent stall."""
+    world = World(partitions=300)
+    member = world.member(owns=300, settings=SETTINGS)
+    before = {partition: owned.epoch for partition, owned in member.driver.partitions.items()}
+    revoke(member, *range(300))
+    assign(member, *range(300))
+    world.wait(2, member)
+    assert all(owned.epoch > before[partition] for partition, owned in member.driver.partitions.items())
+    assert all(owned.phase.may_plan for owned in member.driver.partitions.values())
+    assert len(member.driver.partitions) == 300
+    assert [receipt.outcome for receipt in member.receipts] == [Outcome.NOTHING_TO_DO]
+
+
+def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() -> None:
+    """Neither prolongs nor shortens the first one, and each is released when its own work is over."""
+    world, member, (slow, quick) = at_work(2)
+    revoke(member, 0)
+    world.wait(10, member)
+    revoke(member, 1)
+    world.succeed(quick)
+    world.wait(1, member)
+    assert world.released_by == [(member, (tp(1),))]
+    assert member.driver.held == {tp(0)}
+    world.wait(20, member)
+    assert world.dagster.runs[slow].state is RunState.CANCELING, "cancelled at the deadline of the first request"
+    assert world.released_by[1:] == [(member, (tp(0),))]
+    assert [(receipt.outcome, receipt.partitions) for receipt in member.receipts] == [
+        (Outcome.DRAINED, (tp(1),)),
+        (Outcome.DEADLINE, (tp(0),)),
+    ]
+
+
+def test_at_the_limit_what_is_drained_is_committed_and_only_what_is_stuck_is_handed_over() -> None:
+    """One run that hangs must not cost the others their progress."""
+    world, member, (first, second, stuck) = at_work(3)
+    revoke(member, 0, 1, 2)
+    world.succeed(first)
+    world.succeed(second)
+    world.wait(2, member)
+    assert sorted(world.kafka.commits) == [(tp(0), 100), (tp(1), 100)], "long before the limit"
+    assert world.released_by == []
+    world.wait(29, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.handed_over) == (Outcome.DEADLINE, (tp(2),))
+    assert receipt.committed == {tp(0): 100, tp(1): 100}
+    assert stuck in receipt.run_ids
+    assert world.released_by == [(member, (tp(0), tp(1), tp(2)))]
+
+
+def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_alone() -> None:
+    """Its old owner has nothing to say any more, and its work is not thrown away."""
+    world, member, (run_id,) = at_work(settings=HAND_OVER)
+    revoke(member, 0)
+    world.wait(25, member)
+    assert world.released_by == [(member, (tp(0),))]
+    writes = len(member.given(do.WriteOffsets))
+    world.succeed(run_id)
+    world.wait(10, member)
+    assert len(member.given(do.WriteOffsets)) == writes
+    assert world.kafka.commits == []
+    heir = world.member(owns=1, settings=SETTINGS)
+    world.wait(2, heir)
+    assert world.kafka.commits == [(tp(0), 100)]
+    assert outputs(world) == {(0, 0, 100): 1}
+
+
+def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_back() -> None:
+    """Never two live runs of one partition: the claim leads back to the one that is still at work."""
+    world, member, (run_id,) = at_work(settings=HAND_OVER)
+    revoke(member, 0)
+    world.wait(25, member)
+    assign(member, 0)
+    world.kafka.produce(tp(0), 50)
+    world.wait(5, member)
+    assert member.tick() == [], "neither its range nor what is behind it"
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert world.kafka.commits == [(tp(0), 100)]
+    (behind,) = start_all(world, member)
+    assert [range_.start for range_ in world.dagster.runs[behind].ranges] == [100]
+
+
+def test_runs_that_holds_have_taken_back_never_stop_a_partition() -> None:
+    """Only work that failed counts as an attempt, however often the partition goes and comes back."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    for _ in range(2 * SETTINGS.max_attempts):
+        world.wait(1.25, member)
+        (run_id,) = member.tick()
+        world.wait(1, member)
+        revoke(member, 0)
+        world.wait(1, member)
+        assert world.dagster.runs[run_id].state is RunState.CANCELED
+        assign(member, 0)
+    assert len(start_all(world, member)) == 1
+    assert member.shown == []
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
+def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_do_not() -> None:
+    """Attempts belong to a batch, which Dagster remembers; the memory of a member is not asked."""
+    world, member, (run_id,) = at_work()
+    for _ in range(SETTINGS.max_attempts - 1):
+        world.dagster.move(run_id, RunState.FAILED)
+        world.wait(1.25, member)
+        (run_id,) = start_all(world, member)
+    revoke(member, 0)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    heir = world.member(owns=1, settings=SETTINGS)
+    assert len(heir.shown) == 1, "its last attempt was used up by the owner before"
+    world.succeed(world.dagster.add("b1", world.dagster.runs[run_id].ranges))
+    world.kafka.produce(tp(0), 50)
+    world.wait(2, heir)
+    (again,) = start_all(world, heir)
+    world.dagster.move(again, RunState.FAILED)
+    world.wait(2, heir)
+    assert [offer.attempt for offer in heir.driver.offers] == [2], "the next batch begins to count anew"

@@ -1,0 +1,139 @@
+"""Dagster that ticks late, answers late, or tells of a failure: what has to wait does, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.runs import RunState
+from tests.core.world import World, tp
+from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, start_all
+
+TEN_MINUTES_S = 600.0
+
+
+def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_work_in_flight() -> None:
+    """Membership, commits and records are the pump's; a tick only takes offers."""
+    world, member, runs = at_work(2, settings=replace(SETTINGS, lease_s=60))
+    world.wait(30, member)
+    for run_id in runs:
+        world.succeed(run_id)
+    world.wait(20, member)
+    assert member.driver.leaving is None
+    assert sorted(world.kafka.commits) == [(tp(0), 100), (tp(1), 100)]
+    assert len(world.dagster.recorded) == 2
+    assert set(member.driver.partitions) == {tp(0), tp(1)}
+
+
+def test_ticks_that_stay_away_for_ten_minutes_cost_the_membership_and_no_work() -> None:
+    """The member drains and leaves, once; the one that the next tick makes goes on behind it."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, lease_s=60))
+    world.wait(65, member)
+    assert member.left is None, "its run is at work"
+    world.succeed(run_id)
+    world.wait(TEN_MINUTES_S - 65, member)
+    assert member.left is not None
+    assert len(member.given(do.LeaveGroup)) == 1
+    world.kafka.produce(tp(0), 10)
+    after = world.member(owns=1, settings=SETTINGS)
+    for again in start_all(world, after):
+        world.succeed(again)
+    world.wait(2, after)
+    assert outputs(world) == {(0, 0, 100): 1, (0, 100, 110): 1}
+    assert world.kafka.commits == [(tp(0), 100), (tp(0), 110)]
+
+
+def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
+    """The runs themselves are read, again and again; no event has to arrive."""
+    world, member, (run_id,) = at_work()
+    member.fails.add(do.ReadRuns)
+    world.succeed(run_id)
+    world.wait(TEN_MINUTES_S, member, step=1)
+    assert world.kafka.commits == []
+    assert member.tick() == [], "what is not known to have failed is not asked for again"
+    member.fails.clear()
+    world.wait(3, member)
+    assert world.kafka.commits == [(tp(0), 100)]
+    assert len(world.dagster.recorded) == 1
+
+
+def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_its_old_owner() -> None:
+    """The next one finds the run through the claim."""
+    world, member, (run_id,) = at_work()
+    (asked,) = {type(command): command for command in member.given(do.ReadRuns)}.values()
+    assert isinstance(asked, do.ReadRuns)
+    member.feed(seen.PartitionsLost((tp(0),)))
+    world.succeed(run_id)
+    member.feed(seen.RunsRead(asked.batch_ids, tuple(world.dagster.runs.values())))
+    world.wait(5, member)
+    assert world.kafka.commits == []
+    world.member(owns=1, settings=SETTINGS)
+    assert world.kafka.commits == [(tp(0), 100)]
+
+
+def test_a_range_that_fails_keeps_everything_behind_it_uncommitted_until_it_succeeds() -> None:
+    """Whatever has succeeded behind it: a commit past a gap would lose the gap."""
+    limits = BatchLimits(max_records_per_range=10, max_claims_per_partition=3, max_ranges_per_run=1)
+    world = World(records=30)
+    member = world.member(owns=1, settings=replace(SETTINGS, limits=limits, max_attempts=5))
+    runs: dict[int, str] = {}
+    for _ in range(5):
+        for run_id in start_all(world, member):
+            runs[world.dagster.runs[run_id].ranges[0].start] = run_id
+    assert sorted(runs) == [0, 10, 20]
+    world.succeed(runs[10])
+    world.succeed(runs[20])
+    world.dagster.move(runs[0], RunState.FAILED)
+    world.wait(5, member)
+    assert world.kafka.commits == []
+    (again,) = start_all(world, member)
+    world.succeed(again)
+    world.wait(5, member)
+    assert world.kafka.commits == [(tp(0), 10), (tp(0), 20), (tp(0), 30)]
+    assert set(outputs(world).values()) == {1}
+
+
+def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
+    """A number that froze with the partition would hide how much is waiting."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, max_attempts=1))
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(2, member)
+    assert len(member.shown) == 1, "stopped"
+    before = member.driver.partitions[tp(0)].lag
+    world.kafka.produce(tp(0), 500)
+    world.wait(2, member)
+    assert member.driver.partitions[tp(0)].lag == before + 500
+
+
+def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
+    """Three members are replaced one after the other while records keep coming and runs are at work."""
+    world = World(records=20, partitions=6)
+    members = {0: world.member(settings=SETTINGS), 1: world.member(settings=SETTINGS), 2: world.member(settings=SETTINGS)}
+    for seat, member in members.items():
+        assign(member, 2 * seat, 2 * seat + 1)
+    running: list[str] = []
+    for seat in (0, 1, 2):
+        for member in members.values():
+            running += start_all(world, member)
+        old = members[seat]
+        old.feed(seen.LeaveRequested("a deploy"))
+        for number in range(6):
+            world.kafka.produce(tp(number), 10)
+        world.wait(3, *members.values())
+        assert old.left is None, "its runs are at work"
+        while running:
+            world.succeed(running.pop())
+        world.wait(3, *members.values())
+        assert old.left == "a deploy"
+        members[seat] = world.member(settings=SETTINGS)
+        assign(members[seat], 2 * seat, 2 * seat + 1)
+    for _ in range(3):
+        for member in members.values():
+            for run_id in start_all(world, member):
+                world.succeed(run_id)
+        world.wait(3, *members.values())
+    assert [world.kafka.offset(number) for number in range(6)] == [50] * 6
+    assert set(outputs(world).values()) == {1}
+    assert sum(until - start for _, start, until in outputs(world)) == 6 * 50

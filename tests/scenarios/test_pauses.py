@@ -1,0 +1,47 @@
+"""Pauses that meet what did not exist when they were made."""
+
+from __future__ import annotations
+
+import re
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.consumer.test_rebalance_aware import CONFIG, Diary
+
+
+def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paused() -> None:
+    """Already in the callback of their assignment, which comes before their first record."""
+    group = FakeGroup({"orders-eu": 1})
+    seen_paused: list[bool] = []
+    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer.set_rebalance_listener(Diary(lambda _what, view: seen_paused.append(view.assignment() == view.paused())))
+    consumer.subscribe(re.compile("orders-.*"))
+    consumer.pause_pattern(re.compile("orders-.*"))
+    consumer.poll(0.1)
+    group.add_partitions("orders-us", 1)
+    consumer.poll(0.1)
+    group.add_partitions("orders-eu", 2)
+    consumer.poll(0.1)
+    assert consumer.paused() == {TopicPartition("orders-eu", 0), TopicPartition("orders-eu", 1), TopicPartition("orders-us", 0)}
+    assert seen_paused == [True, True, True]
+
+
+def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing_behind() -> None:
+    """A loop may do both in the moment in which a partition moves; what was never paused may be resumed, too."""
+    group = FakeGroup({"orders": 2})
+    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer.subscribe(["orders"])
+    consumer.poll(0.1)
+    group.fence(group.members[0])
+    consumer.poll(0.1)
+    lost = consumer.get_lost_partitions()
+    assert len(lost) == 2
+    consumer.pause(lost)
+    consumer.poll(0.1)
+    assert consumer.assignment() == consumer.paused() == lost, "the wish counts when they are back"
+    consumer.resume(lost)
+    consumer.resume([TopicPartition("orders", 0)])
+    consumer.poll(0.1)
+    assert consumer.assignment() == lost
+    assert consumer.paused() == set()
