@@ -48,7 +48,7 @@ class SimulatedMember:
         self._group = group
         self._inbox: deque[tuple[str, Grant | Refusal]] = deque()
         self._owned: set[TopicPartition] = set()
-        self._subscribed = self._closed = self._asked_to_join = False
+        self._subscribed = self._closed = False
         self._epoch = -1
         self._held_since = self._found_out_at = self._polled_at = 0.0
         self._undone: LostReason | None = None
@@ -92,11 +92,11 @@ class SimulatedMember:
         """Give the held partitions back; nothing is sent for a hold that is not ours any more."""
         if self._undone is not None:
             return
+        self._process.check_drained()
         given, self.held = self.held, frozenset()
         self._owned -= given
         self._process.tell(f"gives back {_names(given)}")
-        if isinstance(self._group, ClassicGroup):
-            self._group.join(self.member_id, self._owned) if self._knows() else None
+        self._join_anew()
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store, unless the coordinator refuses, or the request or its answer is lost."""
@@ -150,11 +150,17 @@ class SimulatedMember:
 
     def topic_changed(self) -> None:
         """The client sees new metadata. In the classic protocol that overtakes a hold: it joins anew, without the held partitions."""
+        if self._process.is_gone or self._process.is_paused or self._process.clockwork.is_waiting(self._process):
+            return
         if isinstance(self._group, ClassicGroup) and self.held and self._undone is None and self._knows():
             self._process.tell(f"its hold of {_names(self.held)} is superseded, and nobody tells")
             self._undone = LostReason.SUPERSEDED
             self._found_out_at = self._process.clockwork.now + self._process.clockwork.within(0.2, _PROBE_S)
             self._group.join(self.member_id, self._owned - self.held)
+
+    def _join_anew(self) -> None:
+        if isinstance(self._group, ClassicGroup) and self._knows():
+            self._group.join(self.member_id, self._owned)
 
     # In the background
 
@@ -241,6 +247,9 @@ class SimulatedMember:
     def _asked_back(self, partitions: set[TopicPartition]) -> list[MemberEvent]:
         self.held, self._held_since = frozenset(partitions), self._process.clockwork.now
         self._process.tell(f"is asked for {_names(partitions)}")
+        self._process.expects_drain(self.held)
+        if self._process.clockwork.happens(self._process.weather.overtaken):
+            self._process.clockwork.after(self._process.clockwork.within(0.0, 4.0), None, self.topic_changed)
         return [RevokeRequested(tuple(sorted(partitions)))]
 
     def _thrown_out(self) -> list[MemberEvent]:

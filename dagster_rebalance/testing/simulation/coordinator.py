@@ -84,6 +84,7 @@ class Coordinator(ABC):
         self.starts = dict.fromkeys(self.partitions, 0)
         self.ends = dict.fromkeys(self.partitions, 0)
         self.on_commit: Callable[[str, TopicPartition, OffsetAndMetadata | None, OffsetAndMetadata], None] | None = None
+        self.meddled: set[TopicPartition] = set()
         self._joined = 0
 
     def owner(self, partition: TopicPartition) -> str | None:

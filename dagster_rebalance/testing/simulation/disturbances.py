@@ -99,8 +99,7 @@ class Disturbances:
 
     def _the_topic_changes(self) -> None:
         for process in self._world.processes:
-            if not process.is_gone and not process.is_paused and not self._clockwork.is_waiting(process):
-                process.member.topic_changed()
+            process.member.topic_changed()
         if len(self._world.group.partitions) < self._world.most_partitions:
             self._world.group.add_partition()
         else:
@@ -135,6 +134,7 @@ class Disturbances:
             return
         self._clockwork.tell("another application", f"commits {partition}")
         self._foreign[partition] = stored
+        group.meddled.add(partition)
         group.stored[partition] = OffsetAndMetadata(stored.offset, _FOREIGN)
         self._clockwork.after(self._clockwork.within(1, 15), None, lambda: self._repair(partition))
 

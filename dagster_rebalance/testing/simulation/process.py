@@ -12,6 +12,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.testing.simulation.client import SimulatedMember
@@ -98,6 +99,9 @@ class Process:
         self.start_another: Callable[[], None] = lambda: None
         self._killed = False
         self._dagster = dagster
+        self._group = group
+        self._waits_for: dict[TopicPartition, frozenset[str]] = {}
+        self._drains_until = 0.0
         self.member = SimulatedMember(self, group)
         self.letters = SimulatedDeadLetters(self, dagster)
         self.mailbox = Mailbox()
@@ -150,6 +154,23 @@ class Process:
             "revokes": len(self.consumer.get_to_be_revoked_partitions()),
             "assigned partitions": len(self.consumer.assignment()),
         }
+
+    def expects_drain(self, held: frozenset[TopicPartition]) -> None:
+        """From now on the runs that are known to work on these are waited for."""
+        owned = [self.driver.partitions[partition] for partition in held if partition in self.driver.partitions]
+        self._waits_for = {o.partition: o.live_runs for o in owned if o.phase is not Phase.RESTORING}
+        budget = self.weather.settings.budget
+        self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s
+
+    def check_drained(self) -> None:
+        """Before the deadline nothing is given back while a run works on it; unless a person meddled, or the member is leaving."""
+        if self.driver.leaving is not None or self.clock() >= self._drains_until:
+            return
+        for partition, run_ids in self._waits_for.items():
+            busy = [run_id for run_id in sorted(run_ids) if self._dagster.processes[run_id].is_working]
+            if busy and partition not in self._group.meddled:
+                msg = f"{self} gives {partition} back while {busy[0]} works on it"
+                raise Violation(msg)
 
     # What disturbs it
 

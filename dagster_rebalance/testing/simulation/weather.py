@@ -34,6 +34,7 @@ class Weather:
     lost_requests: float
     lost_answers: float
     stalls: float
+    overtaken: float
     runs_fail: float
     runs_die: float
     runs_hang: float
@@ -60,6 +61,7 @@ class Weather:
             lost_requests=often(0.08),
             lost_answers=often(0.3),
             stalls=often(0.06),
+            overtaken=often(0.4),
             runs_fail=often(0.4),
             runs_die=often(0.12),
             runs_hang=often(0.1),
@@ -71,7 +73,7 @@ class Weather:
 
     def calm(self) -> None:
         """From now on everything works."""
-        self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.late_requests = 0.0
+        self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.overtaken = self.late_requests = 0.0
         self.runs_fail = self.runs_die = self.runs_hang = self.retries_lost = 0.0
         self.slow_runs = False
 

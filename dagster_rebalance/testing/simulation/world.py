@@ -113,6 +113,7 @@ class World:
         moved = max([start, *(until for _, until, _ in self.dagster.done.get(partition, ()))])
         self.deleted.add(OffsetRange(partition.topic, partition.partition, stored.offset, moved))
         self.group.stored[partition] = OffsetAndMetadata(moved)
+        self.group.meddled.add(partition)
         self.clockwork.tell("a person", f"moves {partition} to {moved}")
 
     @staticmethod
@@ -160,6 +161,9 @@ class World:
         if self.group.owner(partition) != member_id and not superseded:
             msg = f"{member_id} commits {partition}, which belongs to {self.group.owner(partition)}"
             raise Violation(msg)
+        if before is not None and self._is_foreign(before):
+            msg = f"{member_id} overwrites what another application has stored for {partition}: {before}"
+            raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
         if before is None or before.offset == new.offset:
             self._check_claims_kept(partition, before, new)
@@ -171,11 +175,7 @@ class World:
 
     def _check_claims_kept(self, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
         """A claim goes only with the commit of its range."""
-        try:
-            kept = set(decode(before).claims) <= set(decode(new).claims) if before is not None else True
-        except ClaimError:
-            kept = True
-        if not kept:
+        if before is not None and not set(decode(before).claims) <= set(decode(new).claims):
             msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
             raise Violation(msg)
 
@@ -193,8 +193,9 @@ class World:
             if process.is_gone or process.is_paused or self.clockwork.is_waiting(process):
                 continue
             for hold in process.driver.holds:
-                if now > max(hold.limit_at, process.awake_since) + _HOLD_SLACK_S:
-                    msg = f"{process} still holds {', '.join(map(str, hold.epochs))}, {now - hold.limit_at:.0f} s behind the limit"
+                limit_at = hold.requested_at + hold.budget.limit_s
+                if now > max(limit_at, process.awake_since) + _HOLD_SLACK_S:
+                    msg = f"{process} still holds {', '.join(map(str, hold.epochs))}, {now - limit_at:.0f} s behind the limit"
                     raise Violation(msg)
 
     def check_progress(self, process: Process) -> None:
@@ -276,5 +277,3 @@ class World:
             if left:
                 msg = f"{process} has left with {', '.join(left)} above zero"
                 raise Violation(msg)
-
-

@@ -1,0 +1,1 @@
+"""The simulator, and what it has found."""

@@ -1,0 +1,153 @@
+"""Deliberately broken variants of the package, applied for the time of a test. Each breaks one rule that ARCHITECTURE.md states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import driver as driver_module
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.claims import StoredPartition, encode
+from dagster_rebalance.core.commands import OffsetWrite
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.holds import Hold
+from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Change, Phase
+from dagster_rebalance.core.pulse import Pulse, Sign
+from dagster_rebalance.core.runs import RunSeen, RunState, Succeeded, ToRequest
+from dagster_rebalance.orchestration.pump import Pump
+from dagster_rebalance.testing.simulation import dagster_runs
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def _age(pulse: Pulse, run: RunSeen) -> float:
+    return pulse.signs[run.run_id].age_s if run.run_id in pulse.signs else 0.0
+
+
+def no_start_check(patch: pytest.MonkeyPatch) -> None:
+    """A run works without looking at its claim and at other runs."""
+    patch.setattr(dagster_runs, "refusal", lambda *_: None)
+
+
+def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
+    """The pump writes without comparing what is stored."""
+
+    def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+        result = self.parts.consumer.commit_offsets({write.partition: write.new for write in writes})
+        return seen.OffsetsWritten(tuple(write for write in writes if write.partition in result.committed))
+
+    patch.setattr(Pump, "_written", written)
+
+
+def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
+    """A run that failed counts as done."""
+    real = driver_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        for run in runs:
+            if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
+                return Succeeded(run.run_id)
+        return real(range_, batch_id, runs, max_attempts=max_attempts)
+
+    patch.setattr(driver_module, "progress_of", progress_of)
+
+
+def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
+    """A commit does not write the claims behind it again."""
+
+    def write(self: OwnedPartition, ledger: OffsetLedger, last: object) -> OffsetWrite:
+        new = encode(StoredPartition(ledger.next_offset, (), last))  # type: ignore[arg-type]
+        return OffsetWrite(self.partition, self.epoch, self.stored, new)
+
+    patch.setattr(OwnedPartition, "_write", write)
+
+
+def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
+    """On assignment only the committed offset is taken over."""
+    real = driver_module.take_in
+
+    def take_in(*arguments, **options):  # type: ignore[no-untyped-def] # noqa: ANN002, ANN003, ANN202
+        taken = real(*arguments, **options)
+        return replace(taken, ledger=replace(taken.ledger, entries=())) if isinstance(taken, OwnedPartition) else taken
+
+    patch.setattr(driver_module, "take_in", take_in)
+
+
+def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """What was lost or superseded is gone on with, as if nothing had been told."""
+    patch.setattr(Driver, "_taken_away", lambda *_: ())
+
+
+def release_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """The revoke is not delayed; the driver goes on draining and committing."""
+    patch.setattr(Driver, "held", frozenset())
+
+
+def fence_before_drain(patch: pytest.MonkeyPatch) -> None:
+    """A partition counts as drained as soon as it is asked for."""
+
+    def notice_drained(self: Driver) -> None:
+        for owned in tuple(self.partitions.values()):
+            if owned.phase is Phase.DRAINING:
+                self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
+
+    patch.setattr(Driver, "_notice_drained", notice_drained)
+
+
+def commit_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    """Any range that is done may be committed next."""
+
+    def committable(self: OffsetLedger) -> object:
+        return next((entry for entry in self.entries if entry.done_by is not None), None)
+
+    patch.setattr(OffsetLedger, "committable", property(committable))
+
+
+def no_deadline(patch: pytest.MonkeyPatch) -> None:
+    """A hold waits for as long as it takes."""
+    patch.setattr(Hold, "limit_at", float("inf"))
+    patch.setattr(Hold, "deadline_at", float("inf"))
+
+
+def no_new_claims(patch: pytest.MonkeyPatch) -> None:
+    """Planning stops after the first few batches."""
+    real = driver_module.plan
+    patch.setattr(driver_module, "plan", lambda backlogs, *rest, **options: real([b for b in backlogs if b.start < 20], *rest, **options))
+
+
+def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
+    """A run is taken for dead after a while, whatever signs it gives."""
+    patch.setattr(
+        Pulse, "_aged", lambda self, run, step_s: replace(self.signs.get(run.run_id, Sign(run.state, "")), age_s=_age(self, run) + step_s)
+    )
+
+
+def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
+    """A dead run is never waited out: a run that lives does not count as work in flight."""
+    real = driver_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        found = real(range_, batch_id, runs, max_attempts=max_attempts)
+        return found if isinstance(found, Succeeded) else ToRequest()
+
+    patch.setattr(driver_module, "progress_of", progress_of)
+
+
+MUTANTS = (
+    no_start_check,
+    no_read_before_write,
+    commit_of_a_failed_run,
+    drop_the_claims_on_a_commit,
+    forget_the_claims_of_the_former_owner,
+    forget_the_epoch,
+    release_before_commit,
+    fence_before_drain,
+    commit_out_of_order,
+    no_deadline,
+    no_new_claims,
+    deaf_pulse,
+    ask_again_while_it_works,
+)
