@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dagster_rebalance.testing.simulation.proof import prove
-from dagster_rebalance.testing.simulation.schedule import Played
+
+if TYPE_CHECKING:
+    from dagster_rebalance.testing.simulation.schedule import Played
 
 _SHOWN = 40
 _TOLD_EVERY = 500

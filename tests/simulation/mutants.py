@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import driver as driver_module
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core import planning as planning_module
+from dagster_rebalance.core import restoring as restoring_module
+from dagster_rebalance.core import runs as runs_module
 from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.commands import OffsetWrite
 from dagster_rebalance.core.driver import Driver
@@ -44,9 +47,9 @@ def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
 
 def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     """A run that failed counts as done."""
-    real = driver_module.progress_of
+    real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]
         for run in runs:
             if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
                 return Succeeded(run.run_id)
@@ -67,11 +70,13 @@ def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
     """On assignment only the committed offset is taken over."""
-    real = driver_module.take_in
+    real = restoring_module.take_in
 
-    def take_in(*arguments, **options):  # type: ignore[no-untyped-def] # noqa: ANN002, ANN003, ANN202
+    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]
         taken = real(*arguments, **options)
-        return replace(taken, ledger=replace(taken.ledger, entries=())) if isinstance(taken, OwnedPartition) else taken
+        if not isinstance(taken, OwnedPartition) or taken.ledger is None:
+            return taken
+        return replace(taken, ledger=replace(taken.ledger, entries=()))
 
     patch.setattr(driver_module, "take_in", take_in)
 
@@ -114,7 +119,7 @@ def no_deadline(patch: pytest.MonkeyPatch) -> None:
 
 def no_new_claims(patch: pytest.MonkeyPatch) -> None:
     """Planning stops after the first few batches."""
-    real = driver_module.plan
+    real = planning_module.plan
     patch.setattr(driver_module, "plan", lambda backlogs, *rest, **options: real([b for b in backlogs if b.start < 20], *rest, **options))
 
 
@@ -127,27 +132,28 @@ def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
 
 def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
     """A dead run is never waited out: a run that lives does not count as work in flight."""
-    real = driver_module.progress_of
+    real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return found if isinstance(found, Succeeded) else ToRequest()
 
     patch.setattr(driver_module, "progress_of", progress_of)
 
 
-MUTANTS = (
-    no_start_check,
-    no_read_before_write,
-    commit_of_a_failed_run,
-    drop_the_claims_on_a_commit,
-    forget_the_claims_of_the_former_owner,
-    forget_the_epoch,
-    release_before_commit,
-    fence_before_drain,
-    commit_out_of_order,
-    no_deadline,
-    no_new_claims,
-    deaf_pulse,
-    ask_again_while_it_works,
-)
+MUTANTS = {
+    no_start_check: 3,
+    no_read_before_write: 261,
+    commit_of_a_failed_run: 3,
+    drop_the_claims_on_a_commit: 1,
+    forget_the_claims_of_the_former_owner: 1,
+    forget_the_epoch: 1,
+    release_before_commit: 3,
+    fence_before_drain: 9,
+    commit_out_of_order: 2,
+    no_deadline: 23,
+    no_new_claims: 1,
+    deaf_pulse: 172,
+    ask_again_while_it_works: 5,
+}
+"""Each with the seed that is tried first, because it found the mutant when this was written."""

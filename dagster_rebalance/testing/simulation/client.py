@@ -18,10 +18,9 @@ from dagster_rebalance.consumer.events import (
     PartitionsLost,
     RevokeRequested,
 )
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.testing.simulation.classic import ClassicGroup
 from dagster_rebalance.testing.simulation.clockwork import Violation
-from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
 from dagster_rebalance.testing.simulation.coordinator import Grant, Refusal
 
 if TYPE_CHECKING:
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
     from dagster_rebalance.testing.simulation.process import Process
 
 _BEAT_S = (0.4, 1.6)
@@ -65,7 +65,7 @@ class SimulatedMember:
         """What this member believes to own."""
         return frozenset(self._owned)
 
-    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:  # noqa: ARG002 - there is one topic
+    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part."""
         self._subscribed = True
         self._polled_at = self._process.clockwork.now
@@ -121,7 +121,7 @@ class SimulatedMember:
         """The pump commits and waits."""
         raise NotImplementedError(offsets)
 
-    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002
+    def settle(self, timeout_s: float = 10.0) -> bool:
         """Nothing is ever on its way."""
         return True
 
@@ -136,13 +136,13 @@ class SimulatedMember:
     def committed(
         self,
         partitions: Collection[TopicPartition],
-        timeout_s: float = 10.0,  # noqa: ARG002
+        timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; anybody is told."""
         self._process.must_reach("kafka")
         return {partition: self._group.stored.get(partition) for partition in partitions}
 
-    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002
+    def close(self, timeout_s: float = 10.0) -> None:
         """Leave for good."""
         if not self._closed:
             self._closed = True

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LINES_KEPT = 5_000
 
 
-class Violation(AssertionError):  # noqa: N818 - what was found, not what went wrong
+class Violation(AssertionError):
     """A promise was broken."""
 
 
@@ -30,7 +30,7 @@ class Clockwork:
     """
 
     def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)  # noqa: S311 - a schedule, not a secret
+        self.chance = random.Random(seed)
         self.now = 1_000.0
         self.trace: deque[str] = deque(maxlen=_LINES_KEPT)
         self.steps = 0

@@ -145,6 +145,11 @@ class Process:
         """Whether ticks come, and all its backends are there."""
         return not self.is_retired and self.is_connected and self.has_storage
 
+    @property
+    def has_left(self) -> bool:
+        """Whether it has left the group in order."""
+        return self.pump.left is not None and not self._killed
+
     def gauges(self) -> dict[str, int]:
         """What must return to zero."""
         return {
@@ -175,7 +180,7 @@ class Process:
     # What disturbs it
 
     def kill(self) -> None:
-        """kill -9."""
+        """SIGKILL."""
         self.tell("is killed")
         self._killed = self.is_gone = True
 
@@ -222,7 +227,8 @@ class Process:
             if backend == "kafka":
                 msg = "Kafka did not answer"
                 raise BrokerError(msg, retriable=True)
-            raise ConnectionError("Dagster's storage did not answer")
+            msg = "Dagster's storage did not answer"
+            raise ConnectionError(msg)
 
     def _stall(self) -> float:
         clockwork = self.clockwork

@@ -23,7 +23,7 @@ class _Counted(dict[tuple[ownership.Phase, ownership.Change], ownership.Phase]):
         super().__init__(table)
         self._taken = taken
 
-    def get(self, step, default=None):  # type: ignore[no-untyped-def,override] # noqa: ANN001, ANN201 - the signature of dict is overloaded
+    def get(self, step, default=None):  # type: ignore[no-untyped-def]
         if step in self:
             self._taken[name_of(step)] += 1
         return super().get(step, default)

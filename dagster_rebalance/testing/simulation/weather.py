@@ -68,7 +68,7 @@ class Weather:
             runs_retry=chance.choice((0.0, 0.5, 1.0)),
             retries_lost=often(0.3),
             late_requests=often(0.4),
-            slow_runs=chance.random() < 0.4,
+            slow_runs=clockwork.happens(0.4),
         )
 
     def calm(self) -> None:

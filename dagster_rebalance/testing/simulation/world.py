@@ -93,7 +93,7 @@ class World:
     def scale(self) -> None:
         """One side more or less."""
         spare = [side for side in "abc"[:_MOST_SIDES] if side not in self._sides]
-        if spare and (len(self._sides) < 2 or self.clockwork.happens(0.5)):  # noqa: PLR2004
+        if spare and (len(self._sides) < 2 or self.clockwork.happens(0.5)):
             self.start(spare[0])
         elif len(self._sides) > 1:
             side = self.clockwork.chance.choice(sorted(self._sides))
@@ -272,7 +272,7 @@ class World:
         if self.group.seats:
             msg = f"everybody has left, but the group still has {', '.join(self.group.seats)}"
             raise Violation(msg)
-        for process in (process for process in self.processes if process.pump.left is not None):
+        for process in (process for process in self.processes if process.has_left):
             left = [name for name, size in process.gauges().items() if size]
             if left:
                 msg = f"{process} has left with {', '.join(left)} above zero"
