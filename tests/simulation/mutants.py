@@ -49,7 +49,7 @@ def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     """A run that failed counts as done."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         for run in runs:
             if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
                 return Succeeded(run.run_id)
@@ -72,7 +72,7 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
     """On assignment only the committed offset is taken over."""
     real = restoring_module.take_in
 
-    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]
+    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202
         taken = real(*arguments, **options)
         if not isinstance(taken, OwnedPartition) or taken.ledger is None:
             return taken
@@ -134,7 +134,7 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
     """A dead run is never waited out: a run that lives does not count as work in flight."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return found if isinstance(found, Succeeded) else ToRequest()
 

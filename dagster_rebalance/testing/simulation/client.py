@@ -65,7 +65,7 @@ class SimulatedMember:
         """What this member believes to own."""
         return frozenset(self._owned)
 
-    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
+    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:  # noqa: ARG002
         """Take part."""
         self._subscribed = True
         self._polled_at = self._process.clockwork.now
@@ -121,7 +121,7 @@ class SimulatedMember:
         """The pump commits and waits."""
         raise NotImplementedError(offsets)
 
-    def settle(self, timeout_s: float = 10.0) -> bool:
+    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002
         """Nothing is ever on its way."""
         return True
 
@@ -136,13 +136,13 @@ class SimulatedMember:
     def committed(
         self,
         partitions: Collection[TopicPartition],
-        timeout_s: float = 10.0,
+        timeout_s: float = 10.0,  # noqa: ARG002
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; anybody is told."""
         self._process.must_reach("kafka")
         return {partition: self._group.stored.get(partition) for partition in partitions}
 
-    def close(self, timeout_s: float = 10.0) -> None:
+    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002
         """Leave for good."""
         if not self._closed:
             self._closed = True

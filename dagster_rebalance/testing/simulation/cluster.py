@@ -23,12 +23,12 @@ class SimulatedCluster:
         self._process = process
         self._group = group
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
         """The first offset that exists."""
         self._process.must_reach("kafka")
         return {partition: self._group.starts[partition] for partition in partitions}
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
         """The offset that the next record will get."""
         self._process.must_reach("kafka")
         return {partition: self._group.ends[partition] for partition in partitions}
@@ -41,7 +41,7 @@ class SimulatedCluster:
         """The member never asks."""
         raise NotImplementedError(timestamps, timeout_s)
 
-    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002
         """The one topic."""
         return {TOPIC: [PartitionInfo(TOPIC, partition.partition, 1, (1,), (1,)) for partition in self._group.partitions]}
 

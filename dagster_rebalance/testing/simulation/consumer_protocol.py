@@ -1,7 +1,7 @@
 """The consumer protocol (KIP-848), written from its rules: the coordinator assigns, members reconcile with heartbeats, one epoch each.
 
-A member that has something to give back keeps its epoch until a heartbeat no longer lists it; only then does the next owner get it. One that
-does not give back within the rebalance time-out is thrown out.
+A member that has something to give back keeps its epoch until a heartbeat no longer lists it; only then does the next owner get it. One
+that does not give back within the rebalance time-out is thrown out.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ConsumerGroup(Coordinator):
     def heartbeat(self, member_id: str, epoch: int, owned: Collection[TopicPartition]) -> Grant | Refusal:
         """A member says what it owns, and is told what it may have.
 
-        An epoch behind the seat's is taken as long as the answer to the last heartbeat may have been lost: then the member owns no more than
-        it was granted.
+        An epoch behind the seat's is taken as long as the answer to the last heartbeat may have been lost: then the member owns no more
+        than it was granted.
         """
         seat = self.seats.get(member_id)
         if seat is None:

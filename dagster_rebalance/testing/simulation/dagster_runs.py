@@ -1,7 +1,7 @@
 """Dagster, as far as the member sees it: runs that queue, start, check, work, end, die or hang; retries and duplicates; what was recorded.
 
-Owns the life of each run and the output. The processes of the runs are real enough to be asked what matters: is it working now, and on what.
-It raises a `Violation` as soon as two runs work on, or have succeeded with, the same offset.
+Owns the life of each run and the output. The processes of the runs are real enough to be asked what matters: is it working now,
+and on what. It raises a `Violation` as soon as two runs work on, or have succeeded with, the same offset.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class SimulatedDagster:
         others = self.seen([me.batch_id], live_too=False)
         self._clockwork.let_others(run_id, self._weather.latency())
         why_not = refusal(me, others, self._group.stored)
-        if process.is_gone or self.runs[run_id].state not in LIVE:
+        if self.processes[run_id].is_gone or self.runs[run_id].state not in LIVE:
             return
         if why_not is not None:
             self._gone(run_id)

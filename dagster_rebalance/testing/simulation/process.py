@@ -78,7 +78,7 @@ class Process:
         new_batch_id: Names batches.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         incarnation: str,
         clockwork: Clockwork,

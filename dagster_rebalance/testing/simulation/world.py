@@ -93,7 +93,7 @@ class World:
     def scale(self) -> None:
         """One side more or less."""
         spare = [side for side in "abc"[:_MOST_SIDES] if side not in self._sides]
-        if spare and (len(self._sides) < 2 or self.clockwork.happens(0.5)):
+        if spare and (len(self._sides) < 2 or self.clockwork.happens(0.5)):  # noqa: PLR2004
             self.start(spare[0])
         elif len(self._sides) > 1:
             side = self.clockwork.chance.choice(sorted(self._sides))
