@@ -45,11 +45,20 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(instance: dg.Dag
     bench.until(lambda: bench.driver.partitions and all(owned.phase.may_plan for owned in bench.driver.partitions.values()))
     heir = bench.joined_by_another()
     bench.group.fence(bench.member)
+    bench.member.undone = None  # no heartbeat has told it yet
     bench.group.produce(tp(0), 10)
+    bench.consumer.writes.clear()
     for _ in range(20):
         heir.poll(0)
         bench.turn()
         assert bench.mailbox.mail.offers == ()
+    assert bench.consumer.writes, "it does try to claim"
+    bench.member.undone = LostReason.SESSION
+    for _ in range(20):
+        heir.poll(0)
+        bench.turn()
+        assert bench.mailbox.mail.offers == ()
+    assert bench.driver.heard(seen.PartitionsLost)
     assert instance.get_runs_count() == 0
 
 
