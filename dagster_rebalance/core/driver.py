@@ -22,7 +22,7 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
-from dagster_rebalance.core.runs import InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
+from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Driver:
                 if entry.batch_id in event.batch_ids:
                     progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
                     ledger = ledger.note(owned.epoch, entry.range, dead_letters.settled(owned, entry.range, progress))
-                    if progress != entry.progress and isinstance(progress, ToRequest):
+                    if isinstance(progress, ToRequest | GaveUp):
                         doubted = doubted or refused_last(entry.range, entry.batch_id, event.runs)
                     obsolete = dead_letters.obsolete(owned, entry, progress)
                     if obsolete is not None:
@@ -214,9 +214,10 @@ class Driver:
             if owned.phase is Phase.RESTORING and event.with_live and covers_all:
                 yield from self._restore(self.partitions[owned.partition], event.runs)
             yield from self._stop_or_go_on(self.partitions[owned.partition])
-            if doubted and owned.phase is Phase.OWNED and self.partitions[owned.partition].phase is Phase.OWNED and owned.pending is None:
+            known = self.partitions[owned.partition]
+            if doubted not in {"", known.doubted_by} and known.phase in {Phase.OWNED, Phase.STOPPED} and known.pending is None:
                 yield do.Note(f"run {doubted} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
-                self.partitions[owned.partition] = self._distrusted(self.partitions[owned.partition])
+                self.partitions[owned.partition] = self._distrusted(replace(known, doubted_by=doubted))
 
     def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...]) -> Iterable[do.Command]:
         blocked_by = unclaimed_workers([owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs)

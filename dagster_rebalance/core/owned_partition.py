@@ -63,6 +63,7 @@ class OwnedPartition:
         stop_reason: Why it is stopped; empty when it is not.
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
+        doubted_by: The last run that refused itself, after which the claims were looked up again.
     """
 
     partition: TopicPartition
@@ -81,6 +82,7 @@ class OwnedPartition:
     stop_reason: str = ""
     blocked_by: tuple[str, ...] = ()
     letter: Letter | None = None
+    doubted_by: str = ""
 
     def changed(self, change: Change) -> OwnedPartition:
         """The partition after a change of phase. A write under way is forgotten where none is allowed: its answer comes too late.

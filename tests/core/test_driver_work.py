@@ -57,6 +57,24 @@ def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
     assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
 
 
+def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuses_itself() -> None:
+    """Found by simulation: after the offset of a stopped partition was moved, the run that a person re-executes would refuse for ever."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(2, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(40)
+    again = world.dagster.add("b1", (span(0, 0, 100),), RunState.WAITING)
+    world.dagster.move(again, RunState.WAITING, is_retry=True)
+    assert world.start(again) is not None
+    world.wait(5, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
+
+
 def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
     """It may have refused itself for another run of its batch; the look costs one request, and happens once."""
     world = World(records=100)
