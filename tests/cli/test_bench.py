@@ -122,7 +122,9 @@ def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -
 @pytest.mark.broker
 def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaCluster) -> None:
     """Each reads every record."""
-    (found,) = poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
-    assert found.ours > 0
-    assert found.peer
-    assert len(found.samples) == 2 * 3
+    bare, careful = poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
+    assert bare.case != careful.case
+    for found in (bare, careful):
+        assert found.ours > 0
+        assert found.peer
+        assert len(found.samples) == 2 * 3
