@@ -8,16 +8,15 @@ import pytest
 
 from dagster_rebalance.cli.demo.checks import (
     Check,
-    HoldSeen,
-    Row,
     check_committed,
     check_holds,
     check_materialisations,
     check_output,
-    compare_output,
     is_retained,
 )
-from dagster_rebalance.cli.demo.commits import Commit
+from dagster_rebalance.cli.witness.catalogue import HoldSeen
+from dagster_rebalance.cli.witness.offsets_topic import Commit
+from dagster_rebalance.cli.witness.output import Row, compare_output
 from dagster_rebalance.core.partition import OffsetRange
 
 PRODUCED = {0: (0, 0), 1: (1, 0), 2: (0, 1), 3: (1, 1)}

@@ -10,10 +10,10 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.cli.demo.checks import HoldSeen
 from dagster_rebalance.cli.demo.state import Watcher
 from dagster_rebalance.cli.demo.view import in_words
 from dagster_rebalance.cli.interrupts import Interrupts
+from dagster_rebalance.cli.witness.catalogue import HoldSeen
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.holds import Cause, Outcome, Receipt
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.cli.demo.parts import Parts
-    from dagster_rebalance.cli.demo.state import Event, Lane, Snapshot, Watcher
+    from dagster_rebalance.cli.demo.state import Lane, Snapshot, Watcher
     from dagster_rebalance.cli.demo.view import View
+    from dagster_rebalance.cli.witness.catalogue import Event
 
 ACT_LIMIT_S = 600.0
 _LOOK_EVERY_S = 1.0

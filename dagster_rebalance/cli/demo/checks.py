@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from dagster_rebalance.cli.demo.commits import Commit
+    from dagster_rebalance.cli.witness.catalogue import HoldSeen
+    from dagster_rebalance.cli.witness.offsets_topic import Commit
+    from dagster_rebalance.cli.witness.output import Output
     from dagster_rebalance.core.partition import OffsetRange
 
 DRAINED = "drained"
@@ -20,58 +22,6 @@ DRAINED_HOLDS_WANTED = 2
 SHORTEST_JUDGED_S = 8.0
 """A run takes about as long: a hold that was shorter cannot show whether the other partitions went on."""
 _NAMED = 5
-
-
-class Row(NamedTuple):
-    """A record of the output."""
-
-    number: int
-    partition: int
-    offset: int
-    range_start: int
-    range_until: int
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """The output compared with what was produced.
-
-    Attributes:
-        records: Rows of the output.
-        lost: Produced numbers that are not in it.
-        doubled: Numbers that are in it more than once.
-        wrong: Rows that nobody produced so: another number, partition or offset, or in the folder of another range.
-    """
-
-    records: int
-    lost: tuple[int, ...]
-    doubled: tuple[int, ...]
-    wrong: tuple[Row, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSeen:
-    """A receipt, and what else was committed while the hold lasted.
-
-    Attributes:
-        member: Who held.
-        outcome: How it ended.
-        cause: Why it began.
-        partitions: What was held.
-        seconds: How long.
-        ended_at: When it ended, in seconds since 1970.
-        runs: How many runs it waited for.
-        retained_records: Records of other partitions that were committed meanwhile.
-    """
-
-    member: str
-    outcome: str
-    cause: str
-    partitions: tuple[str, ...]
-    seconds: float
-    ended_at: float
-    runs: int
-    retained_records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +37,6 @@ class Check:
     name: str
     passed: bool
     detail: str
-
-
-def compare_output(produced: Mapping[int, tuple[int, int]], rows: Iterable[Row]) -> Output:
-    """Compare the output with the partition and offset of each produced number."""
-    counts: Counter[int] = Counter()
-    wrong = []
-    for row in rows:
-        counts[row.number] += 1
-        if produced.get(row.number) != (row.partition, row.offset) or not row.range_start <= row.offset < row.range_until:
-            wrong.append(row)
-    return Output(
-        records=sum(counts.values()),
-        lost=tuple(sorted(produced.keys() - counts.keys())),
-        doubled=tuple(sorted(number for number, count in counts.items() if count > 1)),
-        wrong=tuple(wrong),
-    )
 
 
 def is_retained(commit: Commit, hold: HoldSeen) -> bool:

@@ -17,19 +17,16 @@ from rich.table import Table
 from dagster_rebalance.cli.demo.checks import (
     DRAINED,
     Check,
-    HoldSeen,
-    Output,
-    Row,
     check_committed,
     check_holds,
     check_materialisations,
     check_output,
-    compare_output,
     is_retained,
 )
-from dagster_rebalance.cli.demo.commits import commits_in, read_stored_offsets
 from dagster_rebalance.cli.demo.parts import GROUP, PARTITIONS, TOPIC
 from dagster_rebalance.cli.demo.view import painted, short
+from dagster_rebalance.cli.witness.offsets_topic import commits_in, read_stored_offsets
+from dagster_rebalance.cli.witness.output import Output, Row, compare_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,6 +37,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.cli.demo.parts import Parts
     from dagster_rebalance.cli.demo.state import Watcher
     from dagster_rebalance.cli.demo.view import View
+    from dagster_rebalance.cli.witness.catalogue import HoldSeen
 
 _LIMIT_S = 30.0
 

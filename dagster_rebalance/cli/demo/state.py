@@ -5,7 +5,6 @@ Reads Dagster's catalogue, as a person would, and asks Kafka who it gave what to
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -13,19 +12,17 @@ from typing import TYPE_CHECKING
 import dagster as dg
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.cli.demo.checks import HoldSeen
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.cli.witness.catalogue import CatalogueReader
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from confluent_kafka.admin import AdminClient
 
     from dagster_rebalance.cli.interrupts import Interrupts
+    from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen, Recorded
 
-_PAGE = 200
 _LIMIT_S = 15.0
 _QUEUED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
 _LIVE = [*_QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
@@ -46,25 +43,6 @@ class RunAtWork:
     partitions: frozenset[str]
     is_queued: bool
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A commit as Dagster shows it."""
-
-    member: str
-    range: OffsetRange
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """Something that the catalogue says of the group: who joined, was assigned what, held or left."""
-
-    kind: str
-    member: str
-    text: str
-    partitions: tuple[str, ...]
-    metadata: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +98,6 @@ class Watcher:
         names: Its partitions.
         admin: For Kafka.
         interrupts: librdkafka aborts the process when the broker goes during a description of a group: a signal must wait for its end.
-        events: What has been seen, oldest first.
-        recorded: The commits that have been seen, oldest first.
         leaving: Members that have been told to shut down.
     """
 
@@ -130,18 +106,28 @@ class Watcher:
     names: Sequence[str]
     admin: AdminClient
     interrupts: Interrupts
-    events: list[Event] = field(default_factory=list)
-    recorded: list[Recorded] = field(default_factory=list)
     leaving: set[str] = field(default_factory=set)
     _owners: dict[str, str] = field(default_factory=dict)
     _kafka_ids: dict[str, str] = field(default_factory=dict)
-    _newest_observation: int | None = None
-    _newest_materialisation: int | None = None
+    _catalogue: CatalogueReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._catalogue = CatalogueReader(self.instance, self.group)
+
+    @property
+    def events(self) -> list[Event]:
+        """What has been seen, oldest first."""
+        return self._catalogue.events
+
+    @property
+    def recorded(self) -> list[Recorded]:
+        """The commits that have been seen, oldest first."""
+        return self._catalogue.recorded
 
     def look(self, ends: Sequence[int]) -> Snapshot:
         """See what is new. `ends` are the ends of the partitions."""
-        self._read_events()
-        self._read_commits()
+        for event in self._catalogue.read():
+            self._take(event)
         runs = tuple(self._runs())
         assigned = self._assigned()
         committed = {str(one.range.topic_partition): one.range.until for one in self.recorded}
@@ -161,23 +147,9 @@ class Watcher:
     @property
     def holds(self) -> list[HoldSeen]:
         """The receipts so far, oldest first."""
-        return [_hold(event) for event in self.events if event.kind == "hold"]
-
-    def _read_events(self) -> None:
-        key = GroupAssets.of(self.group).group
-        while True:
-            found = self.instance.fetch_observations(
-                dg.AssetRecordsFilter(key, after_storage_id=self._newest_observation), limit=_PAGE, ascending=True
-            ).records
-            for record in found:
-                self._newest_observation = record.storage_id
-                if record.asset_observation is not None:
-                    self._take(_event(record.asset_observation))
-            if len(found) < _PAGE:
-                return
+        return self._catalogue.holds
 
     def _take(self, event: Event) -> None:
-        self.events.append(event)
         if event.kind == "assigned":
             self._owners.update(dict.fromkeys(event.partitions, event.member))
             self._kafka_ids[str(event.metadata.get("member_id"))] = event.member
@@ -187,19 +159,6 @@ class Watcher:
             ]
             for name in gone:
                 del self._owners[name]
-
-    def _read_commits(self) -> None:
-        key = GroupAssets.of(self.group).offsets
-        while True:
-            found = self.instance.fetch_materializations(
-                dg.AssetRecordsFilter(key, after_storage_id=self._newest_materialisation), limit=_PAGE, ascending=True
-            ).records
-            for record in found:
-                self._newest_materialisation = record.storage_id
-                if record.asset_materialization is not None:
-                    self.recorded.append(_recorded(record.asset_materialization))
-            if len(found) < _PAGE:
-                return
 
     def _runs(self) -> Iterator[RunAtWork]:
         now = time.time()
@@ -225,38 +184,3 @@ class Watcher:
             for member in described.members
             if member.member_id in self._kafka_ids
         }
-
-
-def _event(observation: dg.AssetObservation) -> Event:
-    said = {name: value.value for name, value in observation.metadata.items()}
-    return Event(
-        kind=str(said["event"]),
-        member=str(said["code_location"]),
-        text=observation.description or "",
-        partitions=tuple(_list(said.get("partitions"))),
-        metadata=said,
-    )
-
-
-def _hold(event: Event) -> HoldSeen:
-    said = event.metadata
-    return HoldSeen(
-        member=event.member,
-        outcome=str(said["outcome"]),
-        cause=str(said["cause"]),
-        partitions=event.partitions,
-        seconds=float(str(said["seconds"])),
-        ended_at=float(str(said["ended_at"])),
-        runs=len(_list(said.get("runs"))),
-    )
-
-
-def _recorded(materialisation: dg.AssetMaterialization) -> Recorded:
-    said = {name: value.value for name, value in materialisation.metadata.items()}
-    topic, _, partition = (materialisation.partition or "").rpartition("-")
-    return Recorded(str(said.get("member")), OffsetRange(topic, int(partition), int(str(said["start"])), int(str(said["until"]))))
-
-
-def _list(value: object) -> list[str]:
-    items = json.loads(value) if isinstance(value, str) else value
-    return [str(item) for item in items] if isinstance(items, list) else []

@@ -1,6 +1,6 @@
 """What a consumer group really committed, read from Kafka's own topic `__consumer_offsets`.
 
-Owns the format of that topic's records. Knows nothing of this package's members: it is the independent witness of the demo's checks.
+Owns the format of that topic's records. Knows nothing of this package's members: it is an independent witness of what they did.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The independent witness of the demo: what a group committed, read from Kafka's own offsets topic."""
+"""An independent witness: what a group committed, read from Kafka's own offsets topic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from dagster_rebalance.cli.demo.commits import Commit, StoredOffset, commits_in, parse, read_stored_offsets
+from dagster_rebalance.cli.witness.offsets_topic import Commit, StoredOffset, commits_in, parse, read_stored_offsets
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.testing.fixtures import unique_name

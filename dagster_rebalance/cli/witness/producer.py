@@ -1,6 +1,6 @@
-"""The demo's producer: numbered records at a steady rate, and a note of each one that Kafka confirmed.
+"""A producer of numbered records at a steady rate, and a note of each one that Kafka confirmed.
 
-Owns what was produced: the demo's output is compared with it.
+Owns what was produced: the output is compared with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,162 @@
+"""What Dagster's catalogue shows of a group: who joined, was assigned what, held or left, and every commit that was recorded.
+
+Reads it as a person would. Decides nothing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A commit as Dagster shows it.
+
+    Attributes:
+        member: The code location whose member recorded it.
+        range: What was committed.
+        is_late: Whether an earlier owner committed it, and could not record it.
+    """
+
+    member: str
+    range: OffsetRange
+    is_late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that the catalogue says of the group: who joined, was assigned what, held or left."""
+
+    kind: str
+    member: str
+    text: str
+    partitions: tuple[str, ...]
+    metadata: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class HoldSeen:
+    """A receipt, and what else was committed while the hold lasted.
+
+    Attributes:
+        member: Who held.
+        outcome: How it ended.
+        cause: Why it began.
+        partitions: What was held.
+        seconds: How long.
+        ended_at: When it ended, in seconds since 1970.
+        runs: How many runs it waited for.
+        retained_records: Records of other partitions that were committed meanwhile.
+    """
+
+    member: str
+    outcome: str
+    cause: str
+    partitions: tuple[str, ...]
+    seconds: float
+    ended_at: float
+    runs: int
+    retained_records: int = 0
+
+
+class CatalogueReader:
+    """Follows one group.
+
+    Args:
+        instance: Where the catalogue is.
+        group: The consumer group.
+
+    Attributes:
+        events: What has been seen, oldest first.
+        recorded: The commits that have been seen, oldest first.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, group: str) -> None:
+        self.events: list[Event] = []
+        self.recorded: list[Recorded] = []
+        self._instance = instance
+        self._assets = GroupAssets.of(group)
+        self._newest_observation: int | None = None
+        self._newest_materialisation: int | None = None
+
+    @property
+    def holds(self) -> list[HoldSeen]:
+        """The receipts so far, oldest first."""
+        return [_hold(event) for event in self.events if event.kind == "hold"]
+
+    def read(self) -> list[Event]:
+        """See what is new, and return the new events."""
+        known = len(self.events)
+        self.events += [_event(observation) for observation in self._observations()]
+        self.recorded += [_recorded(materialisation) for materialisation in self._materialisations()]
+        return self.events[known:]
+
+    def _observations(self) -> Iterator[dg.AssetObservation]:
+        while True:
+            wanted = dg.AssetRecordsFilter(self._assets.group, after_storage_id=self._newest_observation)
+            found = self._instance.fetch_observations(wanted, limit=_PAGE, ascending=True).records
+            for record in found:
+                self._newest_observation = record.storage_id
+                if record.asset_observation is not None:
+                    yield record.asset_observation
+            if len(found) < _PAGE:
+                return
+
+    def _materialisations(self) -> Iterator[dg.AssetMaterialization]:
+        while True:
+            wanted = dg.AssetRecordsFilter(self._assets.offsets, after_storage_id=self._newest_materialisation)
+            found = self._instance.fetch_materializations(wanted, limit=_PAGE, ascending=True).records
+            for record in found:
+                self._newest_materialisation = record.storage_id
+                if record.asset_materialization is not None:
+                    yield record.asset_materialization
+            if len(found) < _PAGE:
+                return
+
+
+def _event(observation: dg.AssetObservation) -> Event:
+    said = {name: value.value for name, value in observation.metadata.items()}
+    return Event(
+        kind=str(said["event"]),
+        member=str(said["code_location"]),
+        text=observation.description or "",
+        partitions=tuple(_list(said.get("partitions"))),
+        metadata=said,
+    )
+
+
+def _hold(event: Event) -> HoldSeen:
+    said = event.metadata
+    return HoldSeen(
+        member=event.member,
+        outcome=str(said["outcome"]),
+        cause=str(said["cause"]),
+        partitions=event.partitions,
+        seconds=float(str(said["seconds"])),
+        ended_at=float(str(said["ended_at"])),
+        runs=len(_list(said.get("runs"))),
+    )
+
+
+def _recorded(materialisation: dg.AssetMaterialization) -> Recorded:
+    said = {name: value.value for name, value in materialisation.metadata.items()}
+    topic, _, partition = (materialisation.partition or "").rpartition("-")
+    range_ = OffsetRange(topic, int(partition), int(str(said["start"])), int(str(said["until"])))
+    return Recorded(str(said.get("member")), range_, is_late=bool(said.get("recorded_late")))
+
+
+def _list(value: object) -> list[str]:
+    items = json.loads(value) if isinstance(value, str) else value
+    return [str(item) for item in items] if isinstance(items, list) else []

@@ -1,0 +1,56 @@
+"""The output compared with what was produced: each number exactly once, at its place.
+
+Owns what a row of the output says. Reads no file: where the rows come from is its callers' business.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+
+class Row(NamedTuple):
+    """A record of the output."""
+
+    number: int
+    partition: int
+    offset: int
+    range_start: int
+    range_until: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output compared with what was produced.
+
+    Attributes:
+        records: Rows of the output.
+        lost: Produced numbers that are not in it.
+        doubled: Numbers that are in it more than once.
+        wrong: Rows that nobody produced so: another number, partition or offset, or in the folder of another range.
+    """
+
+    records: int
+    lost: tuple[int, ...]
+    doubled: tuple[int, ...]
+    wrong: tuple[Row, ...]
+
+
+def compare_output(produced: Mapping[int, tuple[int, int]], rows: Iterable[Row]) -> Output:
+    """Compare the output with the partition and offset of each produced number."""
+    counts: Counter[int] = Counter()
+    wrong = []
+    for row in rows:
+        counts[row.number] += 1
+        if produced.get(row.number) != (row.partition, row.offset) or not row.range_start <= row.offset < row.range_until:
+            wrong.append(row)
+    return Output(
+        records=sum(counts.values()),
+        lost=tuple(sorted(produced.keys() - counts.keys())),
+        doubled=tuple(sorted(number for number, count in counts.items() if count > 1)),
+        wrong=tuple(wrong),
+    )
