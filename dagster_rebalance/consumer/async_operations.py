@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping
     from typing import NoReturn
 
+    from dagster_rebalance.consumer.events import Offsets
     from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
     from dagster_rebalance.consumer.owner_thread import OwnerThread
     from dagster_rebalance.consumer.pauses import PausingConsumer
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
-    Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
     AsyncCommitCallback: TypeAlias = Callable[[Offsets, BrokerError | None], Awaitable[None] | None]
 
 T = TypeVar("T")

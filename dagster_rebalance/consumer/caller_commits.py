@@ -7,27 +7,25 @@ decide what is committed, and never abandon a commit: one that reaches the broke
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.pausing import with_mark, without_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from collections.abc import Set as AbstractSet
 
-    from dagster_rebalance.consumer.events import MemberEvent
+    from dagster_rebalance.consumer.events import MemberEvent, Offsets
     from dagster_rebalance.consumer.port import GroupMember
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.pausing import PauseMarks
 
 logger = logging.getLogger(__name__)
 
-Offsets: TypeAlias = Mapping[TopicPartition, OffsetAndMetadata]
-CommitCallback: TypeAlias = Callable[[Offsets, BrokerError | None], None]
+CommitCallback: TypeAlias = "Callable[[Offsets, BrokerError | None], None]"
 """Called with the offsets of a commit, and with the error that `commit_sync` would have raised, or None."""
 
 
