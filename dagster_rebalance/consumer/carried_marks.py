@@ -71,12 +71,13 @@ class CarriedMarks:
         Raises:
             BrokerError: A mark cannot be stored, and trying again is of no use.
         """
-        stale = {tp for tp in assigned if tp not in self._unread and (tp in self._marks.partitions) != (tp in self._stored)}
+        marked = self._marks.partitions
+        stale = {tp for tp in assigned if tp not in self._unread and (tp in marked) != (tp in self._stored)}
         # An offset that is still on its way must not be overwritten with the one before it.
         if not stale or not self._member.settle(_TIMEOUT_S):
             return
         found = self._committed(stale)
-        wanted = {tp: self._with_its_mark(tp, offset or OffsetAndMetadata(self._position(tp))) for tp, offset in found.items()}
+        wanted = {tp: _marked(offset or OffsetAndMetadata(self._position(tp)), is_marked=tp in marked) for tp, offset in found.items()}
         result = self._member.commit(wanted)
         final = {tp: error for tp, error in result.failed.items() if not error.retriable}
         self._stored.symmetric_difference_update({*result.committed, *final})
@@ -102,6 +103,7 @@ class CarriedMarks:
             logger.info("the pause marks of %d partitions are not known yet: %s", len(partitions), problem)
             return {}
 
-    def _with_its_mark(self, partition: TopicPartition, committed: OffsetAndMetadata) -> OffsetAndMetadata:
-        text, _ = without_mark(committed.metadata)
-        return replace(committed, metadata=with_mark(text) if partition in self._marks.partitions else text)
+
+def _marked(committed: OffsetAndMetadata, *, is_marked: bool) -> OffsetAndMetadata:
+    text, _ = without_mark(committed.metadata)
+    return replace(committed, metadata=with_mark(text) if is_marked else text)
