@@ -8,9 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from dagster_rebalance.cli.witness.offsets_topic import Commit, StoredOffset, commits_in, parse, read_stored_offsets
+from dagster_rebalance.cli.witness.offsets_topic import (
+    Commit,
+    MemberAssigned,
+    StoredOffset,
+    commits_in,
+    parse,
+    read_group,
+    read_stored_offsets,
+)
+from dagster_rebalance.cli.witness.owners import Owners
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
@@ -38,25 +48,49 @@ VALUES = {
 @pytest.mark.parametrize("version", VALUES)
 def test_an_offset_is_read_in_every_format_that_kafka_has_had(version: int) -> None:
     """Which one a broker writes depends on its version and its settings."""
-    assert parse(_key(), VALUES[version]) == StoredOffset("shop", "orders", 3, 42, 1.5)
+    assert parse(_key(), VALUES[version]) == StoredOffset("shop", "orders", 3, 42, 1.5, "claim")
 
 
 def test_long_metadata_does_not_shift_what_follows_it() -> None:
     """A claim is longer than the 127 bytes that one byte of a varint can say."""
     value = struct.pack(">hqi", 4, 42, 7) + b"\xad\x02" + b"x" * 300 + struct.pack(">q", 1_500) + b"\x00"
-    assert parse(_key(), value) == StoredOffset("shop", "orders", 3, 42, 1.5)
+    assert parse(_key(), value) == StoredOffset("shop", "orders", 3, 42, 1.5, "x" * 300)
 
 
-@pytest.mark.parametrize(("key", "value"), [(_key(2), VALUES[3]), (_key(), None)], ids=["group metadata", "a removed offset"])
-def test_other_records_are_no_offsets(key: bytes, value: bytes | None) -> None:
-    """The topic also holds the members of groups, and tombstones."""
+@pytest.mark.parametrize(("key", "value"), [(_key(7), b"anything"), (_key(), None)], ids=["a target assignment", "a removed offset"])
+def test_other_records_say_nothing(key: bytes, value: bytes | None) -> None:
+    """The topic also holds what members may get, and tombstones."""
     assert parse(key, value) is None
 
 
-def test_a_format_of_the_future_is_not_guessed_at() -> None:
-    """A wrong offset would make the check worthless."""
-    with pytest.raises(BrokerError, match="orders-3 in format 5"):
-        parse(_key(), struct.pack(">hq", 5, 42))
+MEMBER_KEY = struct.pack(">h", 8) + _string("shop") + _string("blue")
+GROUP_KEY = struct.pack(">h", 2) + _string("shop")
+
+
+def _topic(*partitions: int) -> bytes:
+    """The partitions of one topic, in a compact array of one."""
+    return b"\x02" + b"u" * 16 + bytes([len(partitions) + 1]) + struct.pack(f">{len(partitions)}i", *partitions) + b"\x00"
+
+
+def test_a_member_still_has_what_it_must_give_up() -> None:
+    """It has until it says that it gave it up (KIP-848)."""
+    value = struct.pack(">hiib", 0, 3, 2, 1) + _topic(0, 200) + _topic(7) + b"\x00"
+    assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned("shop", "blue", frozenset({0, 7, 200}), 1.5)
+    assert parse(MEMBER_KEY, None, 1.5) == MemberAssigned("shop", "blue", None, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [
+        (_key(), struct.pack(">hq", 5, 42), "an offset of orders-3 in format 5"),
+        (MEMBER_KEY, struct.pack(">h", 1), "a member's assignment in format 1"),
+        (GROUP_KEY, struct.pack(">h", 4), "a group's members in format 4"),
+    ],
+)
+def test_a_format_of_the_future_is_not_guessed_at(key: bytes, value: bytes, what: str) -> None:
+    """A wrong offset or owner would make the check worthless."""
+    with pytest.raises(BrokerError, match=what):
+        parse(key, value)
 
 
 def _stored(*offsets: int, partition: int = 0) -> list[StoredOffset]:
@@ -99,3 +133,32 @@ def test_what_a_real_group_stored_is_found_in_order(kafka_broker: KafkaCluster, 
     stored = read_stored_offsets(kafka_broker.bootstrap_servers, group)
     assert [(one.topic, one.partition, one.offset) for one in stored] == [(topic, 0, 0), (topic, 1, 7), (topic, 0, 12)]
     assert stored[0].at <= stored[1].at <= stored[2].at
+    assert [one.metadata for one in stored] == ["claim", "", "x" * 4000]
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_who_had_which_partitions_is_found_in_what_a_real_broker_wrote(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
+) -> None:
+    """In both protocols, from the first assignment to the departure; an offset stands where it was stored."""
+    topic, group = kafka_topic(partitions=3, prefix="owned"), unique_name("group")
+    servers = kafka_broker.bootstrap_servers
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "group.protocol": protocol, "enable.auto.commit": False})
+    consumer.subscribe([topic])
+
+    def has_all() -> bool:
+        consumer.poll(0.1)
+        return len(consumer.assignment()) == 3
+
+    wait_until(has_all, timeout_s=30, what="the partitions to be assigned", interval_s=0.01)
+    member = consumer.memberid()
+    consumer.commit(offsets=[TopicPartition(topic, 1, 5)], asynchronous=False)
+    consumer.close()
+    owners, seen = Owners(), []
+    for record in read_group(servers, group):
+        owners.take(record)
+        seen.append((type(record), [owners.of(partition) for partition in range(4)]))
+    (stored_at,) = [number for number, (kind, _) in enumerate(seen) if kind is StoredOffset]
+    assert seen[stored_at][1] == [member, member, member, None]
+    assert seen[-1][1] == [None] * 4, "nobody has them after it left"

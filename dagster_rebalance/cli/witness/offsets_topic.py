@@ -1,6 +1,7 @@
-"""What a consumer group really committed, read from Kafka's own topic `__consumer_offsets`.
+"""What a consumer group really stored and who had its partitions, read from Kafka's own topic `__consumer_offsets`.
 
-Owns the format of that topic's records. Knows nothing of this package's members: it is an independent witness of what they did.
+The records of a group are in one partition of it, written by the group's coordinator in the order in which things happened. Owns the
+format of these records. Knows nothing of this package's members: it is an independent witness of what they did.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import struct
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
@@ -16,11 +17,13 @@ from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
 OFFSETS_TOPIC = "__consumer_offsets"
-_OFFSET_KEY_VERSIONS = (0, 1)
+_OFFSET_KEYS, _GROUP_KEY, _MEMBER_KEY = (0, 1), 2, 8
 _LEADER_EPOCH_SINCE, _COMPACT_SINCE, _NEWEST_VALUE = 3, 4, 4
+_GROUP_VALUE, _MEMBER_VALUE = 3, 0
+_UUID_BYTES = 16
 _LIMIT_S = 30.0
 
 
@@ -34,6 +37,7 @@ class StoredOffset:
         partition: The partition.
         offset: The next offset to be read.
         at: When Kafka stored it, in seconds since 1970.
+        metadata: What was stored with it.
     """
 
     group: str
@@ -41,6 +45,42 @@ class StoredOffset:
     partition: int
     offset: int
     at: float
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAssigned:
+    """What a member of a group in the consumer protocol has from now on (KIP-848). What it has to give up is still its own.
+
+    Attributes:
+        group: The consumer group.
+        member_id: The member.
+        partitions: The numbers of its partitions, whatever their topic is; None when it is no member any more.
+        at: When Kafka stored it, in seconds since 1970.
+    """
+
+    group: str
+    member_id: str
+    partitions: frozenset[int] | None
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationAssigned:
+    """What the members of a group in the classic protocol are assigned from now on.
+
+    Attributes:
+        group: The consumer group.
+        members: The numbers of each member's partitions, whatever their topic is.
+        at: When Kafka stored it, in seconds since 1970.
+    """
+
+    group: str
+    members: Mapping[str, frozenset[int]]
+    at: float
+
+
+GroupRecord: TypeAlias = StoredOffset | MemberAssigned | GenerationAssigned
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,46 +109,114 @@ class _Reader:
         self._at += struct.calcsize(kind)
         return int(value)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is left."""
+        return self._at >= len(self._data)
+
     def string(self) -> str:
-        """A string with its length in two bytes before it."""
-        return self._text(self.number("h"))
+        """A string with its length in two bytes before it; empty for none."""
+        return self.bytes(self.number("h")).decode()
 
     def compact_string(self) -> str:
         """A string with its length and one in a varint before it."""
-        length = shift = 0
+        return self.bytes(self.varint() - 1).decode()
+
+    def varint(self) -> int:
+        """A number without a sign, seven bits in each byte."""
+        value = shift = 0
         while True:
             byte = self.number("B")
-            length |= (byte & 0x7F) << shift
+            value |= (byte & 0x7F) << shift
             if byte < 0x80:  # noqa: PLR2004 - the high bit says that another byte follows
-                return self._text(length - 1)
+                return value
             shift += 7
 
-    def _text(self, length: int) -> str:
-        text = self._data[self._at : self._at + length].decode()
-        self._at += length
-        return text
+    def bytes(self, length: int) -> bytes:
+        """So many bytes as they are; none for a length below 0."""
+        data = self._data[self._at : self._at + max(0, length)]
+        self._at += len(data)
+        return data
 
 
-def parse(key: bytes, value: bytes | None) -> StoredOffset | None:
-    """Read a record of `__consumer_offsets`; None for one that is not an offset, or that removes one.
+def parse(key: bytes, value: bytes | None, at: float = 0.0) -> GroupRecord | None:
+    """Read a record of `__consumer_offsets`; None for one that removes an offset, or that says nothing of offsets and owners.
+
+    Args:
+        key: The record's key.
+        value: The record's value.
+        at: When Kafka stored it, in seconds since 1970.
 
     Raises:
-        BrokerError: The offset is in a format that came after Kafka 4.1.
+        BrokerError: It is in a format that came after Kafka 4.1.
     """
     fields = _Reader(key)
-    if fields.number("h") not in _OFFSET_KEY_VERSIONS or value is None:
-        return None
-    group, topic, partition = fields.string(), fields.string(), fields.number("i")
-    fields = _Reader(value)
+    kind = fields.number("h")
+    if kind in _OFFSET_KEYS and value is not None:
+        return _offset(fields, _Reader(value))
+    if kind == _MEMBER_KEY:
+        group, member_id = fields.string(), fields.string()
+        return MemberAssigned(group, member_id, None if value is None else _member_partitions(_Reader(value)), at)
+    if kind == _GROUP_KEY:
+        return GenerationAssigned(fields.string(), {} if value is None else dict(_generation(_Reader(value))), at)
+    return None
+
+
+def _offset(key: _Reader, fields: _Reader) -> StoredOffset:
+    group, topic, partition = key.string(), key.string(), key.number("i")
     version = fields.number("h")
-    if version > _NEWEST_VALUE:
-        msg = f"{OFFSETS_TOPIC} has an offset of {topic}-{partition} in format {version}, which is newer than Kafka 4.1's"
-        raise BrokerError(msg)
+    _refuse_newer(version, _NEWEST_VALUE, f"an offset of {topic}-{partition}")
     offset = fields.number("q")
     if version >= _LEADER_EPOCH_SINCE:
         fields.number("i")
-    _metadata = fields.compact_string() if version >= _COMPACT_SINCE else fields.string()
-    return StoredOffset(group, topic, partition, offset, fields.number("q") / 1000)
+    metadata = fields.compact_string() if version >= _COMPACT_SINCE else fields.string()
+    # The Python client stores the zero byte that ends a string in C with it.
+    return StoredOffset(group, topic, partition, offset, fields.number("q") / 1000, metadata.rstrip("\0"))
+
+
+def _member_partitions(fields: _Reader) -> frozenset[int]:
+    """What a member has: what it keeps, and what it was asked to give up and has not given up yet."""
+    _refuse_newer(fields.number("h"), _MEMBER_VALUE, "a member's assignment")
+    fields.bytes(struct.calcsize(">iib"))  # its epoch, the one before it, and its state
+    found = set()
+    for _kept_then_to_be_given_up in range(2):
+        for _topic in range(fields.varint() - 1):
+            fields.bytes(_UUID_BYTES)
+            found |= {fields.number("i") for _ in range(fields.varint() - 1)}
+            fields.varint()  # tagged fields: there are none
+    return frozenset(found)
+
+
+def _generation(fields: _Reader) -> Iterator[tuple[str, frozenset[int]]]:
+    _refuse_newer(fields.number("h"), _GROUP_VALUE, "a group's members")
+    fields.string()
+    fields.number("i")
+    fields.string()
+    fields.string()
+    fields.number("q")
+    for _ in range(fields.number("i")):
+        member_id, _instance, _client, _host = (fields.string() for _ in range(4))
+        fields.number("q")  # two time-outs
+        fields.bytes(fields.number("i"))  # what it subscribed to
+        yield member_id, _assigned(_Reader(fields.bytes(fields.number("i"))))
+
+
+def _assigned(fields: _Reader) -> frozenset[int]:
+    """An assignment of the clients' own protocol, the same in each version of it."""
+    if fields.is_empty:
+        return frozenset()
+    fields.number("h")
+    found: set[int] = set()
+    for _ in range(fields.number("i")):
+        fields.string()
+        found |= {fields.number("i") for _ in range(fields.number("i"))}
+    return frozenset(found)
+
+
+def _refuse_newer(version: int, newest: int, what: str) -> None:
+    if version > newest:
+        msg = f"{OFFSETS_TOPIC} has {what} in format {version}, which is newer than Kafka 4.1's"
+        raise BrokerError(msg)
 
 
 def commits_in(stored: Iterable[StoredOffset], *, begin: int = 0) -> tuple[list[Commit], list[str]]:
@@ -139,10 +247,21 @@ def read_stored_offsets(bootstrap_servers: str, group: str) -> list[StoredOffset
     Raises:
         BrokerError: The topic could not be read to its end.
     """
+    return [record for record in read_group(bootstrap_servers, group) if isinstance(record, StoredOffset)]
+
+
+def read_group(bootstrap_servers: str, group: str) -> list[GroupRecord]:
+    """Everything that Kafka ever stored of a group's offsets and owners, oldest first.
+
+    Raises:
+        BrokerError: The topic could not be read to its end.
+    """
     settings = {"bootstrap.servers": bootstrap_servers, "group.id": f"reader-{uuid.uuid4()}", "enable.auto.commit": False}
     consumer = Consumer({**settings, "enable.partition.eof": True})
     try:
-        records = [parse(message.key() or b"", message.value()) for message in _all_records(consumer) if message.key()]
+        records = [
+            parse(key, message.value(), message.timestamp()[1] / 1000) for message in _all_records(consumer) if (key := message.key())
+        ]
     except KafkaException as error:
         msg = f"{OFFSETS_TOPIC} could not be read: {error.args[0].str()}"
         raise BrokerError(msg) from error

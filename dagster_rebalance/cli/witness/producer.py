@@ -37,7 +37,6 @@ class NumberedProducer:
 
     def __init__(self, bootstrap_servers: str, topic: str, *, partitions: int, per_second: int) -> None:
         self._topic = topic
-        self._partitions = partitions
         self._per_round = per_second * _ROUND_S
         # Idempotent: a retry of the producer itself must not look like a record that was processed twice.
         settings = {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 50, "log_level": 0}
@@ -57,6 +56,10 @@ class NumberedProducer:
     def ends(self) -> list[int]:
         """How many records Kafka confirmed, by partition. The topic was empty, so this is also where the partition ends."""
         return list(self._ends)
+
+    def take_in(self, partitions: int) -> None:
+        """Produce to so many partitions from now on: the topic was given more."""
+        self._ends += [0] * (partitions - len(self._ends))
 
     def stop(self) -> None:
         """Produce no more, and wait until Kafka has confirmed everything.
@@ -101,4 +104,4 @@ class NumberedProducer:
             self._ends[partition] += 1
 
         value = json.dumps({"number": number, "cents": 100 + number * 37 % 9900})
-        self._producer.produce(self._topic, value.encode(), partition=number % self._partitions, on_delivery=note)
+        self._producer.produce(self._topic, value.encode(), partition=number % len(self._ends), on_delivery=note)

@@ -1,0 +1,70 @@
+"""Who had each partition when something was stored for it, by what the group's coordinator wrote down.
+
+Owns the judgement that an offset was stored by somebody who did not have the partition. Kafka does not say who stored an offset; who
+recorded the commit does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.cli.witness.offsets_topic import GenerationAssigned, MemberAssigned, StoredOffset
+from dagster_rebalance.core.partition import OffsetRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from dagster_rebalance.cli.witness.offsets_topic import GroupRecord
+
+
+class Owners:
+    """Follows a group's records, oldest first."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, frozenset[int]] = {}
+        self._generation: dict[int, str] = {}
+
+    def take(self, record: GroupRecord) -> None:
+        """Take the next record in."""
+        if isinstance(record, MemberAssigned):
+            self._members.pop(record.member_id, None)
+            if record.partitions is not None:
+                self._members[record.member_id] = record.partitions
+        elif isinstance(record, GenerationAssigned):
+            # Between the two rebalances of a cooperative hand-over the partition is assigned to nobody: the old owner still has it.
+            kept = {number: member for number, member in self._generation.items() if member in record.members}
+            self._generation = kept | {number: member for member, numbers in record.members.items() for number in numbers}
+
+    def of(self, partition: int) -> str | None:
+        """The id of the member that has a partition."""
+        for member, numbers in self._members.items():
+            if partition in numbers:
+                return member
+        return self._generation.get(partition)
+
+
+def stored_without_owning(log: Iterable[GroupRecord], recorded_by: Mapping[OffsetRange, str], names: Mapping[str, str]) -> list[str]:
+    """A sentence for each offset that was stored for a partition by somebody who did not have it, claims included.
+
+    Args:
+        log: What Kafka stored of the group, oldest first. The group reads one topic.
+        recorded_by: The name of who committed a range and recorded it.
+        names: The name of each member, by the id that Kafka gave to it.
+    """
+    owners = Owners()
+    last: dict[int, int] = {}
+    found = []
+    for record in log:
+        if not isinstance(record, StoredOffset):
+            owners.take(record)
+            continue
+        owner = owners.of(record.partition)
+        before, last[record.partition] = last.get(record.partition, 0), record.offset
+        what = f"offset {record.offset} of {record.topic}-{record.partition} was stored"
+        if owner is None:
+            found.append(f"{what} while nobody had the partition")
+            continue
+        writer = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset)) if record.offset > before else None
+        if writer is not None and names.get(owner, owner) != writer:
+            found.append(f"{what} by {writer} while {names.get(owner, owner)} had the partition")
+    return found
