@@ -246,6 +246,11 @@ class KafkaCluster:
         found = self._admin.list_topics(topic, timeout=REQUEST_LIMIT_S).topics[topic].partitions
         return [found[partition].leader for partition in sorted(found)]
 
+    def is_in_sync(self) -> bool:
+        """Whether every node runs and has an up-to-date copy of every partition: then one of them may go without harm."""
+        topics = self._admin.list_topics(timeout=REQUEST_LIMIT_S).topics.values()
+        return all(len(one.isrs) == self.nodes for topic in topics for one in topic.partitions.values())
+
     def coordinator(self, group: str) -> int:
         """The node that coordinates a consumer group, -1 while there is none. Some group must have been used before."""
         # Not describe_consumer_groups: librdkafka 2.16 aborts the process when the coordinator goes during that request

@@ -53,6 +53,7 @@ class CodeLocation:
     reloads: bool = False
     port: int = field(default_factory=free_port)
     process: ChildProcess | None = field(init=False, default=None)
+    _earlier: list[ChildProcess] = field(init=False, default_factory=list)
 
     @property
     def server(self) -> ChildProcess:
@@ -67,7 +68,8 @@ class CodeLocation:
         return self.process
 
     def start(self, home: Path) -> None:
-        """Start the server, on the same port as before if there was one."""
+        """Start the server, on the same port as before if there was one. Runs of one that was killed go on."""
+        self._earlier += [self.process] if self.process is not None else []
         command = ["code-server", "start"] if self.reloads else ["api", "grpc"]
         self.process = ChildProcess(
             f"code location {self.name}",
@@ -93,6 +95,12 @@ class CodeLocation:
     def wait_until_ready(self) -> None:
         """Wait until the server answers."""
         self.server.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+
+    def stop_at_once(self) -> None:
+        """End the server and its runs, also those that outlived an earlier server."""
+        for process in (*self._earlier, *([self.process] if self.process is not None else [])):
+            process.stop_at_once()
+        self._earlier.clear()
 
 
 class DagsterDeployment:
@@ -186,8 +194,7 @@ class DagsterDeployment:
             if process is not None:
                 process.stop_at_once()
         for location in self.locations.values():
-            if location.process is not None:
-                location.process.stop_at_once()
+            location.stop_at_once()
 
     def __enter__(self) -> Self:
         return self.start()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,6 +60,7 @@ class SparkConnectServer:
     port: int = field(init=False, default_factory=free_port)
     _folder: Path | None = field(init=False, default=None)
     _process: ChildProcess | None = field(init=False, default=None)
+    _launch: Callable[[], ChildProcess] = field(init=False, repr=False)
 
     @property
     def remote(self) -> str:
@@ -87,14 +89,25 @@ class SparkConnectServer:
         jars = [jar for jar in fetch(kafka_connector(), tell=self.tell) if not (spark / "jars" / jar.name).exists()]
         self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-spark-"))
         try:
-            self._process = self._launch(spark, jars, self._folder)
-            self._process.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+            self._launch = partial(self._launched, spark, jars, self._folder)
+            self.restart()
         except BaseException:
             self.stop()
             raise
         return self
 
-    def _launch(self, spark: Path, jars: list[Path], folder: Path) -> ChildProcess:
+    def restart(self) -> None:
+        """Start the server again, on the same port, after it was killed.
+
+        Raises:
+            DagsterRebalanceError: It did not start; the message holds the end of its log.
+        """
+        if self._process is not None:
+            self._process.stop_at_once()
+        self._process = self._launch()
+        self._process.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+
+    def _launched(self, spark: Path, jars: list[Path], folder: Path) -> ChildProcess:
         command: list[str | Path] = [spark / "bin" / "spark-submit", "--class", SERVER_CLASS, "--name", "dagster-rebalance"]
         command += ["--jars", ",".join(map(str, jars))]
         for key, value in {**self._own_settings(folder), **self.settings}.items():

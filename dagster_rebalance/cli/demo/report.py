@@ -9,7 +9,6 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow.dataset
 from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from rich.table import Table
@@ -26,10 +25,9 @@ from dagster_rebalance.cli.demo.checks import (
 from dagster_rebalance.cli.demo.parts import GROUP, PARTITIONS, TOPIC
 from dagster_rebalance.cli.demo.view import painted, short
 from dagster_rebalance.cli.witness.offsets_topic import commits_in, read_stored_offsets
-from dagster_rebalance.cli.witness.output import Output, Row, compare_output
+from dagster_rebalance.cli.witness.output import Output, compare_output, parquet_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from confluent_kafka.admin import AdminClient
@@ -79,7 +77,7 @@ class Report:
 def make_report(parts: Parts, watcher: Watcher) -> Report:
     """Read everything and judge it."""
     produced = parts.producer.confirmed
-    output = compare_output(produced, _rows(parts.output))
+    output = compare_output(produced, parquet_rows(parts.output))
     stored = read_stored_offsets(parts.kafka.bootstrap_servers, GROUP)
     commits, went_back = commits_in(one for one in stored if one.topic == TOPIC)
     materialised = [one.range for one in watcher.recorded]
@@ -139,12 +137,6 @@ def tell(report: Report, view: View) -> None:
     view.print(receipts)
     for check in report.checks:
         view.print(f"{'[green]passed[/green]' if check.passed else '[bold red]FAILED[/bold red]'}  {check.name}: {check.detail}")
-
-
-def _rows(folder: Path) -> Iterator[Row]:
-    found = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive").to_table(columns=list(Row._fields))
-    for row in found.to_pylist():
-        yield Row(**row)
 
 
 def _committed(admin: AdminClient) -> dict[int, int]:

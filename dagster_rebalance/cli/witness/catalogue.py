@@ -37,13 +37,23 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that the catalogue says of the group: who joined, was assigned what, held or left."""
+    """Something that the catalogue says of the group: who joined, was assigned what, held or left.
+
+    Attributes:
+        kind: What happened.
+        member: The code location.
+        text: The same as a sentence.
+        partitions: What it is about.
+        metadata: All that is said.
+        at: When, in seconds since 1970.
+    """
 
     kind: str
     member: str
     text: str
     partitions: tuple[str, ...]
     metadata: Mapping[str, object]
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +109,18 @@ class CatalogueReader:
     def read(self) -> list[Event]:
         """See what is new, and return the new events."""
         known = len(self.events)
-        self.events += [_event(observation) for observation in self._observations()]
+        self.events += [_event(observation, at) for observation, at in self._observations()]
         self.recorded += [_recorded(materialisation) for materialisation in self._materialisations()]
         return self.events[known:]
 
-    def _observations(self) -> Iterator[dg.AssetObservation]:
+    def _observations(self) -> Iterator[tuple[dg.AssetObservation, float]]:
         while True:
             wanted = dg.AssetRecordsFilter(self._assets.group, after_storage_id=self._newest_observation)
             found = self._instance.fetch_observations(wanted, limit=_PAGE, ascending=True).records
             for record in found:
                 self._newest_observation = record.storage_id
                 if record.asset_observation is not None:
-                    yield record.asset_observation
+                    yield record.asset_observation, record.timestamp
             if len(found) < _PAGE:
                 return
 
@@ -126,7 +136,7 @@ class CatalogueReader:
                 return
 
 
-def _event(observation: dg.AssetObservation) -> Event:
+def _event(observation: dg.AssetObservation, at: float) -> Event:
     said = {name: value.value for name, value in observation.metadata.items()}
     return Event(
         kind=str(said["event"]),
@@ -134,6 +144,7 @@ def _event(observation: dg.AssetObservation) -> Event:
         text=observation.description or "",
         partitions=tuple(_list(said.get("partitions"))),
         metadata=said,
+        at=at,
     )
 
 

@@ -1,6 +1,6 @@
 """The output compared with what was produced: each number exactly once, at its place.
 
-Owns what a row of the output says. Reads no file: where the rows come from is its callers' business.
+Owns what a row of the output says.
 """
 
 from __future__ import annotations
@@ -9,8 +9,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import pyarrow.dataset
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
 
 
 class Row(NamedTuple):
@@ -54,3 +57,10 @@ def compare_output(produced: Mapping[int, tuple[int, int]], rows: Iterable[Row])
         doubled=tuple(sorted(number for number, count in counts.items() if count > 1)),
         wrong=tuple(wrong),
     )
+
+
+def parquet_rows(folder: Path) -> Iterator[Row]:
+    """The rows of an output that Spark wrote by range."""
+    found = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive").to_table(columns=list(Row._fields))
+    for row in found.to_pylist():
+        yield Row(**row)
