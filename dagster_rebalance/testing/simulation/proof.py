@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.ownership import TRANSITIONS
 from dagster_rebalance.testing.simulation.schedule import Played, play
-from dagster_rebalance.testing.simulation.transitions import counted
+from dagster_rebalance.testing.simulation.transitions import Taken, counted, name_of
+from dagster_rebalance.testing.simulation.workers import spread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+_CHUNK = 20
+"""So many schedules take about a second: short enough to stop, long enough to be worth a message between processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +60,33 @@ class Proof:
         path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
-def prove(schedules: int, seed: int, *, told: Callable[[Played], None] = lambda _: None) -> Proof:
-    """Play schedules with the seeds from `seed` on; `told` hears of each."""
+def prove(schedules: int, seed: int, *, told: Callable[[Played], None] = lambda _: None, workers: int | None = None) -> Proof:
+    """Play schedules with the seeds from `seed` on.
+
+    Args:
+        schedules: How many.
+        seed: The seed of the first.
+        told: Hears of each, in the order of the seeds. Only one with a violation comes with its trace.
+        workers: How many processes play; one for each core unless it says otherwise.
+    """
     violations = []
     rebalances = commits = 0
-    with counted() as taken:
-        for number in range(seed, seed + schedules):
-            played = play(number)
+    taken: Counter[str] = Counter()
+    seeds = range(seed, seed + schedules)
+    chunks = [seeds[at : at + _CHUNK] for at in range(0, schedules, _CHUNK)]
+    for chunk, taken_in_it in spread(_play_all, chunks, workers=workers):
+        taken.update(taken_in_it)
+        for played in chunk:
             told(played)
             rebalances += played.rebalances
             commits += played.commits
             if played.violation:
                 violations.append(played)
-    return Proof(seed, schedules, tuple(violations), taken, rebalances, commits)
+    return Proof(seed, schedules, tuple(violations), {name_of(step): taken[name_of(step)] for step in TRANSITIONS}, rebalances, commits)
+
+
+def _play_all(seeds: range) -> tuple[list[Played], Taken]:
+    """What comes from another process is small: thousands of lines for a schedule in which nothing happened are of no use."""
+    with counted() as taken:
+        chunk = [play(seed) for seed in seeds]
+    return [played if played.violation else replace(played, trace=()) for played in chunk], taken

@@ -1,0 +1,61 @@
+"""Plays chunks of schedules on all cores: each in a process of its own, what they show in the order of the chunks.
+
+Owns the processes, and that they end: with the work, on Ctrl-C, and with the process that started them, however that ended. How many there
+are must change nothing but the time that it takes.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from threading import Thread
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from multiprocessing.connection import Connection
+
+_Work = TypeVar("_Work")
+_Shown = TypeVar("_Shown")
+
+
+def spread(play: Callable[[_Work], _Shown], chunks: Sequence[_Work], *, workers: int | None = None) -> Iterator[_Shown]:
+    """What each chunk shows, in their order; in this process where there is one core or one chunk only."""
+    workers = min(workers or os.cpu_count() or 1, len(chunks))
+    if workers <= 1:
+        yield from map(play, chunks)
+        return
+    # Spawned, not forked: a schedule is its seed alone, and inherits nothing.
+    context = get_context("spawn")
+    lifeline, held = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, _watch, (lifeline,))
+    try:
+        with _children_deaf_to_ctrl_c():
+            shown = pool.map(play, chunks)
+        yield from shown
+    finally:
+        held.close()
+        pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _children_deaf_to_ctrl_c() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal; this one ends the others. They inherit what is blocked when they start."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _watch(lifeline: Connection) -> None:
+    """A worker ends in the middle of its chunk once the other end of its lifeline is closed: by who started it, or because that is gone."""
+
+    def end() -> None:
+        lifeline.poll(None)
+        os._exit(1)
+
+    Thread(target=end, daemon=True).start()
