@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "bench": "dagster_rebalance.cli.bench.command",
     "broker": "dagster_rebalance.cli.broker",
+    "chaos": "dagster_rebalance.cli.chaos.command",
     "demo": "dagster_rebalance.cli.demo.command",
     "replay": "dagster_rebalance.cli.simulate_replay",
     "simulate": "dagster_rebalance.cli.simulate",

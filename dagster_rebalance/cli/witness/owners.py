@@ -35,12 +35,32 @@ class Owners:
             kept = {number: member for number, member in self._generation.items() if member in record.members}
             self._generation = kept | {number: member for member, numbers in record.members.items() for number in numbers}
 
+    @property
+    def partitions(self) -> set[int]:
+        """The partitions that somebody has."""
+        return set(self._generation).union(*self._members.values())
+
     def of(self, partition: int) -> str | None:
         """The id of the member that has a partition."""
         for member, numbers in self._members.items():
             if partition in numbers:
                 return member
         return self._generation.get(partition)
+
+
+def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, str | None]]]:
+    """Since when each partition has had which owner, oldest first; None for nobody. `log` is what Kafka stored of the group."""
+    owners = Owners()
+    changes: dict[int, list[tuple[float, str | None]]] = {}
+    for record in log:
+        if isinstance(record, StoredOffset):
+            continue
+        owners.take(record)
+        for partition in owners.partitions | changes.keys():
+            owner, known = owners.of(partition), changes.setdefault(partition, [])
+            if owner != (known[-1][1] if known else None):
+                known.append((record.at, owner))
+    return changes
 
 
 def stored_without_owning(log: Iterable[GroupRecord], recorded_by: Mapping[OffsetRange, str], names: Mapping[str, str]) -> list[str]:

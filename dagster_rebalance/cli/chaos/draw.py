@@ -1,0 +1,43 @@
+"""Which fault comes when: each kind once in every round, the rounds in random order, so that a few faults already are of many kinds.
+
+Owns the draw. The seed decides the order and the pauses; what the parts make of them is never the same twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Sequence
+
+_T = TypeVar("_T")
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 6.0
+
+
+class Draw(Generic[_T]):
+    """Draws kinds of faults.
+
+    Args:
+        kinds: What there is.
+        chance: The source of chance.
+    """
+
+    def __init__(self, kinds: Sequence[_T], chance: random.Random) -> None:
+        self._kinds = kinds
+        self._chance = chance
+        self._round: list[_T] = []
+
+    def next(self, strike: Callable[[_T], bool]) -> _T | None:
+        """Draw until `strike` takes one, which is returned; None when none of the round can be done now."""
+        if not self._round:
+            self._round = self._chance.sample(self._kinds, len(self._kinds))
+        for kind in self._round:
+            if strike(kind):
+                self._round.remove(kind)
+                return kind
+        return None
+
+    def pause_s(self) -> float:
+        """How long until the next one: now and then hardly at all, so that faults meet."""
+        return self._chance.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)

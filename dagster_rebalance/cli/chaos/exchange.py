@@ -1,0 +1,100 @@
+"""What the command and the runs that it plays with have in common: names, and a folder.
+
+Owns how runs are seen at work, and how they are told to fail. Imports next to nothing: every run waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOPIC = GROUP = "numbers"
+SESSION_TIMEOUT_S = 10
+
+FOLDER_VARIABLE = "CHAOS_FOLDER"
+BROKERS_VARIABLE = "KAFKA_BROKERS"
+PROTOCOL_VARIABLE = "KAFKA_GROUP_PROTOCOL"
+SPARK_VARIABLE = "SPARK_REMOTE"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The folder that runs and faults share.
+
+    Attributes:
+        root: The folder.
+    """
+
+    root: Path
+
+    @property
+    def output(self) -> Path:
+        """What the runs wrote."""
+        return self.root / "output"
+
+    @property
+    def _working(self) -> Path:
+        return self.root / "working"
+
+    @property
+    def _failures(self) -> Path:
+        return self.root / "failures"
+
+    def make(self) -> None:
+        """Make its folders."""
+        for folder in (self.output, self._working, self._failures):
+            folder.mkdir(parents=True)
+
+    @contextmanager
+    def at_work(self, run_id: str) -> Iterator[None]:
+        """Show that this process works on a run. Of one that was killed that stays, so a reader has to look whether it lives."""
+        note = self._working / run_id
+        note.write_text(str(os.getpid()))
+        try:
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+
+    def working(self) -> dict[str, int]:
+        """The process of each run that works."""
+        found = {}
+        for note in self._working.iterdir():
+            with suppress(OSError, ValueError):  # it ended meanwhile, or has just begun
+                pid = int(note.read_text())
+                # A pid can be given out again: only a process that has this folder in its environment is one of the runs.
+                if str(self.root).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    found[note.name] = pid
+        return found
+
+    def kill(self, run_id: str) -> bool:
+        """End the process of a run at once; False when it is gone."""
+        pid = self.working().get(run_id)
+        if pid is None:
+            return False
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        (self._working / run_id).unlink(missing_ok=True)
+        return True
+
+    def fail_next(self) -> None:
+        """Let the next run that comes to its end fail."""
+        (self._failures / str(len(list(self._failures.iterdir())))).touch()
+
+    def fail_if_wanted(self) -> None:
+        """End a run badly if that is wanted, once for each time.
+
+        Raises:
+            RuntimeError: It is.
+        """
+        for wanted in self._failures.iterdir():
+            with suppress(FileNotFoundError):  # another run took it
+                wanted.unlink()
+                problem = "this run fails because a fault was wanted"
+                raise RuntimeError(problem)

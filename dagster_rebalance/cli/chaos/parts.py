@@ -1,0 +1,111 @@
+"""The parts that faults are done to: three brokers, Dagster with three members in processes of their own, a producer, and Spark if wanted.
+
+Owns what is started, with which settings, and that all of it is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.cli.chaos.exchange import BROKERS_VARIABLE, FOLDER_VARIABLE, PROTOCOL_VARIABLE, SPARK_VARIABLE, TOPIC, Exchange
+from dagster_rebalance.cli.witness.producer import NumberedProducer
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import dagster as dg
+
+SENSOR = "kafka_batches_sensor"
+PARTITIONS = 6
+RECORDS_PER_SECOND = 60
+BROKERS = (1, 2, 3)
+RELOADED = "purple"
+MEMBERS = ("blue", "green", RELOADED)
+
+TICK_LIMIT_S = 15
+SETTINGS = {
+    "sensors": {"use_threads": True, "num_workers": 4},
+    "run_coordinator": {
+        "module": "dagster.core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {"max_concurrent_runs": 4, "dequeue_interval_seconds": 1, "dequeue_use_threads": True, "dequeue_num_workers": 2},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that runs.
+
+    Attributes:
+        kafka: Three brokers.
+        dagster: The deployment.
+        instance: Its instance.
+        producer: Has begun to produce.
+        exchange: Where runs are seen and steered.
+        spark: The Spark Connect server, if runs use Spark.
+        protocol: The group protocol.
+    """
+
+    kafka: KafkaCluster
+    dagster: DagsterDeployment
+    instance: dg.DagsterInstance
+    producer: NumberedProducer
+    exchange: Exchange
+    spark: SparkConnectServer | None
+    protocol: str
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files with what the parts have to say."""
+        return [*self.dagster.home.glob("*.log"), *self.kafka.logs, *([self.spark.process.log] if self.spark else [])]
+
+
+@contextmanager
+def all_parts(*, protocol: str, with_spark: bool, step: Callable[[str], None], at_end: Callable[[], None]) -> Iterator[Parts]:
+    """Start everything, in order.
+
+    Args:
+        protocol: The group protocol.
+        with_spark: Whether the runs use Spark.
+        step: Gets a sentence before each part is started.
+        at_end: Called first when everything is to be ended.
+
+    Raises:
+        DagsterRebalanceError: A part did not start; the message says which, and holds the end of its log.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-chaos-"))
+    exchange = Exchange(folder)
+    exchange.make()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            step("starting three brokers")
+            kafka = stack.enter_context(KafkaCluster(nodes=len(BROKERS), tell=step))
+            kafka.create_topic(TOPIC, PARTITIONS)
+            env = {FOLDER_VARIABLE: str(folder), BROKERS_VARIABLE: kafka.bootstrap_servers, PROTOCOL_VARIABLE: protocol}
+            spark = None
+            if with_spark:
+                step("starting a Spark Connect server")
+                spark = stack.enter_context(SparkConnectServer(tell=step))
+                env[SPARK_VARIABLE] = spark.remote
+            step(f"starting Dagster: webserver, daemon, and the code locations {', '.join(MEMBERS)}")
+            locations = [
+                CodeLocation(name, "dagster_rebalance.cli.chaos.project", folder, env, reloads=name == RELOADED) for name in MEMBERS
+            ]
+            limits = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S)}
+            dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings=SETTINGS, env=limits))
+            instance = stack.enter_context(dagster.instance())
+            producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
+            stack.enter_context(producer)
+            yield Parts(kafka, dagster, instance, producer, exchange, spark, protocol)
+        finally:
+            at_end()

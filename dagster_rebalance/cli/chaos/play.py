@@ -1,0 +1,149 @@
+"""The play: faults by random draw until there were enough, then peace until everything is worked off.
+
+Owns the order: what is struck when, and what must be so in between. It stops when a part has ended by itself, or when peace does not help.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.cli.chaos.draw import Draw
+from dagster_rebalance.cli.chaos.exchange import GROUP, TOPIC
+from dagster_rebalance.cli.chaos.faults import Fault, Faults, Kind
+from dagster_rebalance.cli.chaos.parts import MEMBERS, SENSOR
+from dagster_rebalance.cli.witness.catalogue import CatalogueReader
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.orchestration.tags import GROUP_TAG
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.cli.chaos.parts import Parts
+
+BEGIN_LIMIT_S = 180.0
+PEACE_LIMIT_S = 420.0
+_LOOK_EVERY_S = 0.25
+_TOLD_EVERY_S = 20.0
+_OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+
+
+class Play:
+    """Faults and peace.
+
+    Args:
+        parts: Everything that runs.
+        seed: Of the draw.
+        say: Gets a sentence for everything that happens.
+
+    Attributes:
+        faults: Those that were done.
+        catalogue: What Dagster shows of the group.
+        ends: When the partitions were seen to end where, oldest first.
+    """
+
+    def __init__(self, parts: Parts, seed: int, say: Callable[[str], None]) -> None:
+        self.catalogue = CatalogueReader(parts.instance, GROUP)
+        self.ends: list[tuple[float, list[int]]] = []
+        chance = random.Random(seed)  # noqa: S311 - no secret
+        self.faults = Faults(parts, chance, self._owned_by)
+        kinds = [kind for kind in Kind if kind is not Kind.SPARK_KILLED or parts.spark is not None]
+        self._draw = Draw(kinds, chance)
+        self._parts = parts
+        self._say = say
+        self._owners: dict[str, str] = {}
+        self._tell_at = 0.0
+
+    def run(self, faults: int) -> None:
+        """Play.
+
+        Raises:
+            DagsterRebalanceError: A part has ended by itself, or not everything was worked off in the end.
+        """
+        for member in MEMBERS:
+            self._parts.dagster.start_sensor(member, SENSOR)
+        self._until("every member to have partitions", lambda: set(self._owners.values()) == set(MEMBERS), BEGIN_LIMIT_S)
+        while len(self.faults.done) < faults:
+            pause_until = time.monotonic() + self._draw.pause_s()
+            while time.monotonic() < pause_until:
+                self._look()
+            self._draw.next(self._strike)
+        self._until("all faults to be mended", lambda: not self.faults.under_way, PEACE_LIMIT_S)
+        self._parts.producer.stop()
+        self._until("everything to be worked off", self._is_worked_off, PEACE_LIMIT_S)
+
+    def _strike(self, kind: Kind) -> bool:
+        fault = self.faults.strike(kind)
+        if fault is not None:
+            self._say(f"fault {len(self.faults.done)}: {_told(fault)}")
+        return fault is not None
+
+    def _look(self) -> None:
+        for fault in self.faults.mend_what_is_due():
+            self._say(f"mended: {_told(fault)}")
+        self.ends.append((time.time(), self._parts.producer.ends))
+        for event in self.catalogue.read():
+            self._take(event.kind, event.member, event.partitions)
+            self._say(f"{event.member}: {event.text}")
+        self._check_parts()
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + _TOLD_EVERY_S
+            self._say(self._state())
+        time.sleep(_LOOK_EVERY_S)
+
+    def _take(self, kind: str, member: str, partitions: tuple[str, ...]) -> None:
+        if kind == "assigned":
+            self._owners.update(dict.fromkeys(partitions, member))
+        elif kind == "hold":
+            self._owners = {name: owner for name, owner in self._owners.items() if owner != member or name not in partitions}
+
+    def _owned_by(self, member: str) -> frozenset[int]:
+        return frozenset(int(name.rpartition("-")[2]) for name, owner in self._owners.items() if owner == member)
+
+    def _check_parts(self) -> None:
+        struck = {one.fault.target for one in self.faults.under_way}
+        processes = [location.server for name, location in self._parts.dagster.locations.items() if name not in struck]
+        processes += [self._parts.dagster.daemon] if not self._suffers(Kind.DAEMON_KILLED) else []
+        for process in processes:
+            if not process.is_running:
+                msg = f"{process.name} has ended by itself with exit code {process.exit_code}; {process.log} ends with:\n{process.tail()}"
+                raise DagsterRebalanceError(msg)
+
+    def _suffers(self, kind: Kind) -> bool:
+        return any(one.fault.kind is kind for one in self.faults.under_way)
+
+    def _until(self, what: str, is_so: Callable[[], bool], limit_s: float) -> None:
+        deadline_at = time.monotonic() + limit_s
+        while not is_so():
+            if time.monotonic() >= deadline_at:
+                msg = f"waited {limit_s:g} s in vain for {what}; {self._state()}"
+                raise DagsterRebalanceError(msg)
+            self._look()
+
+    def _committed(self) -> dict[str, int]:
+        return {str(one.range.topic_partition): one.range.until for one in self.catalogue.recorded}
+
+    def _lags(self) -> dict[str, int]:
+        committed = self._committed()
+        ends = {f"{TOPIC}-{number}": end for number, end in enumerate(self._parts.producer.ends)}
+        return {name: end - committed.get(name, 0) for name, end in ends.items() if end > committed.get(name, 0)}
+
+    def _live_runs(self) -> int:
+        runs = self._parts.instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100)
+        return sum(record.dagster_run.status not in _OVER for record in runs)
+
+    def _is_worked_off(self) -> bool:
+        return not self._lags() and not self._live_runs()
+
+    def _state(self) -> str:
+        lags = self._lags()
+        behind = ", ".join(f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4])
+        owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in MEMBERS)
+        return f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; {self._live_runs()} runs live"
+
+
+def _told(fault: Fault) -> str:
+    return f"{fault.kind.value}: {fault.target}"

@@ -1,0 +1,101 @@
+"""What explains that a partition is not worked on: faults, holds, hand-overs, and a sensor that is not evaluated.
+
+Owns how far each of them reaches: a fault to one member explains nothing about the partitions of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.cli.chaos.faults import Fault, Kind
+from dagster_rebalance.cli.chaos.spans import Span
+from dagster_rebalance.cli.chaos.stalls import Explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dagster_rebalance.cli.chaos.stalls import History
+    from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen
+
+OF_MEMBERS = {
+    Kind.MEMBER_KILLED,
+    Kind.MEMBER_TERMINATED,
+    Kind.MEMBER_FROZEN,
+    Kind.CODE_SERVER_KILLED,
+    Kind.CODE_SERVER_RELOADED,
+}
+HELD_UP = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED, Kind.STORAGE_LOCKED}
+AFTERMATH_S = 5.0
+"""What clients and databases take to find that a part is back."""
+GONE_LIMIT_S = 90.0
+"""By then Kafka must have given the partitions of a member that is away to others."""
+ON_ITS_WAY_S = 10.0
+PATIENCE_S = 15.0
+"""Without a tick for so long a member claims nothing: nobody would start the run (`DriverSettings.plan_patience_s`)."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the time.
+
+    Attributes:
+        faults: Those that were done.
+        holds: The receipts.
+        assigned: When members said that they were assigned what.
+        ticks: As in `stalls.judge`.
+    """
+
+    faults: Sequence[Fault]
+    holds: Sequence[HoldSeen]
+    assigned: Sequence[Event]
+    ticks: Mapping[str, Sequence[float]]
+
+
+def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> Iterator[Explained]:
+    """All that explains idleness, those that explain most first."""
+    for history in histories:
+        yield from _of_faults(evidence, history, until)
+    for hold in evidence.holds:
+        for name in hold.partitions:
+            yield Explained(Span(hold.ended_at - hold.seconds, hold.ended_at), "held", name)
+    for history in histories:
+        yield from _on_its_way(evidence.assigned, history)
+        yield from _without_ticks(evidence.ticks, history, until)
+
+
+def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
+    number = int(history.name.rpartition("-")[2])
+    every_tick = sorted({at for ticks in evidence.ticks.values() for at in ticks})
+    for fault in evidence.faults:
+        if fault.partitions is not None and number not in fault.partitions:
+            continue
+        mended_at = until if fault.mended_at is None else fault.mended_at
+        if fault.kind in OF_MEMBERS:
+            moved_at = next((at for at, _ in history.owners if at > fault.began_at), until)
+            end = min(moved_at, fault.began_at + GONE_LIMIT_S)
+        elif fault.kind in HELD_UP:
+            end = mended_at + AFTERMATH_S
+        elif fault.kind is Kind.DAEMON_KILLED:
+            end = next(iter([at for at in every_tick if at > mended_at][1:]), until)
+        else:
+            continue
+        yield Explained(Span(fault.began_at, end), fault.kind.value, history.name)
+
+
+def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explained]:
+    """Kafka has decided, and the member has not heard of it: it asks once a second."""
+    told = [event.at for event in assigned if history.name in event.partitions]
+    for since, owner in history.owners:
+        if owner is not None:
+            heard_at = next((at for at in told if at >= since), since)
+            yield Explained(Span(since, min(heard_at, since + ON_ITS_WAY_S)), "on its way to its new owner", history.name)
+
+
+def _without_ticks(ticks: Mapping[str, Sequence[float]], history: History, until: float) -> Iterator[Explained]:
+    for (since, owner), (end, _) in pairwise([*history.owners, (until, None)]):
+        for before, after in pairwise([*ticks.get(owner or "", ()), until]):
+            gap = Span(max(since, before + PATIENCE_S), min(end, after + 1))
+            if gap.seconds > 0:
+                yield Explained(gap, "Dagster did not evaluate the sensor of its owner", history.name)

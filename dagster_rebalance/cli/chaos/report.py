@@ -1,0 +1,195 @@
+"""The end of the play: reads the output, Kafka and Dagster, judges them, and says so to people and programs.
+
+Owns what is counted. Each count has a witness that is no member: the output itself, Kafka's own log, or Dagster's runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.cli.chaos.exchange import GROUP, TOPIC
+from dagster_rebalance.cli.chaos.parts import SENSOR
+from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
+from dagster_rebalance.cli.chaos.stalls import History, Judgement, RunSeen, judge
+from dagster_rebalance.cli.witness.offsets_topic import StoredOffset, commits_in, read_group
+from dagster_rebalance.cli.witness.output import Output, Row, compare_output, parquet_rows
+from dagster_rebalance.cli.witness.owners import changes_of_owner, stored_without_owning
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dagster_rebalance.cli.chaos.parts import Parts
+    from dagster_rebalance.cli.chaos.play import Play
+    from dagster_rebalance.cli.witness.offsets_topic import GroupRecord
+    from dagster_rebalance.core.partition import OffsetRange
+
+_TICKS = 10_000
+_PAGE = 500
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out."""
+
+    faults: Mapping[str, int]
+    output: Output
+    twice_succeeded: int
+    commits: int
+    materialisations_missing: int
+    materialisations_extra: int
+    unowned: Sequence[str]
+    went_back: Sequence[str]
+    stalls: Judgement
+    holds: Mapping[str, int]
+    runs: Mapping[str, int]
+    wrong: list[str] = field(default_factory=list)
+
+    def as_json(self, *, seed: int, protocol: str, spark: bool, seconds: float) -> dict[str, Any]:
+        """The report for programs."""
+        return {
+            "seed": seed,
+            "protocol": protocol,
+            "spark": spark,
+            "seconds": round(seconds, 1),
+            "faults": dict(self.faults),
+            "records": self.output.records,
+            "lost": len(self.output.lost),
+            "doubled": len(self.output.doubled) + self.twice_succeeded,
+            "wrong": len(self.output.wrong),
+            "unowned_commits": len(self.unowned),
+            "offsets_went_back": len(self.went_back),
+            "stalls_over_2s": len(self.stalls.stalls),
+            "holds": dict(self.holds),
+            "runs": dict(self.runs),
+            "commits": self.commits,
+            "materialisations_missing": self.materialisations_missing,
+            "materialisations_extra": self.materialisations_extra,
+            "watched_partition_seconds": round(self.stalls.watched_s, 1),
+            "idle_partition_seconds_explained": {why: round(seconds, 1) for why, seconds in sorted(self.stalls.idle_s.items())},
+            "problems": self.wrong,
+        }
+
+
+def make_report(parts: Parts, play: Play) -> Report:
+    """Read everything and judge it."""
+    until = time.time()
+    play.catalogue.read()
+    log = read_group(parts.kafka.bootstrap_servers, GROUP)
+    output = compare_output(parts.producer.confirmed, _rows(parts))
+    commits, went_back = commits_in(one for one in log if isinstance(one, StoredOffset))
+    runs = list(_runs(parts.instance))
+    recorded = play.catalogue.recorded
+    names = {str(event.metadata["member_id"]): event.member for event in play.catalogue.events if event.kind == "assigned"}
+    unowned = stored_without_owning(log, {one.range: one.member for one in recorded if not one.is_late}, names)
+    made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded)
+    twice = _covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
+    ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
+    histories = _histories(play, log, runs)
+    evidence = Evidence(play.faults.done, play.catalogue.holds, [one for one in play.catalogue.events if one.kind == "assigned"], ticks)
+    judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
+    wrong = [f"record {number} is lost" for number in output.lost]
+    wrong += [f"record {number} is in the output more than once" for number in output.doubled]
+    wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
+    wrong += [f"{count} offsets of {name} were worked on by two successful runs" for name, count in twice.items()]
+    wrong += [f"not shown by Dagster: the commit of {one}" for one in (made - shown).elements()]
+    wrong += [f"shown by Dagster, and not committed: {one}" for one in (shown - made).elements()]
+    wrong += [*unowned, *went_back, *map(str, judgement.stalls)]
+    return Report(
+        faults=Counter(fault.kind.name.lower() for fault in play.faults.done),
+        output=output,
+        twice_succeeded=sum(twice.values()),
+        commits=len(commits),
+        materialisations_missing=(made - shown).total(),
+        materialisations_extra=(shown - made).total(),
+        unowned=unowned,
+        went_back=went_back,
+        stalls=judgement,
+        holds=Counter(hold.outcome for hold in play.catalogue.holds),
+        runs=Counter(status for status, _, _ in runs),
+        wrong=wrong,
+    )
+
+
+def _rows(parts: Parts) -> Iterator[Row]:
+    if parts.spark is not None:
+        yield from parquet_rows(parts.exchange.output)
+        return
+    for path in parts.exchange.output.glob("*.csv"):
+        with path.open(newline="") as file:
+            yield from (Row(*map(int, row)) for row in csv.reader(file))
+
+
+def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[OffsetRange, ...]]]:
+    """Every run of the group with its status and its ranges."""
+    cursor = None
+    while True:
+        records = instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_PAGE, cursor=cursor)
+        for record in records:
+            run = record.dagster_run
+            seen = RunSeen(record.create_timestamp.timestamp(), record.end_time, run.status is dg.DagsterRunStatus.SUCCESS)
+            yield run.status.value, seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
+        if len(records) < _PAGE:
+            return
+        cursor = records[-1].dagster_run.run_id
+
+
+def _covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
+    """How many offsets of each partition are in more than one of the ranges."""
+    found = {}
+    for partition, its_ranges in groupby(sorted(ranges, key=lambda one: (one.topic_partition, one.start)), lambda one: one.topic_partition):
+        reached = count = 0
+        for range_ in its_ranges:
+            count += max(0, min(reached, range_.until) - range_.start)
+            reached = max(reached, range_.until)
+        if count:
+            found[str(partition)] = count
+    return found
+
+
+def _ticks(parts: Parts, member: str) -> list[float]:
+    """When the ticks of a member's sensor that came to their end began."""
+    found = parts.dagster.ticks(member, SENSOR, limit=_TICKS)
+    return sorted(float(tick["timestamp"]) for tick in found if tick["status"] in {"SUCCESS", "SKIPPED"})
+
+
+def _histories(play: Play, log: Sequence[GroupRecord], runs: Sequence[tuple[str, RunSeen, tuple[OffsetRange, ...]]]) -> list[History]:
+    owners = changes_of_owner(log)
+    worked: dict[int, list[RunSeen]] = defaultdict(list)
+    for _, run, ranges in runs:
+        for range_ in ranges:
+            worked[range_.partition].append(run)
+    stored: dict[int, list[StoredOffset]] = defaultdict(list)
+    for record in log:
+        if isinstance(record, StoredOffset):
+            stored[record.partition].append(record)
+    return [
+        History(
+            name=f"{TOPIC}-{number}",
+            ends=[(at, ends[number]) for at, ends in play.ends if number < len(ends)],
+            commits=[(one.at, one.offset) for one in stored[number]],
+            claims=list(_claims(stored[number])),
+            runs=worked[number],
+            owners=owners.get(number, []),
+        )
+        for number in range(len(play.ends[-1][1]))
+    ]
+
+
+def _claims(stored: Iterable[StoredOffset]) -> Iterator[tuple[float, int]]:
+    """When a range up to where was claimed for the first time."""
+    known = 0
+    for one in stored:
+        for claim in decode(OffsetAndMetadata(one.offset, one.metadata)).claims:
+            if claim.until > known:
+                known = claim.until
+                yield one.at, claim.until

@@ -1,0 +1,175 @@
+"""Stalls: times in which a partition had something to read, and nobody worked on it, and nothing explains why.
+
+Owns the judgement, from Kafka's log, Dagster's runs and ticks, and the faults; no member is asked. A partition is busy while a run of it is
+live, or while a batch of it waits for the next tick of its owner's sensor. Else it is idle, and that has to be explained: by a fault to its
+owner or to what it needs, by a hold of it, by nobody having it, or by ticks that did not come.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.cli.chaos.spans import Span, total_s, without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+STALL_S = 2.0
+TICKS_WAITED = 2
+"""The tick that a batch just missed, and the next one."""
+LONGEST_WAIT_S = 30.0
+"""For ticks: if none came for so long, that has to be explained."""
+REQUEST_S = 5.0
+"""What Dagster's daemon takes to make runs of the requests of a tick, on a machine that is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeen:
+    """A run as Dagster shows it.
+
+    Attributes:
+        created_at: When it was made.
+        ended_at: When it was over; None if never.
+        succeeded: Whether it did its work.
+    """
+
+    created_at: float
+    ended_at: float | None
+    succeeded: bool
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened to one partition. All times are in seconds since 1970.
+
+    Attributes:
+        name: The partition.
+        ends: When it was seen to end where, oldest first.
+        commits: When its offset moved to where, oldest first.
+        claims: When a range up to where was claimed, oldest first.
+        runs: The runs that worked on it, oldest first.
+        owners: Since when which member, by its id, has had it; None for nobody.
+    """
+
+    name: str
+    ends: Sequence[tuple[float, int]]
+    commits: Sequence[tuple[float, int]]
+    claims: Sequence[tuple[float, int]]
+    runs: Sequence[RunSeen]
+    owners: Sequence[tuple[float, str | None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A reason not to work.
+
+    Attributes:
+        span: When.
+        why: In words.
+        partition: Which partition; None for all.
+    """
+
+    span: Span
+    why: str
+    partition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A partition stood still."""
+
+    partition: str
+    span: Span
+
+    def __str__(self) -> str:
+        return f"{self.partition} stood still for {self.span.seconds:.1f} s from {clock(self.span.begin)} on"
+
+
+@dataclass
+class Judgement:
+    """What came out.
+
+    Attributes:
+        stalls: Those that nothing explains.
+        watched_s: Partition-seconds with something to read in which nothing would have explained idleness.
+        idle_s: Partition-seconds of idleness by what explains them.
+    """
+
+    stalls: list[Stall] = field(default_factory=list)
+    watched_s: float = 0.0
+    idle_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def clock(at: float) -> str:
+    """A time of day, as the brokers' logs have it."""
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")  # noqa: DTZ006 - the time that a person's clock shows
+
+
+def judge(histories: Iterable[History], ticks: Mapping[str, Sequence[float]], reasons: Sequence[Explained], until: float) -> Judgement:
+    """Find the stalls.
+
+    Args:
+        histories: The partitions.
+        ticks: When a tick of the sensor of each member, by its id, that came to its end began, oldest first.
+        reasons: What explains idleness.
+        until: The end of what is judged.
+    """
+    judgement = Judgement()
+    for history in histories:
+        behind = _behind(history, until)
+        idle = without(behind, _busy(history, ticks, until))
+        for reason in [*_nobody(history, until), *reasons]:
+            if reason.partition in {None, history.name}:
+                left = without(idle, [reason.span])
+                judgement.idle_s[reason.why] += total_s(idle) - total_s(left)
+                idle, behind = left, without(behind, [reason.span])
+        judgement.watched_s += total_s(behind)
+        judgement.stalls += [Stall(history.name, span) for span in idle if span.seconds > STALL_S]
+    return judgement
+
+
+def _behind(history: History, until: float) -> list[Span]:
+    """When the partition had something to read."""
+    changes = [(at, "end", end) for at, end in history.ends]
+    changes += [(at, "committed", offset) for at, offset in history.commits]
+    latest = {"end": 0, "committed": 0}
+    spans = []
+    since: float | None = None
+    for at, which, offset in sorted(changes):
+        latest[which] = offset
+        is_behind = latest["end"] > latest["committed"]
+        if is_behind and since is None:
+            since = at
+        elif not is_behind and since is not None:
+            spans.append(Span(since, at))
+            since = None
+    return spans if since is None else [*spans, Span(since, until)]
+
+
+def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) -> list[Span]:
+    live = [Span(run.created_at, until if run.ended_at is None else run.ended_at) for run in history.runs]
+    wanted = [at for at, _ in history.claims]
+    wanted += [run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded]
+    return live + [Span(at, min(until, _requested_at(history, at, ticks))) for at in wanted]
+
+
+def _requested_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
+    """When a batch that waits for a tick must have become a run at the latest."""
+    owner = next((owner for since, owner in reversed(history.owners) if since <= wanted_at), None)
+    its_ticks = ticks.get(owner or "", ())
+    following = its_ticks[bisect.bisect_right(its_ticks, wanted_at) :][:TICKS_WAITED]
+    late_at = wanted_at + LONGEST_WAIT_S
+    return min(late_at, following[-1] + REQUEST_S) if len(following) == TICKS_WAITED else late_at
+
+
+def _nobody(history: History, until: float) -> list[Explained]:
+    ends = [since for since, _ in history.owners[1:]] + [until]
+    first = history.owners[0][0] if history.owners else until
+    spans = [Span(0.0, first)] + [
+        Span(since, end) for (since, owner), end in zip(history.owners, ends, strict=True) if owner is None and since < end
+    ]
+    return [Explained(span, "Kafka has given it to nobody") for span in spans]
