@@ -231,12 +231,12 @@ class KafkaCluster:
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         # Right after a creation a node may lead a partition and not know it yet: list_offsets then fails with NOT_LEADER_FOR_PARTITION.
-        # A client of its own, because list_offsets finds no leader (_NOENT) for partitions that are newer than the client's metadata.
-        admin = self._new_admin()
+        # It finds no leader (_NOENT) for partitions that are newer than the client's metadata, and another node may be late to tell of
+        # them: so each time with a client of its own.
         asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
 
         def all_answer() -> bool:
-            answers = admin.list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
+            answers = self._new_admin().list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
             return all(answer.exception(REQUEST_LIMIT_S) is None for answer in answers)
 
         wait_until(all_answer, timeout_s=REQUEST_LIMIT_S, what=f"a leader for each of the {partitions} partitions of {topic}")

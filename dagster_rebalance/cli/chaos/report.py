@@ -92,7 +92,7 @@ def make_report(parts: Parts, play: Play) -> Report:
     names = {str(event.metadata["member_id"]): event.member for event in play.catalogue.events if event.kind == "assigned"}
     unowned = stored_without_owning(log, {one.range: one.member for one in recorded if not one.is_late}, names)
     made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded)
-    twice = _covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
+    twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
     ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
     histories = _histories(play, log, runs)
     evidence = Evidence(play.faults.done, play.catalogue.holds, [one for one in play.catalogue.events if one.kind == "assigned"], ticks)
@@ -143,7 +143,7 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[Of
         cursor = records[-1].dagster_run.run_id
 
 
-def _covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
+def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
     """How many offsets of each partition are in more than one of the ranges."""
     found = {}
     for partition, its_ranges in groupby(sorted(ranges, key=lambda one: (one.topic_partition, one.start)), lambda one: one.topic_partition):

@@ -154,16 +154,17 @@ def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) 
     live = [Span(run.created_at, until if run.ended_at is None else run.ended_at) for run in history.runs]
     wanted = [at for at, _ in history.claims]
     wanted += [run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded]
-    return live + [Span(at, min(until, _requested_at(history, at, ticks))) for at in wanted]
+    return live + [Span(at, min(until, _run_due_at(history, at, ticks))) for at in wanted]
 
 
-def _requested_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
-    """When a batch that waits for a tick must have become a run at the latest."""
+def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
+    """Until when a batch waits for its run: until there is one, or should have been one."""
     owner = next((owner for since, owner in reversed(history.owners) if since <= wanted_at), None)
     its_ticks = ticks.get(owner or "", ())
     following = its_ticks[bisect.bisect_right(its_ticks, wanted_at) :][:TICKS_WAITED]
-    late_at = wanted_at + LONGEST_WAIT_S
-    return min(late_at, following[-1] + REQUEST_S) if len(following) == TICKS_WAITED else late_at
+    due = [wanted_at + LONGEST_WAIT_S, *(run.created_at for run in history.runs if run.created_at >= wanted_at)]
+    due += [following[-1] + REQUEST_S] if len(following) == TICKS_WAITED else []
+    return min(due)
 
 
 def _nobody(history: History, until: float) -> list[Explained]:

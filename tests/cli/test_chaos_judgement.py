@@ -1,0 +1,179 @@
+"""The judgement of `dagster-rebalance chaos` must see a partition that stands still, and accept what explains it, and no more."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.cli.chaos.draw import Draw
+from dagster_rebalance.cli.chaos.faults import Fault, Kind
+from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
+from dagster_rebalance.cli.chaos.report import covered_twice
+from dagster_rebalance.cli.chaos.spans import Span, without
+from dagster_rebalance.cli.chaos.stalls import Explained, History, Judgement, RunSeen, judge
+from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen
+from dagster_rebalance.core.partition import OffsetRange
+
+TICKS = {"id-1": [float(at) for at in range(0, 101, 5)], "id-2": [float(at) for at in range(1, 101, 5)]}
+UNTIL = 100.0
+WORKED_OFF = History(
+    name="numbers-0",
+    ends=[(10.0, 5), (50.0, 9)],
+    commits=[(10.5, 0), (20.0, 5), (50.4, 5), (60.0, 9)],
+    claims=[(10.5, 5), (50.4, 9)],
+    runs=[RunSeen(15.0, 19.5, succeeded=True), RunSeen(55.0, 59.0, succeeded=True)],
+    owners=[(1.0, "id-1")],
+)
+
+
+def _judged(history: History, *given: Explained) -> Judgement:
+    return judge([history], TICKS, given, UNTIL)
+
+
+def _stalls(history: History, *given: Explained) -> list[Span]:
+    return [stall.span for stall in _judged(history, *given).stalls]
+
+
+def test_a_partition_that_is_worked_on_or_has_nothing_to_read_stands_not_still() -> None:
+    """Between the two batches there was nothing to read, for 30 s."""
+    judgement = _judged(WORKED_OFF)
+    assert not judgement.stalls
+    assert judgement.watched_s == 20.0
+
+
+def test_a_commit_that_comes_late_is_a_stall() -> None:
+    """The run has succeeded, and the partition waits for its member."""
+    late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
+    assert _stalls(late) == [Span(19.5, 24.0)]
+
+
+def test_a_claim_that_comes_late_is_a_stall() -> None:
+    """There was something to read, and nobody took it."""
+    late = replace(WORKED_OFF, claims=[(10.5, 5), (54.0, 9)])
+    assert _stalls(late) == [Span(50.0, 54.0)]
+
+
+def test_a_batch_may_wait_for_two_ticks_of_its_owner() -> None:
+    """The first one may have been answered before the claim was confirmed."""
+    late = replace(WORKED_OFF, runs=[RunSeen(30.0, 39.5, succeeded=True), WORKED_OFF.runs[1]], commits=[(40.0, 5), (60.0, 9)])
+    assert _stalls(late) == [Span(25.0, 30.0)], "claimed at 10.5, ticks at 15 and 20, and 5 s to make the run"
+
+
+def test_ticks_of_another_member_start_no_runs() -> None:
+    """Without a tick of its owner a batch waits, but not for ever."""
+    never = replace(WORKED_OFF, owners=[(1.0, "id-3")], runs=[], commits=[], claims=[(10.0, 5)], ends=[(10.0, 5)])
+    assert _stalls(never) == [Span(40.0, UNTIL)]
+
+
+def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
+    """It is requested again with the next ticks."""
+    again = [RunSeen(15.0, 17.0, succeeded=False), RunSeen(26.0, 29.0, succeeded=True), WORKED_OFF.runs[1]]
+    assert not _stalls(replace(WORKED_OFF, runs=again, commits=[(29.5, 5), (60.0, 9)]))
+    assert _stalls(replace(WORKED_OFF, runs=[again[0], again[2]], commits=[(60.0, 9)])) == [Span(30.0, 50.4)]
+
+
+def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
+    """Kafka has not given it to anybody."""
+    taken = replace(
+        WORKED_OFF, claims=[(10.5, 5), (58.5, 9)], owners=[(1.0, "id-1"), (45.0, None), (58.0, "id-2")], runs=WORKED_OFF.runs[:1]
+    )
+    judgement = _judged(replace(taken, commits=[*WORKED_OFF.commits[:3], (61.0, 9)]))
+    assert not judgement.stalls
+    assert judgement.idle_s == {"Kafka has given it to nobody": 8.0}
+
+
+def test_what_explains_idleness_of_one_partition_explains_nothing_of_another() -> None:
+    """A fault to one member must not hide a stall of the others."""
+    late = replace(WORKED_OFF, claims=[(10.5, 5), (54.0, 9)])
+    assert not _stalls(late, Explained(Span(49.0, 53.0), "held", "numbers-0"))
+    assert _stalls(late, Explained(Span(49.0, 53.0), "held", "numbers-1"))
+
+
+def _reasons(
+    *faults: Fault, history: History = WORKED_OFF, holds: tuple[HoldSeen, ...] = (), assigned: tuple[Event, ...] = ()
+) -> list[str]:
+    found = reasons(Evidence(faults, holds, assigned, TICKS), [history], UNTIL)
+    return [f"{one.why}: {one.span.begin:g} to {one.span.end:g}" for one in found if one.span.seconds > 0]
+
+
+MOVED = replace(WORKED_OFF, owners=[(1.0, "id-1"), (30.0, "id-2")])
+
+
+@pytest.mark.parametrize(
+    ("fault", "reach"),
+    [
+        (Fault(Kind.MEMBER_KILLED, "blue", 20.0, frozenset({0}), 24.0), "20 to 30"),
+        (Fault(Kind.MEMBER_KILLED, "blue", 20.0, frozenset({1}), 24.0), None),
+        (Fault(Kind.MEMBER_KILLED, "blue", 31.0, frozenset({0}), 33.0), "31 to 100"),
+        (Fault(Kind.COORDINATOR_MOVED, "node 1", 20.0, None, 24.0), "20 to 29"),
+        (Fault(Kind.BROKER_KILLED, "node 1", 20.0, frozenset({1}), 24.0), None),
+        (Fault(Kind.DAEMON_KILLED, "the daemon", 20.0, None, 32.0), "20 to 36"),
+        (Fault(Kind.RUN_FAILED, "a run", 20.0, frozenset(), 20.0), None),
+        (Fault(Kind.PARTITIONS_ADDED, "numbers-0", 20.0, frozenset({0}), 20.0), None),
+    ],
+)
+def test_a_fault_reaches_as_far_as_what_it_was_done_to(fault: Fault, reach: str | None) -> None:
+    """A member's until its partitions have another owner; a broker's a little longer than itself; the daemon's until it ticks again."""
+    assert _reasons(fault, history=MOVED) == ([f"{fault.kind.value}: {reach}"] if reach else [])
+
+
+def test_a_hold_explains_what_it_held() -> None:
+    """Its receipt says how long it took."""
+    hold = HoldSeen("blue", "drained", "revoke", ("numbers-0",), seconds=4.0, ended_at=24.0, runs=1)
+    assert _reasons(holds=(hold,)) == ["held: 20 to 24"]
+
+
+def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
+    """Kafka answers once a second; a member that never hears of them is not excused for long."""
+    heard = Event("assigned", "green", "", ("numbers-0",), {}, at=31.0)
+    assert _reasons(history=MOVED, assigned=(heard,)) == [f"on its way to its new owner: {span}" for span in ("1 to 11", "30 to 31")]
+
+
+def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
+    """After 15 s without a tick a member claims nothing more."""
+    found = reasons(Evidence((), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
+    assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [(20.0, 41.0), (55.0, 96.0)]
+
+
+def test_spans_are_cut_by_holes_that_overlap() -> None:
+    """Reasons overlap all the time."""
+    assert without([Span(0, 10), Span(20, 30)], [Span(2, 4), Span(3, 6), Span(9, 21), Span(40, 50)]) == [
+        Span(0, 2),
+        Span(6, 9),
+        Span(21, 30),
+    ]
+
+
+def test_offsets_of_two_successful_runs_are_counted() -> None:
+    """Also where a third run has only a part of them, and where the ranges only touch."""
+    ranges = [
+        OffsetRange("numbers", 0, 0, 10),
+        OffsetRange("numbers", 0, 10, 20),
+        OffsetRange("numbers", 0, 5, 12),
+        OffsetRange("numbers", 1, 0, 9),
+    ]
+    assert covered_twice(ranges) == {"numbers-0": 7}
+
+
+def _draw(seed: int) -> Draw[Kind]:
+    return Draw(list(Kind), random.Random(seed))  # noqa: S311 - no secret
+
+
+def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides() -> None:
+    """A few faults already are of many kinds."""
+    drawn = [[draw.next(lambda _: True) for _ in range(26)] for draw in (_draw(1), _draw(1), _draw(2))]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert set(Counter(drawn[0]).values()) == {2}
+    assert set(drawn[0][:13]) == set(Kind)
+
+
+def test_what_cannot_be_done_now_is_drawn_later() -> None:
+    """A broker must not go while another one is away."""
+    draw = _draw(1)
+    others = set(Kind) - {Kind.BROKER_KILLED}
+    assert {draw.next(others.__contains__) for _ in others} == others
+    assert draw.next(others.__contains__) is None
+    assert draw.next(lambda _: True) is Kind.BROKER_KILLED
