@@ -236,7 +236,8 @@ class KafkaCluster:
         asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
 
         def all_answer() -> bool:
-            answers = self._new_admin().list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
+            admin = self._new_admin()
+            answers = admin.list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
             return all(answer.exception(REQUEST_LIMIT_S) is None for answer in answers)
 
         wait_until(all_answer, timeout_s=REQUEST_LIMIT_S, what=f"a leader for each of the {partitions} partitions of {topic}")
