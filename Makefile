@@ -3,10 +3,11 @@ BIN := .venv/bin
 UV := .cache/uv/bin/uv
 CODE := dagster_rebalance example_project examples tests tools
 ARGS :=
+SEED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench compat sim test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench chaos compat sim test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -21,9 +22,12 @@ bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench
 	$(BIN)/dagster-rebalance bench $(ARGS)
 
 SCHEDULES := 1000
-SEED := 1
 sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: dagster-rebalance replay)
 	$(BIN)/dagster-rebalance simulate --schedules $(SCHEDULES) --seed $(SEED) $(ARGS)
+
+FAULTS := 20
+chaos: install  ## faults on real brokers, members and runs, into build/chaos.json (FAULTS=200 SEED=7 ARGS="--spark --protocol classic")
+	$(BIN)/dagster-rebalance chaos --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)
