@@ -104,6 +104,7 @@ class Play:
         return frozenset(int(name.rpartition("-")[2]) for name, owner in self._owners.items() if owner == member)
 
     def _check_parts(self) -> None:
+        self._parts.producer.check()
         struck = {one.fault.target for one in self.faults.under_way}
         processes = [location.server for name, location in self._parts.dagster.locations.items() if name not in struck]
         processes += [self._parts.dagster.daemon] if not self._suffers(Kind.DAEMON_KILLED) else []

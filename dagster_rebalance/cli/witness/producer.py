@@ -11,9 +11,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -45,7 +46,7 @@ class NumberedProducer:
         self._failure: str | None = None
         self._ends = [0] * partitions
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._produce, name="producer", daemon=True)
+        self._thread = threading.Thread(target=self._main, name="producer", daemon=True)
 
     @property
     def confirmed(self) -> dict[int, tuple[int, int]]:
@@ -58,8 +59,26 @@ class NumberedProducer:
         return list(self._ends)
 
     def take_in(self, partitions: int) -> None:
-        """Produce to so many partitions from now on: the topic was given more."""
+        """Produce to so many partitions from now on: the topic was given more.
+
+        Raises:
+            DagsterRebalanceError: The client does not hear of them.
+        """
+        wait_until(lambda: self._knows(partitions), timeout_s=_FLUSH_LIMIT_S, what=f"the producer to hear of {partitions} partitions")
         self._ends += [0] * (partitions - len(self._ends))
+
+    def _knows(self, partitions: int) -> bool:
+        return len(self._producer.list_topics(self._topic, _FLUSH_LIMIT_S).topics[self._topic].partitions) >= partitions
+
+    def check(self) -> None:
+        """See that it is at work.
+
+        Raises:
+            BrokerError: It has given up, or Kafka did not confirm a record.
+        """
+        if self._failure:
+            msg = f"Kafka did not confirm every produced record: {self._failure}"
+            raise BrokerError(msg)
 
     def stop(self) -> None:
         """Produce no more, and wait until Kafka has confirmed everything.
@@ -70,9 +89,9 @@ class NumberedProducer:
         self._stopped.set()
         self._thread.join()
         left = self._producer.flush(_FLUSH_LIMIT_S)
-        if left or self._failure:
-            msg = f"Kafka did not confirm every produced record: {self._failure or f'{left} unanswered after {_FLUSH_LIMIT_S:g} s'}"
-            raise BrokerError(msg)
+        if left and not self._failure:
+            self._failure = f"{left} unanswered after {_FLUSH_LIMIT_S:g} s"
+        self.check()
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -81,6 +100,12 @@ class NumberedProducer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stopped.set()
         self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            self._produce()
+        except KafkaException as error:
+            self._failure = error.args[0].str()
 
     def _produce(self) -> None:
         numbers = itertools.count()
