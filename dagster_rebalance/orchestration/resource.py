@@ -33,6 +33,7 @@ _POSITIVE = (
     "max_attempts",
     "lease_s",
     "heartbeat_timeout_s",
+    "start_timeout_s",
 )
 _CLIENT_FIELDS = {
     "bootstrap.servers": "bootstrap_servers",
@@ -110,6 +111,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     shutdown_timeout_s: float = Field(default=50.0, description="Seconds for draining when the code server is shut down.")
     heartbeat_timeout_s: float = Field(default=60.0, description="A run without a sign of life for so long is dead.")
+    start_timeout_s: float = Field(
+        default=300.0, description="A run that is still being launched after so long is dead. Above what your platform takes to start one."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -197,7 +201,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             start_from=StartFrom(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             lease_s=self.lease_s,
-            pulse=Pulse(heartbeat_timeout_s=self.heartbeat_timeout_s),
+            pulse=Pulse(heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s),
         )
 
     def _check_dead_letters(self) -> None:

@@ -74,6 +74,7 @@ def test_settings_of_librdkafka_reach_the_client() -> None:
         "max_attempts",
         "lease_s",
         "heartbeat_timeout_s",
+        "start_timeout_s",
     ],
 )
 @pytest.mark.parametrize("value", [0, -1])
@@ -81,6 +82,12 @@ def test_a_limit_of_zero_or_less_is_refused_by_name(name: str, value: int) -> No
     """Each of them would stand still, or end every run at once."""
     with pytest.raises(ConfigurationError, match=name):
         resource(**{name: value}).driver_settings()
+
+
+def test_how_long_a_run_may_be_silent_reaches_the_driver() -> None:
+    """A platform that takes ten minutes to start a run must be able to say so."""
+    pulse = resource(heartbeat_timeout_s=30.0, start_timeout_s=600.0).driver_settings().pulse
+    assert (pulse.heartbeat_timeout_s, pulse.start_timeout_s) == (30.0, 600.0)
 
 
 def test_topics_must_be_named() -> None:

@@ -101,6 +101,7 @@ kafka = KafkaConsumerResource(
     lease_s=40.0,
     shutdown_timeout_s=60.0,
     heartbeat_timeout_s=20.0,
+    start_timeout_s=45.0,
     **(CLASSIC if PROTOCOL == "classic" else {}),
 )
 defs = build_kafka_batch_defs(kafka=kafka, assets=[copied_by_spark if WITH_SPARK else copied_by_hand], **WITH_SPARK)
