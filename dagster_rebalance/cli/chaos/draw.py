@@ -29,10 +29,18 @@ class Draw(Generic[_T]):
         self._round: list[_T] = []
 
     def next(self, strike: Callable[[_T], bool]) -> _T | None:
-        """Draw until `strike` takes one, which is returned; None when none of the round can be done now."""
-        if not self._round:
-            self._round = self._chance.sample(self._kinds, len(self._kinds))
-        for kind in self._round:
+        """Draw until `strike` takes one, which is returned; None when none can be done now.
+
+        What could not be done stays first in line. It does not keep the next round from beginning.
+        """
+        kind = self._first(strike)
+        if kind is None and len(self._round) < len(self._kinds):
+            self._round += self._chance.sample(self._kinds, len(self._kinds))
+            kind = self._first(strike)
+        return kind
+
+    def _first(self, strike: Callable[[_T], bool]) -> _T | None:
+        for kind in dict.fromkeys(self._round):
             if strike(kind):
                 self._round.remove(kind)
                 return kind
