@@ -35,12 +35,12 @@ REPORT = ROOT / "build" / "compat.json"
 BROKERS = (KAFKA_VERSION, "3.9.1")
 PROTOCOLS = ("classic", "eager", "consumer", "no broker")
 NEEDED = ("hypothesis", "pytest", "pytest-timeout", "tenacity", "typing-extensions")
-TESTS = ("contract", "test_held_revoke.py", "test_hold_deadline.py", "test_eager.py", "test_rebalance_story.py")
+TESTS = ("contract", "test_held_revoke.py", "test_leaving.py", "test_hold_deadline.py", "test_eager.py", "test_rebalance_story.py")
 # Names of parameters stand in brackets, with dashes between them. The mock is the client's own, and the fake needs none.
 NOT_PLAYED = "not mock- and not [fake"
 NO_CONSUMER_PROTOCOL = " and not [consumer and not -consumer"
 WHY_SKIPPED = "the consumer protocol is not for production before Kafka 4.0"
-LIMIT_S = 300
+LIMIT_S = 480
 SHOWN_AFTER_S = 60
 
 

@@ -16,6 +16,7 @@ import confluent_kafka
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer import held_revoke
+from dagster_rebalance.consumer.leaving import leave
 from dagster_rebalance.consumer.translation import ours
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 
@@ -69,24 +70,24 @@ def holds_on_the_mock() -> bool | None:
     """Whether the client keeps its partitions through a held revoke; None when the mock cluster did not get that far."""
     mock = {"test.mock.num.brokers": 1, "allow.auto.create.topics": True, "log_level": 0}
     consumer = confluent_kafka.Consumer({**mock, "group.id": _TOPIC, "group.protocol": "consumer"})
+    held: set[TopicPartition] = set()
     try:
-        return _hold(consumer)
+        return _hold(consumer, held)
     except IllegalStateError:
         return False
     except KafkaException as problem:
         logger.info("the mock cluster: %s", problem)
         return None
     finally:
-        consumer.close()
+        leave(consumer, held)
 
 
-def _hold(consumer: confluent_kafka.Consumer) -> bool | None:
-    held: set[TopicPartition] = set()
+def _hold(consumer: confluent_kafka.Consumer, held: set[TopicPartition]) -> bool | None:
     is_asked = False
 
     def on_revoke(revoked: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         if not is_asked:
-            return  # by the close of a play that did not get this far
+            return  # by the end of a play that did not get this far
         held_revoke.suppress_unassign(revoked)
         held.update(map(ours, partitions))
 
@@ -97,6 +98,7 @@ def _hold(consumer: confluent_kafka.Consumer) -> bool | None:
     is_asked = True
     consumer.unsubscribe()
     if not _polled(consumer, lambda: held):
+        is_asked = False
         return None
     for _ in range(_POLLS_IN_HOLD):
         consumer.poll(_POLL_S)

@@ -32,6 +32,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
     names,
 )
+from dagster_rebalance.consumer.leaving import leave
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -162,12 +163,10 @@ class Session:
         return not leaving.is_alive()
 
     def _leave(self) -> None:
+        # For the client a superseded hold is none: it has moved on.
+        held = self.hold.partitions if self.hold and self.ended is not LostReason.SUPERSEDED else frozenset()
         try:
-            if self.hold is not None and self.ended in {LostReason.EXPIRED, LostReason.FENCED}:
-                # A client that has left the group by itself (it was not polled in time) closes only after the unassign. Never otherwise:
-                # a rejoin that the unassign starts may meet the close, and librdkafka then waits for ever with Python's lock in hand.
-                held_revoke.complete(self.consumer, self.hold.partitions, eager=self._settings.is_eager)
-            self.consumer.close()
+            leave(self.consumer, held, eager=self._settings.is_eager)
         except (KafkaException, RuntimeError) as problem:
             logger.warning("leaving group '%s' failed: %s", self._settings.group_id, problem)
 

@@ -32,6 +32,9 @@ class ForgetfulConsumer(confluent_kafka.Consumer):
 class MuteConsumer(confluent_kafka.Consumer):
     """A client whose mock cluster assigns nothing."""
 
+    def subscribe(self, topics: list[str], **callbacks: object) -> None:  # type: ignore[override]
+        """Join nothing."""
+
     def poll(self, timeout: float = -1) -> None:
         """Nothing happens, at once."""
 
