@@ -114,18 +114,18 @@ class FakeGroup:
         """Let retention remove the records before an offset."""
         self._deleted[partition] = offset
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The first offset that exists."""
         return {tp: self._deleted.get(self._existing(tp), 0) for tp in partitions}
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The offset that the next record will get."""
         return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
 
     def offsets_for_times(
         self,
         timestamps: Mapping[TopicPartition, int],
-        timeout_s: float = 10.0,  # noqa: ARG002
+        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first record at or after a time in milliseconds; None where there is no such record."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
@@ -135,7 +135,7 @@ class FakeGroup:
             found[tp] = OffsetAndTimestamp(*first) if first else None
         return found
 
-    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002 - the port's signature
         """All topics, led by broker 1."""
         return {topic: [PartitionInfo(topic, number, 1, (1,), (1,)) for number in range(total)] for topic, total in self._topics.items()}
 
@@ -320,7 +320,7 @@ class FakeMember:
         self._pending.append((self._asked, dict(offsets)))
         return self._asked
 
-    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002
+    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002 - the port's signature
         """Let what was asked for reach the coordinator."""
         self._check_open("settle")
         pending, self._pending = self._pending, []
@@ -339,13 +339,13 @@ class FakeMember:
     def committed(
         self,
         partitions: Collection[TopicPartition],
-        timeout_s: float = 10.0,  # noqa: ARG002
+        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         self._check_open("committed")
         return {tp: self._group.committed.get(tp) for tp in partitions}
 
-    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002
+    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002 - the port's signature
         """Leave for good."""
         if not self._closed:
             self.settle()
