@@ -7,9 +7,11 @@ by nobody and found out a little later. Owns what the member believes; it must n
 from __future__ import annotations
 
 from collections import deque
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.consumer.events import (
+    CommitAnswered,
     CommitResult,
     HoldSuperseded,
     LostReason,
@@ -47,6 +49,8 @@ class SimulatedMember:
         self._process = process
         self._group = group
         self._inbox: deque[tuple[str, Grant | Refusal]] = deque()
+        self._answers: list[CommitAnswered] = []
+        self._tickets = count(1)
         self._owned: set[TopicPartition] = set()
         self._subscribed = self._closed = False
         self._epoch = -1
@@ -65,7 +69,7 @@ class SimulatedMember:
         """What this member believes to own."""
         return frozenset(self._owned)
 
-    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:  # noqa: ARG002
+    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:  # noqa: ARG002 - the port's signature
         """Take part."""
         self._subscribed = True
         self._polled_at = self._process.clockwork.now
@@ -84,6 +88,7 @@ class SimulatedMember:
             if member_id == self.member_id:
                 events += self._taken_in(answer)
         events += self._found_out()
+        events, self._answers = [*self._answers, *events], []
         if not events:
             self._process.skew += timeout_s
         return events
@@ -100,7 +105,7 @@ class SimulatedMember:
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store, unless the coordinator refuses, or the request or its answer is lost."""
-        for partition in offsets.keys() - self._owned:
+        for partition in sorted(offsets.keys() - self._owned):
             msg = f"{self._process} asks for a commit of {partition}, which it was told not to own"
             raise Violation(msg)
         if not self._process.reaches("kafka", wait=not self.is_superseded):
@@ -118,10 +123,12 @@ class SimulatedMember:
         return CommitResult(frozenset(offsets))
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """The pump commits and waits."""
-        raise NotImplementedError(offsets)
+        """Store at once; the next poll tells."""
+        ticket = next(self._tickets)
+        self._answers.append(CommitAnswered(ticket, self.commit(offsets)))
+        return ticket
 
-    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002
+    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002 - the port's signature
         """Nothing is ever on its way."""
         return True
 
@@ -136,13 +143,13 @@ class SimulatedMember:
     def committed(
         self,
         partitions: Collection[TopicPartition],
-        timeout_s: float = 10.0,  # noqa: ARG002
+        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; anybody is told."""
         self._process.must_reach("kafka")
         return {partition: self._group.stored.get(partition) for partition in partitions}
 
-    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002
+    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002 - the port's signature
         """Leave for good."""
         if not self._closed:
             self._closed = True

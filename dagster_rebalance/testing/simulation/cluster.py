@@ -23,12 +23,12 @@ class SimulatedCluster:
         self._process = process
         self._group = group
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The first offset that exists."""
         self._process.must_reach("kafka")
         return {partition: self._group.starts[partition] for partition in partitions}
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002
+    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The offset that the next record will get."""
         self._process.must_reach("kafka")
         return {partition: self._group.ends[partition] for partition in partitions}
@@ -36,12 +36,13 @@ class SimulatedCluster:
     def offsets_for_times(
         self,
         timestamps: Mapping[TopicPartition, int],
-        timeout_s: float = 10.0,
+        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The member never asks."""
-        raise NotImplementedError(timestamps, timeout_s)
+        """The simulated log has offsets and no records, so none of them has a time."""
+        self._process.must_reach("kafka")
+        return dict.fromkeys(timestamps)
 
-    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002 - the port's signature
         """The one topic."""
         return {TOPIC: [PartitionInfo(TOPIC, partition.partition, 1, (1,), (1,)) for partition in self._group.partitions]}
 

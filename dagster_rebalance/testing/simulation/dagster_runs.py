@@ -7,6 +7,7 @@ and on what. It raises a `Violation` as soon as two runs work on, or have succee
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
@@ -83,7 +84,7 @@ class SimulatedDagster:
             waits = run.state is RunState.WAITING
             self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)
             if not waits:
-                self._clockwork.after(self._weather.stopping(), run_id, lambda run_id=run_id: self._stop(run_id))  # type: ignore[misc]
+                self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
 
     def end_dead(self, run_ids: Iterable[str]) -> None:
         """End runs without a sign of life. Their Spark work is stopped first, so nothing of them goes on."""
@@ -118,6 +119,11 @@ class SimulatedDagster:
             run.is_live and not self.processes[run.run_id].is_gone and any(r.topic_partition == partition for r in run.ranges)
             for run in self.runs.values()
         )
+
+    def gives_signs(self, run_id: str) -> bool:
+        """Whether a run has a process that lives and shows it, or is about to get one: from the queue, or as a retry."""
+        process, run = self.processes[run_id], self.runs[run_id]
+        return run.awaits_retry or (process.silent_since is None and not process.is_gone)
 
     # The life of a run
 
@@ -225,6 +231,6 @@ class SimulatedDagster:
         return replace(run, heartbeat=str(beat))
 
     def _move(self, run_id: str, state: RunState, *, why: str = "", **marks: bool) -> None:
-        self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
+        self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]  # flags of a run, by name
         refused = f" (refused itself: {why})" if why else ""
         self._clockwork.tell(run_id, f"{state.value}{refused}")

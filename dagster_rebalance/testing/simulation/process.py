@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.simulation.clockwork import Clockwork
     from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
     from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
+    from dagster_rebalance.testing.simulation.progress import Wait
     from dagster_rebalance.testing.simulation.weather import Weather
 
 _CONFIG = {
@@ -78,10 +79,11 @@ class Process:
         new_batch_id: Names batches.
     """
 
-    def __init__(  # noqa: PLR0917
+    def __init__(
         self,
         incarnation: str,
         clockwork: Clockwork,
+        *,
         group: ClassicGroup | ConsumerGroup,
         dagster: SimulatedDagster,
         weather: Weather,
@@ -94,7 +96,7 @@ class Process:
         self.is_gone = self.is_paused = self.is_retired = False
         self.is_connected = self.has_storage = True
         self.awake_since = float("-inf")
-        self.idle_since: dict[tuple[TopicPartition, int, int], float] = {}
+        self.waits_since: dict[tuple[TopicPartition, int, int, Wait], float] = {}
         self.after_turn: Callable[[Process], None] = lambda _: None
         self.start_another: Callable[[], None] = lambda: None
         self._killed = False
@@ -103,6 +105,7 @@ class Process:
         self._waits_for: dict[TopicPartition, frozenset[str]] = {}
         self._drains_until = 0.0
         self.member = SimulatedMember(self, group)
+        self.catalogue = SimulatedCatalogue(self, dagster)
         self.letters = SimulatedDeadLetters(self, dagster)
         self.mailbox = Mailbox()
         self.driver = Driver(weather.settings, new_batch_id=new_batch_id, now=self.clock())
@@ -118,7 +121,7 @@ class Process:
             consumer=self.consumer,
             driver=self.driver,
             ledger=cast("RunLedger", SimulatedLedger(self, dagster)),
-            catalogue=cast("Catalogue", SimulatedCatalogue(self, dagster)),
+            catalogue=cast("Catalogue", self.catalogue),
             topics=[TOPIC],
             clock=self.clock,
             dead_letters=cast("DeadLetters", self.letters) if weather.settings.dead_letter_topic else None,
@@ -162,7 +165,7 @@ class Process:
 
     def expects_drain(self, held: frozenset[TopicPartition]) -> None:
         """From now on the runs that are known to work on these are waited for."""
-        owned = [self.driver.partitions[partition] for partition in held if partition in self.driver.partitions]
+        owned = [self.driver.partitions[partition] for partition in sorted(held) if partition in self.driver.partitions]
         self._waits_for = {o.partition: o.live_runs for o in owned if o.phase is not Phase.RESTORING}
         budget = self.weather.settings.budget
         self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s

@@ -16,6 +16,8 @@ from dagster_rebalance.testing.simulation.world import World
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dagster_rebalance.core.partition import TopicPartition
+
 _ROUGH_S = 40.0
 _STANDSTILL_S = 600.0
 _LEAVING_AT_MOST_S = 60.0
@@ -64,12 +66,12 @@ def _play(world: World, rough_s: float) -> None:
     clockwork = world.clockwork
     clockwork.run(rough_s)
     world.calm()
-    reached, end = world.reached(), clockwork.now + _STANDSTILL_S
+    since: dict[tuple[TopicPartition, int], float] = {}
+    calm_at = clockwork.now
     while not world.is_settled():
-        if world.reached() != reached:
-            # A long backlog may take its time, as long as it moves.
-            reached, end = world.reached(), clockwork.now + _STANDSTILL_S
-        elif clockwork.now > end:
+        # A long backlog may take its time, as long as each partition of it moves.
+        since = {standing: since.get(standing, clockwork.now) for standing in world.standing().items()}
+        if clockwork.now - min(since.values(), default=calm_at) > _STANDSTILL_S:
             msg = f"nothing was committed for {_STANDSTILL_S:.0f} s of calm: {world.why_not_settled()}"
             raise Violation(msg)
         clockwork.run(_LOOK_EVERY_S)

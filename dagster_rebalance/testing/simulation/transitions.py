@@ -23,7 +23,7 @@ class _Counted(dict[tuple[ownership.Phase, ownership.Change], ownership.Phase]):
         super().__init__(table)
         self._taken = taken
 
-    def get(self, step, default=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def get(self, step, default=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - dict has it in overloads
         if step in self:
             self._taken[name_of(step)] += 1
         return super().get(step, default)

@@ -6,12 +6,9 @@ Owns what is checked as soon as it happens (a commit, a hold, a partition that s
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.explain import explain_partition
-from dagster_rebalance.core.offers import batches_under_way
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import LIVE
@@ -21,12 +18,9 @@ from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
 from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
 from dagster_rebalance.testing.simulation.disturbances import Disturbances
 from dagster_rebalance.testing.simulation.process import Process
+from dagster_rebalance.testing.simulation.progress import Progress, is_foreign
 from dagster_rebalance.testing.simulation.weather import MAX_POLL_S, SESSION_S, Weather
 
-if TYPE_CHECKING:
-    from dagster_rebalance.core.owned_partition import OwnedPartition
-
-_STALL_S = 15.0
 _HOLD_SLACK_S = 6.0
 _MOST_SIDES = 3
 
@@ -44,6 +38,7 @@ class World:
         self.processes: list[Process] = []
         self.is_calm = False
         self.deleted: set[OffsetRange] = set()
+        self._progress = Progress(self.group, self.dagster, self.weather)
         self._batch_ids = count(1)
         self._incarnations = count(1)
         self._sides: set[str] = set()
@@ -71,7 +66,12 @@ class World:
         incarnation = f"{side}.{next(self._incarnations)}"
         self.clockwork.tell(f"member {incarnation}", "starts")
         process = Process(
-            incarnation, self.clockwork, self.group, self.dagster, self.weather, lambda: f"{incarnation}-{next(self._batch_ids)}"
+            incarnation,
+            self.clockwork,
+            group=self.group,
+            dagster=self.dagster,
+            weather=self.weather,
+            new_batch_id=lambda: f"{incarnation}-{next(self._batch_ids)}",
         )
         process.after_turn = self.check_progress
         process.start_another = lambda: self.ensure(incarnation)
@@ -93,7 +93,7 @@ class World:
     def scale(self) -> None:
         """One side more or less."""
         spare = [side for side in "abc"[:_MOST_SIDES] if side not in self._sides]
-        if spare and (len(self._sides) < 2 or self.clockwork.happens(0.5)):  # noqa: PLR2004
+        if spare and (len(self._sides) == 1 or self.clockwork.happens(0.5)):
             self.start(spare[0])
         elif len(self._sides) > 1:
             side = self.clockwork.chance.choice(sorted(self._sides))
@@ -107,7 +107,7 @@ class World:
         stored, start = self.group.stored[partition], self.group.starts[partition]
         if stored.offset >= start:
             return
-        if self.clockwork.is_nested or self.dagster.is_busy(partition) or self._is_foreign(stored):
+        if self.clockwork.is_nested or self.dagster.is_busy(partition) or is_foreign(stored):
             self.clockwork.after(2.0, None, lambda: self.move_offset(partition))
             return
         moved = max([start, *(until for _, until, _ in self.dagster.done.get(partition, ()))])
@@ -115,14 +115,6 @@ class World:
         self.group.stored[partition] = OffsetAndMetadata(moved)
         self.group.meddled.add(partition)
         self.clockwork.tell("a person", f"moves {partition} to {moved}")
-
-    @staticmethod
-    def _is_foreign(stored: OffsetAndMetadata) -> bool:
-        try:
-            decode(stored)
-        except ClaimError:
-            return True
-        return False
 
     # What goes on by itself
 
@@ -161,21 +153,18 @@ class World:
         if self.group.owner(partition) != member_id and not superseded:
             msg = f"{member_id} commits {partition}, which belongs to {self.group.owner(partition)}"
             raise Violation(msg)
-        if before is not None and self._is_foreign(before):
+        if before is not None and is_foreign(before):
             msg = f"{member_id} overwrites what another application has stored for {partition}: {before}"
             raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
-        if before is None or before.offset == new.offset:
-            self._check_claims_kept(partition, before, new)
+        if before is None:
             return
         if new.offset < before.offset:
             msg = f"{partition} goes back from {before.offset} to {new.offset}"
             raise Violation(msg)
-        self._check_covered(OffsetRange(partition.topic, partition.partition, before.offset, new.offset))
-
-    def _check_claims_kept(self, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
-        """A claim goes only with the commit of its range."""
-        if before is not None and not set(decode(before).claims) <= set(decode(new).claims):
+        if new.offset > before.offset:
+            self._check_covered(OffsetRange(partition.topic, partition.partition, before.offset, new.offset))
+        if not {claim for claim in decode(before).claims if claim.until > new.offset} <= set(decode(new).claims):
             msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
             raise Violation(msg)
 
@@ -199,25 +188,20 @@ class World:
                     raise Violation(msg)
 
     def check_progress(self, process: Process) -> None:
-        """After each turn: what has lag is worked on, or says why not."""
-        now, driver = self.clockwork.now, process.driver
-        has_room = len(batches_under_way(driver.partitions.values())) < driver.settings.limits.max_runs_in_flight
-        idle = {}
-        for owned in driver.partitions.values() if has_room and process.is_served else ():
-            if not self._is_idle(owned):
-                continue
-            state = (owned.partition, owned.epoch, owned.ledger.next_offset if owned.ledger else -1)
-            idle[state] = since = process.idle_since.get(state, now)
-            if now - max(since, process.awake_since) > _STALL_S:
-                msg = f"{process} does nothing about {explain_partition(owned, now)}"
-                raise Violation(msg)
-        process.idle_since = idle
-
-    def _is_idle(self, owned: OwnedPartition) -> bool:
-        """Whether a partition is owned, has lag, and nothing is done about it."""
-        if owned.phase is not Phase.OWNED or owned.entries or owned.pending or owned.unrecorded:
-            return False
-        return self.group.ends[owned.partition] > (owned.ledger.next_offset if owned.ledger else 0)
+        """After each turn: what has lag is worked on, or says why not, and that is true."""
+        now, driver, waits_since = self.clockwork.now, process.driver, {}
+        for owned in driver.partitions.values() if process.is_served else ():
+            for wait in self._progress.waits_of(driver, owned):
+                said = explain_partition(owned, now)
+                if wait.said not in said:
+                    msg = f"{process} says '{said}', but nothing of '{wait.said}'"
+                    raise Violation(msg)
+                state = (owned.partition, owned.epoch, owned.ledger.next_offset if owned.ledger else -1, wait)
+                waits_since[state] = since = process.waits_since.get(state, now)
+                if now - max(since, process.awake_since) > wait.limit_s:
+                    msg = f"{process} does nothing about {said}"
+                    raise Violation(msg)
+        process.waits_since = waits_since
 
     # The end
 
@@ -225,6 +209,8 @@ class World:
         """Nothing fails any more, and nothing new is produced."""
         self.clockwork.tell("the weather", "is calm from now on")
         self.is_calm = True
+        for process in self.processes:
+            process.waits_since = {}
         self.weather.calm()
         self._disturbances.calm()
         self._sides.add("a")
@@ -239,9 +225,11 @@ class World:
         members = [process for process in self.processes if not process.is_gone]
         return all(not m.driver.holds and not any(o.is_committing for o in m.driver.partitions.values()) for m in members)
 
-    def reached(self) -> int:
-        """How far all partitions together are."""
-        return sum(stored.offset for stored in self.group.stored.values())
+    def standing(self) -> dict[TopicPartition, int]:
+        """The partitions that are behind, and how far they are."""
+        stored = {partition: self.group.stored.get(partition) for partition in self.group.partitions}
+        at = {partition: offset.offset if offset else 0 for partition, offset in stored.items()}
+        return {partition: offset for partition, offset in at.items() if offset < self.group.ends[partition]}
 
     def why_not_settled(self) -> str:
         """What stands still."""

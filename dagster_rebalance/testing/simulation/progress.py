@@ -1,0 +1,142 @@
+"""What an owned partition with lag waits for: what the member says, compared with what is so.
+
+Owns who has to act. Where a run works, a person has to mend something, or there is no room, the member may wait for as long as that is
+true, and must say so. All else is its own duty, and has a limit. It must never believe the member: the runs and offsets are looked up in
+the simulated Dagster and Kafka themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.offers import batches_under_way
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest, progress_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.driver import Driver
+    from dagster_rebalance.core.ledger import Entry
+    from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.testing.simulation.coordinator import Coordinator
+    from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
+    from dagster_rebalance.testing.simulation.weather import Weather
+
+FOR_OTHERS = float("inf")
+_TRIES = 15
+"""So often the requests of a duty may be lost and made again after `retry_s`."""
+_LATE_REQUESTS_S = 40.0
+"""So long after its tick a run may be requested, and several ticks in a row may have that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One thing that a partition waits for.
+
+    Attributes:
+        said: Words that the member's explanation of the partition must hold.
+        limit_s: For how long; for ever where others have to act.
+    """
+
+    said: str
+    limit_s: float
+
+
+class Progress:
+    """What is so, for all members of one world."""
+
+    def __init__(self, group: Coordinator, dagster: SimulatedDagster, weather: Weather) -> None:
+        self._group = group
+        self._dagster = dagster
+        self._weather = weather
+        self._slack_s = _TRIES * weather.settings.retry_s
+
+    def waits_of(self, driver: Driver, owned: OwnedPartition) -> tuple[Wait, ...]:
+        """What a partition waits for; nothing when it has no lag."""
+        if self._group.ends[owned.partition] <= (owned.ledger.next_offset if owned.ledger else 0):
+            return ()
+        match owned.phase:
+            case Phase.RESTORING:
+                return (self._of_restoring(owned),)
+            case Phase.STOPPED:
+                return (Wait("stopped: ", FOR_OTHERS if self._is_stopped_rightly(owned) else driver.settings.recheck_s + self._slack_s),)
+            case Phase.OWNED:
+                return tuple(self._of_work(owned)) or (self._of_backlog(driver, owned),)
+            case _:
+                is_held = driver.leaving is not None or any(owned.partition in hold.epochs for hold in driver.holds)
+                return (Wait("waits for ", FOR_OTHERS if is_held else 0.0),)
+
+    def _of_restoring(self, owned: OwnedPartition) -> Wait:
+        if owned.ledger is None:
+            return Wait("reads its committed offset", self._slack_s)
+        if owned.blocked_by:
+            return Wait("at work on it without a claim", self._limit_of_runs(owned.blocked_by))
+        return Wait("asks Dagster for the runs", self._slack_s)
+
+    def _of_work(self, owned: OwnedPartition) -> Iterable[Wait]:
+        for entry in owned.entries:
+            yield from self._of_entry(owned, entry)
+        if owned.pending is not None:
+            yield Wait("is not confirmed by Kafka", self._slack_s)
+        if owned.unrecorded is not None:
+            yield Wait("is not recorded by Dagster", self._slack_s)
+
+    def _of_entry(self, owned: OwnedPartition, entry: Entry) -> Iterable[Wait]:
+        span = f"[{entry.range.start}, {entry.range.until})"
+        is_first = entry == owned.entries[0]
+        match entry.progress:
+            case ToRequest():
+                yield Wait(f"of {span} is requested", self._slack_s + (_LATE_REQUESTS_S if self._weather.late_requests else 0.0))
+            case InFlight(run_ids, waiting):
+                queued = set(run_ids) <= set(waiting)
+                yield Wait(f"for {span} waits in Dagster's queue" if queued else f"works on {span}", self._limit_of_runs(run_ids))
+            case GaveUp():
+                is_tried_again = owned.letter is not None and bool(owned.letter.problem)
+                yield Wait(f"runs failed on {span}", FOR_OTHERS if is_tried_again or not is_first else self._slack_s)
+            case Succeeded() | DeadLettered():
+                yield Wait(span, self._slack_s if is_first else FOR_OTHERS)
+
+    def _of_backlog(self, driver: Driver, owned: OwnedPartition) -> Wait:
+        if owned.bounds is None or owned.bounds.until < self._group.ends[owned.partition]:
+            # Until it has heard of the new end, it may well believe to be idle.
+            return Wait("", self._slack_s)
+        has_room = len(batches_under_way(driver.partitions.values())) < driver.settings.limits.max_runs_in_flight
+        return Wait("for room among the runs in flight", self._slack_s if has_room else FOR_OTHERS)
+
+    def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
+        """For as long as one of them lives. One whose process gives no more signs is to be ended by the member."""
+        live = [run_id for run_id in run_ids if self._dagster.runs[run_id].is_live]
+        if any(self._dagster.gives_signs(run_id) for run_id in live):
+            return FOR_OTHERS
+        pulse = self._weather.settings.pulse
+        return self._slack_s + (max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if live else 0.0)
+
+    def _is_stopped_rightly(self, owned: OwnedPartition) -> bool:
+        if owned.ledger is None:
+            return is_foreign(self._group.stored.get(owned.partition)) or self._is_out_of_range(owned.partition)
+        most = self._weather.settings.max_attempts
+        for entry in owned.entries:
+            runs = self._dagster.seen([entry.batch_id], live_too=False)
+            if isinstance(progress_of(entry.range, entry.batch_id, runs, max_attempts=most), GaveUp):
+                return True
+        return False
+
+    def _is_out_of_range(self, partition: TopicPartition) -> bool:
+        stored = self._group.stored.get(partition)
+        return stored is not None and not self._group.starts[partition] <= stored.offset <= self._group.ends[partition]
+
+
+def is_foreign(stored: OffsetAndMetadata | None) -> bool:
+    """Whether another application has committed an offset."""
+    if stored is None:
+        return False
+    try:
+        decode(stored)
+    except ClaimError:
+        return True
+    return False
