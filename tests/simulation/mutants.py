@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import driver as driver_module
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core import explain as explain_module
 from dagster_rebalance.core import planning as planning_module
 from dagster_rebalance.core import restoring as restoring_module
 from dagster_rebalance.core import runs as runs_module
-from dagster_rebalance.core.claims import StoredPartition, encode
-from dagster_rebalance.core.commands import OffsetWrite
+from dagster_rebalance.core.claims import StoredPartition
 from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.holds import Hold
+from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.offers import offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
@@ -23,7 +24,13 @@ from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.testing.simulation import dagster_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pytest
+
+    from dagster_rebalance.core import commands as do
+    from dagster_rebalance.core.claims import LastCommit
+    from dagster_rebalance.core.commands import OffsetWrite
 
 
 def _age(pulse: Pulse, run: RunSeen) -> float:
@@ -49,7 +56,7 @@ def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
     """A run that failed counts as done."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
         for run in runs:
             if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
                 return Succeeded(run.run_id)
@@ -60,10 +67,11 @@ def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
 
 def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
     """A commit does not write the claims behind it again."""
+    real = OwnedPartition._write
 
-    def write(self: OwnedPartition, ledger: OffsetLedger, last: object) -> OffsetWrite:
-        new = encode(StoredPartition(ledger.next_offset, (), last))  # type: ignore[arg-type]
-        return OffsetWrite(self.partition, self.epoch, self.stored, new)
+    def write(self: OwnedPartition, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
+        is_commit = self.ledger is not None and ledger.next_offset > self.ledger.next_offset
+        return real(self, replace(ledger, entries=()) if is_commit else ledger, last)
 
     patch.setattr(OwnedPartition, "_write", write)
 
@@ -72,7 +80,7 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
     """On assignment only the committed offset is taken over."""
     real = restoring_module.take_in
 
-    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202
+    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202 - likewise
         taken = real(*arguments, **options)
         if not isinstance(taken, OwnedPartition) or taken.ledger is None:
             return taken
@@ -134,26 +142,83 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
     """A dead run is never waited out: a run that lives does not count as work in flight."""
     real = runs_module.progress_of
 
-    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return found if isinstance(found, Succeeded) else ToRequest()
 
     patch.setattr(driver_module, "progress_of", progress_of)
 
 
+def no_pulse(patch: pytest.MonkeyPatch) -> None:
+    """Nobody finds the runs whose process is gone."""
+    patch.setattr(Pulse, "observe", lambda self, *_: (self, ()))
+
+
+def stopped_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """What stopped a partition is never looked at again."""
+    real = Driver._distrusted
+    patch.setattr(Driver, "_distrusted", lambda self, owned: owned if owned.phase is Phase.STOPPED else real(self, owned))
+
+
+def ask_once(patch: pytest.MonkeyPatch) -> None:
+    """A batch whose run failed is not requested again."""
+    patch.setattr(driver_module, "offers_of", lambda partitions: tuple(offer for offer in offers_of(partitions) if offer.attempt == 1))
+
+
+def without_a_word(patch: pytest.MonkeyPatch) -> None:
+    """A partition that is stopped does not say so."""
+    real = explain_module._state
+    patch.setattr(explain_module, "_state", lambda owned, now: "" if owned.phase is Phase.STOPPED else real(owned, now))
+
+
+def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A new group passes over what is there."""
+    patch.setattr(restoring_module, "_position", lambda bounds, _: StoredPartition(bounds.until))
+
+
+def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
+    """A member that leaves forgets to end the hold for it."""
+    real = Driver._end
+
+    def end(self: Driver, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+        yield from real(self, hold, held, now)
+        if hold.cause is Cause.LEAVE:
+            self.holds = (*self.holds, hold)
+
+    patch.setattr(Driver, "_end", end)
+
+
+def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
+    """Holds that have ended are not forgotten."""
+    real, kept = Driver._end, []
+
+    def end(self: Driver, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+        kept.append(hold)
+        self.kept = kept  # type: ignore[attr-defined]
+        return real(self, hold, held, now)
+
+    patch.setattr(Driver, "_end", end)
+
+
 MUTANTS = {
-    no_start_check: 3,
-    no_read_before_write: 261,
-    commit_of_a_failed_run: 3,
-    drop_the_claims_on_a_commit: 1,
-    forget_the_claims_of_the_former_owner: 1,
-    forget_the_epoch: 1,
-    release_before_commit: 3,
-    fence_before_drain: 9,
-    commit_out_of_order: 2,
-    no_deadline: 23,
-    no_new_claims: 1,
-    deaf_pulse: 172,
-    ask_again_while_it_works: 5,
+    no_start_check: (3, "was materialised by r3 and by r9"),
+    no_read_before_write: (1, "overwrites what another application has stored"),
+    commit_of_a_failed_run: (3, "is committed, but no run has succeeded on it: it is lost"),
+    drop_the_claims_on_a_commit: (2, "a claim is dropped without a commit"),
+    forget_the_claims_of_the_former_owner: (1, "a claim is dropped without a commit"),
+    forget_the_epoch: (1, "was assigned twice without being given up"),
+    release_before_commit: (3, "was assigned twice without being given up"),
+    fence_before_drain: (9, "gives orders-0 back while r1 works on it"),
+    commit_out_of_order: (2, "refusing to store"),
+    no_deadline: (23, "still holds orders-0, 6 s behind the limit"),
+    no_new_claims: (1, "does nothing about orders-0"),
+    deaf_pulse: (6, "was ended as dead although it works"),
+    ask_again_while_it_works: (5, "does nothing about"),
+    no_pulse: (3, "does nothing about"),
+    stopped_for_ever: (13, "does nothing about"),
+    ask_once: (3, "does nothing about"),
+    without_a_word: (4, "but nothing of 'stopped"),
+    begin_at_the_end: (1, "is in no successful run"),
+    leave_with_an_open_hold: (1, "has left with holds above zero"),
 }
-"""Each with the seed that is tried first, because it found the mutant when this was written."""
+"""Each with the seed that finds it, and words of what it finds."""
