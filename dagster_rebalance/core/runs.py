@@ -124,7 +124,11 @@ Progress = ToRequest | InFlight | Succeeded | GaveUp | DeadLettered
 
 
 def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int) -> Progress:
-    """Say how far the work on a claimed range is, from all runs of its batch."""
+    """Say how far the work on a claimed range is, from all runs of its batch.
+
+    Dagster executes a run again with all of its ranges. If one of them is gone meanwhile, that run has to refuse itself, but somebody wants
+    the others to be tried again: so they are requested, once for each such run.
+    """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     succeeded = [run for run in mine if run.state is RunState.SUCCEEDED]
     if succeeded:
@@ -134,7 +138,7 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
         return InFlight(tuple(run.run_id for run in live), tuple(run.run_id for run in live if run.state is RunState.WAITING))
     first_runs = [run for run in mine if not run.is_retry]
     failed = [run for run in first_runs if not run.is_refused and not run.is_taken_back]
-    if len(failed) >= max_attempts:
+    if len(failed) >= max_attempts and not (mine[-1].is_retry and mine[-1].is_refused):
         return GaveUp(tuple(run.run_id for run in failed), any(run.state is RunState.CANCELED for run in failed))
     return ToRequest(attempt=len(first_runs) + 1)
 

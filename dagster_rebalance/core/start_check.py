@@ -29,10 +29,11 @@ def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPart
     """
     if me.state is not RunState.STARTED:
         return f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it works"
-    for range_ in me.ranges:
-        problem = _claim_problem(range_, me.batch_id, committed.get(range_.topic_partition))
-        if problem is not None:
-            return problem
+    problems = {range_: _claim_problem(range_, me.batch_id, committed.get(range_.topic_partition)) for range_ in me.ranges}
+    problem = next(filter(None, problems.values()), None)
+    if problem is not None:
+        rest = ", ".join(str(range_) for range_ in me.ranges if problems[range_] is None)
+        return f"{problem}. The rest of the batch, {rest}, is requested again by its owner" if rest else problem
     for other in others:
         shared = [range_ for range_ in me.ranges if any(range_.overlaps(theirs) for theirs in other.ranges)]
         if other.run_id != me.run_id and other.batch_id == me.batch_id and shared and _counts(other):

@@ -133,17 +133,16 @@ class World:
         for process in self.processes:
             for owned in process.driver.partitions.values():
                 if owned.phase is Phase.STOPPED and owned.ledger is not None and owned.ledger.given_up and not process.is_gone:
-                    self._execute_again(owned.ledger.given_up[0], owned.ledger.given_up[1].run_id)
+                    self._execute_again(owned.ledger.given_up[1].run_id)
         self.clockwork.after(5.0, None, self._person_looks)
 
-    def _execute_again(self, range_: OffsetRange, run_id: str) -> None:
-        """A run whose other ranges are done, or were given up by moving an offset, refuses itself: then with the one range only."""
+    def _execute_again(self, run_id: str) -> None:
+        """As Dagster's page does it: with all ranges of the run, also where some of them are done, or were given up by moving an offset."""
         run = self.dagster.runs[run_id]
         batch = [other for other in self.dagster.runs.values() if other.batch_id == run.batch_id]
         if not any(other.state in LIVE or other.awaits_retry for other in batch):
             self.clockwork.tell("a person", f"executes {run_id} again")
-            refused = any(other.is_retry and other.is_refused and range_ in other.ranges for other in batch)
-            self.dagster.start(run.batch_id, (range_,) if refused else run.ranges, is_retry=True)
+            self.dagster.start(run.batch_id, run.ranges, is_retry=True)
 
     # What is promised
 
