@@ -41,10 +41,12 @@ class Wait:
     Attributes:
         said: Words that the member's explanation of the partition must hold.
         limit_s: For how long; for ever where others have to act.
+        is_half_done: Tells two waits apart that follow each other, and that the member cannot tell apart.
     """
 
     said: str
     limit_s: float
+    is_half_done: bool = False
 
 
 class Progress:
@@ -91,7 +93,9 @@ class Progress:
         is_first = entry == owned.entries[0]
         match entry.progress:
             case ToRequest():
-                yield Wait(f"of {span} is requested", self._slack_s + (_LATE_REQUESTS_S if self._weather.late_requests else 0.0))
+                late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
+                is_there = any(run.is_live and entry.range in run.ranges for run in self._dagster.seen([entry.batch_id], live_too=False))
+                yield Wait(f"of {span} is requested", self._slack_s + late_s, is_half_done=is_there)
             case InFlight(run_ids, waiting):
                 queued = set(run_ids) <= set(waiting)
                 yield Wait(f"for {span} waits in Dagster's queue" if queued else f"works on {span}", self._limit_of_runs(run_ids))
