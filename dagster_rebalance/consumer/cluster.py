@@ -13,10 +13,11 @@ from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from dagster_rebalance.consumer.kafka_errors import (
+    NO_LEADER_ANSWERED,
     NO_LEADER_KNOWN,
     RETRIABLE,
     TROUBLES_KEPT,
@@ -43,6 +44,8 @@ logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.1
 _NEW_TOPIC_GRACE_S = 2.0
+_LEADER_PATIENCE_S = 2.0
+"""For so long a leader is waited for before it is looked up again: the client goes on asking one that is gone."""
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
@@ -139,7 +142,11 @@ class Cluster:
                 raise broker_error(error, self._attempt(f"looking up topic '{topic}'"))
 
     def _offsets(self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, ListOffsetsResultInfo]:
-        """Ask for all in one request, and again for those whose leader is just moving or not known yet."""
+        """Ask for all in one request, and again for those whose leader is away, just moving, or not known yet.
+
+        Raises:
+            BrokerError: Some have no answer; it names all of these.
+        """
         started_at = self._clock()
         found: dict[TopicPartition, ListOffsetsResultInfo] = {}
         while len(found) < len(wanted):
@@ -149,23 +156,27 @@ class Cluster:
                 problem = answer.exception()
                 if isinstance(problem, KafkaException):
                     refused[tp] = kafka_error(problem)
+                elif answer.result().offset == OFFSET_INVALID:  # so librdkafka says that the leader did not answer in time
+                    refused[tp] = KafkaError(NO_LEADER_ANSWERED, f"the leader of {tp} did not answer")
                 else:
                     found[tp] = answer.result()
             waited = self._clock() - started_at
-            for tp, error in refused.items():
+            for error in refused.values():
                 new_topic = error.code() in _MAYBE_NEW and waited < _NEW_TOPIC_GRACE_S
                 if waited >= timeout_s or not (new_topic or error.code() in RETRIABLE):
-                    raise broker_error(self._cause(error), self._attempt("reading offsets"), [tp])
+                    raise broker_error(self._cause(error), self._attempt("reading offsets"), refused)
             if refused:
                 self._pause(_RETRY_PAUSE_S)
-                # The client finds no leader for partitions that are newer than its metadata, and does not refresh it by itself.
-                self.list_topics(timeout_s)
+                # The client finds no leader for partitions that are newer than its metadata, and goes on asking one that is gone: it does
+                # not refresh its metadata by itself.
+                self.list_topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
         return found
 
     def _ask(self, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
         level = IsolationLevel.READ_COMMITTED if self._settings.reads_committed else IsolationLevel.READ_UNCOMMITTED
         request = {theirs(tp): spec for tp, spec in specs.items()}
-        answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=max(timeout_s, 0.1))
+        limit_s = min(max(timeout_s, _RETRY_PAUSE_S), _LEADER_PATIENCE_S)
+        answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=limit_s)
         return {tp: answers[theirs(tp)] for tp in specs}
 
     def _cause(self, error: KafkaError) -> KafkaError:

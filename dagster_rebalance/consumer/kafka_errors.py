@@ -63,6 +63,7 @@ PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT_QUEUE, K
 END_OF_PARTITION = KafkaError._PARTITION_EOF
 POLLED_TOO_LATE = KafkaError._MAX_POLL_EXCEEDED
 NO_LEADER_KNOWN = KafkaError._NOENT
+NO_LEADER_ANSWERED = KafkaError._TIMED_OUT
 
 _ADVICE: dict[int, str] = {
     **dict.fromkeys(

@@ -20,6 +20,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.explain import summary
+from dagster_rebalance.orchestration.bounds import BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.stopped import stopped_partitions
 
@@ -78,6 +79,7 @@ class Pump:
         self._witness = _Witness()
         self._left: str | None = None
         self._looked_for_successor_at = float("-inf")
+        self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
     def run(self) -> None:
         """Be a member until the driver leaves the group.
@@ -173,7 +175,7 @@ class Pump:
             case do.ReadRuns(batch_ids, live_too):
                 return seen.RunsRead(batch_ids, parts.ledger.read(batch_ids, live_too=live_too), live_too)
             case do.ReadBounds(partitions):
-                return seen.BoundsRead(self._bounds(partitions))
+                return seen.BoundsRead(self._bounds.read(partitions))
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit():
@@ -203,17 +205,13 @@ class Pump:
     def _stored(self, epochs: dict[TopicPartition, int]) -> seen.Event:
         parts = self.parts
         parts.catalogue.add_partitions(epochs)
+        bounds = self._bounds.read(epochs)
         return seen.StoredOffsetsRead(
-            epochs=epochs,
-            stored=parts.consumer.committed(list(epochs)),
-            bounds=self._bounds(tuple(epochs)),
-            recorded_until=parts.catalogue.recorded_until(epochs),
+            epochs={partition: epoch for partition, epoch in epochs.items() if partition in bounds},
+            stored=parts.consumer.committed(list(bounds)),
+            bounds=bounds,
+            recorded_until=parts.catalogue.recorded_until(bounds),
         )
-
-    def _bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, seen.Bounds]:
-        starts = self.parts.consumer.beginning_offsets(list(partitions))
-        ends = self.parts.consumer.end_offsets(list(partitions))
-        return {partition: seen.Bounds(starts[partition], ends[partition]) for partition in partitions}
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Read before write: what is not as the driver expects is left alone."""
@@ -246,7 +244,7 @@ class Pump:
         """Show what is stopped in the whole group; of its own partitions the member knows best."""
         parts = self.parts
         mine = parts.driver.partitions
-        seen_from_outside = stopped_partitions(parts.consumer, parts.ledger, parts.topics, parts.driver.settings)
+        seen_from_outside = stopped_partitions(parts.consumer, parts.ledger, parts.topics, parts.driver.settings, self._bounds.read)
         stopped = {partition: reason for partition, reason in seen_from_outside.items() if partition not in mine}
         parts.catalogue.show_stopped(stopped | {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason})
 

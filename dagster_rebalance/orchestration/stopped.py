@@ -8,7 +8,8 @@ as Kafka and the runs show them. Executed by hand, it looks at Kafka and the run
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -19,6 +20,7 @@ from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.restoring import ForeignMetadata, failed_too_often, out_of_range
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
+from dagster_rebalance.orchestration.bounds import read_bounds
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
@@ -56,22 +58,34 @@ def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetCheck
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
-            return _result(stopped_partitions(consumer, ledger, kafka.topics, kafka.driver_settings()))
+            bounds = partial(read_bounds, consumer)
+            return _result(stopped_partitions(consumer, ledger, kafka.topics, kafka.driver_settings(), bounds))
 
     return no_partition_stopped
 
 
 def stopped_partitions(
-    consumer: "RebalanceAwareConsumer", ledger: RunLedger, topics: Iterable[str], settings: "DriverSettings"
+    consumer: "RebalanceAwareConsumer",
+    ledger: RunLedger,
+    topics: Iterable[str],
+    settings: "DriverSettings",
+    read: "Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]]",
 ) -> dict[TopicPartition, str]:
     """The partitions of a whole group that cannot go on, each with the reason, as Kafka and Dagster show them.
+
+    Args:
+        consumer: Asks Kafka.
+        ledger: Asks Dagster.
+        topics: The topics of the group.
+        settings: When a partition is stopped.
+        read: Reads the bounds of partitions; of one that it leaves out, it is not known whether offsets are missing.
 
     Raises:
         BrokerError: Kafka did not answer.
     """
     partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic)]
     committed = consumer.committed(partitions)
-    starts, ends = consumer.beginning_offsets(partitions), consumer.end_offsets(partitions)
+    bounds = read(partitions)
     claimed = {partition: _claimed(partition, committed[partition]) for partition in partitions}
     readable = {partition: found for partition, found in claimed.items() if not isinstance(found, ClaimError)}
     runs = _runs(ledger, (batch_id for found in readable.values() for _, batch_id in found))
@@ -81,8 +95,7 @@ def stopped_partitions(
         if isinstance(found, ClaimError):
             reason = f"{partition}: {found}" if settings.foreign_metadata is ForeignMetadata.REFUSE else None
         else:
-            bounds = Bounds(starts[partition], ends[partition])
-            reason = _failed(found, runs, settings.max_attempts) or _missing(partition, committed[partition], bounds)
+            reason = _failed(found, runs, settings.max_attempts) or _missing(partition, committed[partition], bounds.get(partition))
         if reason is not None:
             stopped[partition] = reason
     return stopped
@@ -96,8 +109,8 @@ def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...
     return None
 
 
-def _missing(partition: TopicPartition, stored: OffsetAndMetadata | None, bounds: Bounds) -> str | None:
-    return None if stored is None else out_of_range(partition, stored.offset, bounds)
+def _missing(partition: TopicPartition, stored: OffsetAndMetadata | None, bounds: Bounds | None) -> str | None:
+    return None if stored is None or bounds is None else out_of_range(partition, stored.offset, bounds)
 
 
 def _claimed(partition: TopicPartition, stored: OffsetAndMetadata | None) -> tuple[tuple[OffsetRange, str], ...] | ClaimError:

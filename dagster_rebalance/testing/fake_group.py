@@ -70,6 +70,7 @@ class FakeGroup:
         self._owner: dict[TopicPartition, FakeMember] = {}
         self._produced: dict[TopicPartition, list[int]] = {}
         self._deleted: dict[TopicPartition, int] = {}
+        self._silent: frozenset[TopicPartition] = frozenset()
         self._joined = 0
 
     def member(self) -> FakeMember:
@@ -114,12 +115,24 @@ class FakeGroup:
         """Let retention remove the records before an offset."""
         self._deleted[partition] = offset
 
+    def silence(self, *partitions: TopicPartition) -> None:
+        """Let the leaders of these partitions, and of no others, not answer, as while their broker is away."""
+        self._silent = frozenset(partitions)
+
+    def _check_leaders(self, partitions: Collection[TopicPartition]) -> None:
+        silent = dict.fromkeys(self._silent & set(partitions), "its leader did not answer")
+        if silent:
+            msg = f"reading offsets failed for {', '.join(map(str, sorted(silent)))}"
+            raise BrokerError(msg, retriable=True, partitions=silent)
+
     def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The first offset that exists."""
+        self._check_leaders(partitions)
         return {tp: self._deleted.get(self._existing(tp), 0) for tp in partitions}
 
     def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The offset that the next record will get."""
+        self._check_leaders(partitions)
         return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
 
     def offsets_for_times(

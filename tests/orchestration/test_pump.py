@@ -201,6 +201,27 @@ def test_a_retriable_error_is_noted_and_the_work_goes_on(instance: dg.DagsterIns
     assert notes.count("the coordinator moved") == 3
 
 
+def test_a_partition_whose_leader_is_away_keeps_no_other_one_waiting(instance: dg.DagsterInstance) -> None:
+    """Neither while partitions are taken in nor later; and it goes on as soon as its leader answers."""
+    bench = Bench(instance, partitions=3)
+    bench.group.silence(tp(1))
+    bench.until(lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 2})
+    bench.group.silence(tp(2))
+    bench.until(lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 1, 2})
+    assert "failed for orders-1" in " ".join(bench.mailbox.take_notes())
+
+
+def test_a_leader_that_is_away_is_not_waited_for_at_each_look(instance: dg.DagsterInstance) -> None:
+    """Each time costs all others a second and a half."""
+    bench = Bench(instance, partitions=2)
+    bench.offers()
+    bench.group.silence(tp(1))
+    for _ in range(40):
+        bench.turn()
+    notes = [note for note in bench.mailbox.take_notes() if "failed for orders-1" in note]
+    assert 1 <= len(notes) <= 4
+
+
 def test_an_error_that_does_not_mend_itself_ends_the_member(instance: dg.DagsterInstance) -> None:
     """Wrong credentials, say: the tick shows it, red, instead of a member that seems to wait."""
     bench = Bench(instance)

@@ -1,0 +1,69 @@
+"""The bounds of partitions: the first offset that exists, and the next one.
+
+Owns that a leader which is away keeps nobody waiting but its own partitions: the others are answered, and it is asked again a little later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.events import Bounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.partition import TopicPartition
+
+READ_LIMIT_S = 10.0
+_PATIENCE_S = 1.5
+_SILENCE_S = 5.0
+
+
+def read_bounds(
+    consumer: RebalanceAwareConsumer, partitions: Collection[TopicPartition], timeout_s: float = READ_LIMIT_S
+) -> dict[TopicPartition, Bounds]:
+    """The bounds of all partitions.
+
+    Raises:
+        BrokerError: Some of them have no answer.
+    """
+    starts = consumer.beginning_offsets(partitions, timeout_s)
+    ends = consumer.end_offsets(partitions, timeout_s)
+    return {partition: Bounds(starts[partition], ends[partition]) for partition in partitions}
+
+
+class BoundsReader:
+    """Reads bounds for somebody who cannot wait for every leader.
+
+    Args:
+        consumer: Asks Kafka.
+        clock: A monotonic clock.
+        note: Gets a sentence when a leader does not answer.
+    """
+
+    def __init__(self, consumer: RebalanceAwareConsumer, clock: Callable[[], float], note: Callable[[str], None]) -> None:
+        self._consumer = consumer
+        self._clock = clock
+        self._note = note
+        self._silent_until: dict[TopicPartition, float] = {}
+
+    def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """The bounds of the partitions whose leaders answer; the others are asked for again by a later call.
+
+        Raises:
+            BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
+        """
+        now = self._clock()
+        self._silent_until = {partition: until for partition, until in self._silent_until.items() if until > now}
+        asked = [partition for partition in partitions if partition not in self._silent_until]
+        try:
+            return read_bounds(self._consumer, asked, _PATIENCE_S)
+        except BrokerError as error:
+            silent = error.partitions.keys() & set(asked)
+            if not error.retriable or not silent:
+                raise
+            self._note(str(error))
+            self._silent_until |= dict.fromkeys(silent, self._clock() + _SILENCE_S)
+        return self.read(partitions)

@@ -1,0 +1,49 @@
+"""A broker that is away: its partitions have no answer, the others have theirs, and nobody is told an offset that does not exist."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance import RebalanceAwareConsumer, TopicPartition
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.broker import KafkaCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.broker
+
+RECORDS = 3
+PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCluster]:
+    """Three nodes, each of which leads one partition."""
+    with KafkaCluster(nodes=3) as cluster:
+        cluster.create_topic("orders", len(PARTITIONS))
+        producer = Producer(cluster.client_config())
+        for partition in PARTITIONS * RECORDS:
+            producer.produce(partition.topic, b"order", partition=partition.partition)
+        producer.flush(30)
+        yield cluster
+
+
+def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_successor(kafka: KafkaCluster) -> None:
+    """Librdkafka answers -1001 for them, which is no error to it, and goes on asking the old leader."""
+    leaders = kafka.leaders("orders")
+    (silent,) = [partition for partition in PARTITIONS if leaders[partition.partition] == leaders[0]]
+    others = [partition for partition in PARTITIONS if partition != silent]
+    with RebalanceAwareConsumer({**kafka.client_config(), "group.id": "reader", "log_level": 0}, fetch=False) as consumer:
+        assert consumer.end_offsets(PARTITIONS) == dict.fromkeys(PARTITIONS, RECORDS)
+        kafka.kill(leaders[0])
+        with pytest.raises(BrokerError, match="orders-0") as caught:
+            consumer.end_offsets(PARTITIONS, 1.0)
+        assert caught.value.retriable
+        assert set(caught.value.partitions) == {silent}
+        assert consumer.end_offsets(others, 10.0) == dict.fromkeys(others, RECORDS)
+        assert consumer.end_offsets(PARTITIONS, 60.0) == dict.fromkeys(PARTITIONS, RECORDS), "another node leads it now"
+        assert consumer.beginning_offsets(PARTITIONS, 10.0) == dict.fromkeys(PARTITIONS, 0)
