@@ -231,14 +231,14 @@ class KafkaCluster:
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         # Right after a creation a node may lead a partition and not know it yet: list_offsets then fails with NOT_LEADER_FOR_PARTITION.
-        # It finds no leader (_NOENT) for partitions that are newer than the client's metadata, and another node may be late to tell of
-        # them: so each time with a client of its own.
+        # Of a leader that does not answer it says -1001. It finds none (_NOENT) for partitions that are newer than the client's metadata,
+        # and another node may be late to tell of them: so each time with a client of its own.
         asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
 
         def all_answer() -> bool:
             admin = self._new_admin()
             answers = admin.list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
-            return all(answer.exception(REQUEST_LIMIT_S) is None for answer in answers)
+            return all(answer.exception(REQUEST_LIMIT_S) is None and answer.result().offset >= 0 for answer in answers)
 
         wait_until(all_answer, timeout_s=REQUEST_LIMIT_S, what=f"a leader for each of the {partitions} partitions of {topic}")
 

@@ -75,6 +75,15 @@ def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
     assert _stalls(replace(WORKED_OFF, runs=[again[0], again[2]], commits=[(60.0, 9)])) == [Span(30.0, 50.4)]
 
 
+def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
+    """Its run was cancelled by the owner before, in a hold."""
+    owners = [(1.0, "id-1"), (16.5, "id-2")]
+    taken = replace(WORKED_OFF, owners=owners, runs=[RunSeen(12.0, 14.0, succeeded=False), RunSeen(30.5, 34.0, succeeded=True)])
+    assert not _stalls(replace(taken, commits=[(34.5, 9)], ends=[(10.0, 9)]))
+    late = replace(taken, runs=[*taken.runs[:1], RunSeen(35.0, 39.0, succeeded=True)], commits=[(39.5, 9)], ends=[(10.0, 9)])
+    assert _stalls(late) == [Span(31.0, 35.0)], "ticks of the new owner at 21 and 26"
+
+
 def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
     """Kafka has not given it to anybody."""
     taken = replace(

@@ -154,7 +154,14 @@ def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) 
     live = [Span(run.created_at, until if run.ended_at is None else run.ended_at) for run in history.runs]
     wanted = [at for at, _ in history.claims]
     wanted += [run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded]
+    wanted += [since for since, owner in history.owners if owner is not None and _is_claimed(history, since)]
     return live + [Span(at, min(until, _run_due_at(history, at, ticks))) for at in wanted]
+
+
+def _is_claimed(history: History, at: float) -> bool:
+    """Whether an owner that came then has found a claim."""
+    claimed = max((until for since, until in history.claims if since <= at), default=0)
+    return claimed > max((offset for since, offset in history.commits if since <= at), default=0)
 
 
 def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
