@@ -10,6 +10,7 @@ import signal
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ from dagster_rebalance.core.errors import DagsterRebalanceError
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from dagster_rebalance.cli.chaos.parts import Parts
 
@@ -75,11 +77,13 @@ class UnderWay:
         fault: Which.
         is_due: Whether it is time.
         mend: What mends it.
+        mending: That it is being mended.
     """
 
     fault: Fault
     is_due: Callable[[], bool]
     mend: Callable[[], None]
+    mending: Future[None] | None = None
 
 
 class Faults:
@@ -101,6 +105,7 @@ class Faults:
         self._parts = parts
         self._chance = chance
         self._owned = owned
+        self._menders = ThreadPoolExecutor(thread_name_prefix="mender")
 
     def strike(self, kind: Kind) -> Fault | None:
         """Do a fault; None when it cannot be done now: who would suffer it is away already."""
@@ -124,13 +129,21 @@ class Faults:
         return fault
 
     def mend_what_is_due(self) -> list[Fault]:
-        """Mend the faults whose time has come, and return them."""
-        due = [one for one in self.under_way if one.is_due()]
-        for one in due:
+        """Begin to mend the faults whose time has come, and return those that are mended.
+
+        Raises:
+            DagsterRebalanceError: Something does not come back.
+        """
+        for one in self.under_way:
+            if one.mending is None and one.is_due():
+                one.mending = self._menders.submit(one.mend)
+        mended = [one for one in self.under_way if one.mending is not None and one.mending.done()]
+        for one in mended:
             self.under_way.remove(one)
-            one.mend()
             one.fault.mended_at = time.time()
-        return [one.fault for one in due]
+            if one.mending is not None:
+                one.mending.result()
+        return [one.fault for one in mended]
 
     def _later(self, fault: Fault, mend: Callable[[], None], shortest_s: float, longest_s: float) -> Fault:
         due_at = time.monotonic() + self._chance.uniform(shortest_s, longest_s)
@@ -223,9 +236,9 @@ class Faults:
         return self._later(fault, lambda: kafka.restart(node), 1, 8)
 
     def _move_coordinator(self) -> Fault | None:
-        if not self._node_may_go():
-            return None
         kafka, node = self._parts.kafka, self._parts.kafka.coordinator(GROUP)
+        if node not in BROKERS or not self._node_may_go():
+            return None
         fault = Fault(Kind.COORDINATOR_MOVED, f"from node {node}")
         kafka.shut_down(node)
         return self._later(fault, lambda: kafka.restart(node), 0, 5)
