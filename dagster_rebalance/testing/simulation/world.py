@@ -190,8 +190,9 @@ class World:
         """After each turn: what has lag is worked on, or says why not, and that is true."""
         now, driver, waits_since = self.clockwork.now, process.driver, {}
         for owned in driver.partitions.values() if process.is_served else ():
-            for wait in self._progress.waits_of(driver, owned):
-                said = explain_partition(owned, now)
+            waits = self._progress.waits_of(driver, owned)
+            said = explain_partition(owned, now) if waits else ""
+            for wait in waits:
                 if wait.said not in said:
                     msg = f"{process} says '{said}', but nothing of '{wait.said}'"
                     raise Violation(msg)
