@@ -208,7 +208,7 @@ MUTANTS = {
     forget_the_claims_of_the_former_owner: (1, "a claim is dropped without a commit"),
     forget_the_epoch: (1, "was assigned twice without being given up"),
     release_before_commit: (3, "was assigned twice without being given up"),
-    fence_before_drain: (9, "gives orders-0 back while r1 works on it"),
+    fence_before_drain: (17, "back while r4 works on it"),
     commit_out_of_order: (2, "refusing to store"),
     no_deadline: (23, "still holds orders-0, 6 s behind the limit"),
     no_new_claims: (1, "does nothing about orders-0"),

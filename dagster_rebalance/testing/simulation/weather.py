@@ -20,6 +20,7 @@ PROTOCOLS = ("consumer", "cooperative", "eager")
 SESSION_S = 8.0
 HOLD_LIMIT_S = 12.0
 MAX_POLL_S = 18.0
+_CALM_SHARE = 0.2
 
 
 @dataclass(slots=True)
@@ -42,6 +43,7 @@ class Weather:
     retries_lost: float
     late_requests: float
     slow_runs: bool
+    is_calm: bool = False
 
     @classmethod
     def drawn(cls, clockwork: Clockwork) -> Weather:
@@ -75,7 +77,7 @@ class Weather:
         """From now on everything works."""
         self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.overtaken = self.late_requests = 0.0
         self.runs_fail = self.runs_die = self.runs_hang = self.retries_lost = 0.0
-        self.slow_runs = False
+        self.slow_runs, self.is_calm = False, True
 
     def latency(self) -> float:
         """How long an answer takes."""
@@ -83,11 +85,11 @@ class Weather:
 
     def queueing(self) -> float:
         """How long a run waits in the queue."""
-        return self.clockwork.within(0.1, 8.0 if self.slow_runs else 2.0)
+        return self._run_takes(0.1, 8.0 if self.slow_runs else 2.0)
 
     def launching(self) -> float:
         """How long the launch of a run takes."""
-        return self.clockwork.within(0.1, 3.0 if self.slow_runs else 1.0)
+        return self._run_takes(0.1, 3.0 if self.slow_runs else 1.0)
 
     def reaching_its_check(self) -> float:
         """How long a started run takes until it looks at its claim."""
@@ -95,7 +97,7 @@ class Weather:
 
     def working(self) -> float:
         """How long a run works."""
-        return self.clockwork.within(0.3, 25.0 if self.slow_runs else 5.0)
+        return self._run_takes(0.3, 25.0 if self.slow_runs else 5.0)
 
     def stopping(self) -> float:
         """How long a cancelled run goes on."""
@@ -104,6 +106,10 @@ class Weather:
     def reporting(self) -> float:
         """How long Dagster does not know that a run succeeded."""
         return self.clockwork.within(0.0, 6.0 if self.clockwork.happens(0.2) else 0.3)
+
+    def _run_takes(self, low: float, high: float) -> float:
+        """What is left over is worked off quickly: most of the time of a schedule would go into that, and little is to be seen of it."""
+        return self.clockwork.within(low, high) * (_CALM_SHARE if self.is_calm else 1.0)
 
 
 def _settings(clockwork: Clockwork) -> DriverSettings:
