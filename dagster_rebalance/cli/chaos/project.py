@@ -79,8 +79,8 @@ def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -
 def copied_by_spark(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
     """The same, read and written by Spark."""
     with at_work(context.run.run_id):
-        records = kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT').number AS number")
-        write_parquet_by_range(records, str(EXCHANGE.output))
+        number = "from_json(string(value), 'number BIGINT').number AS number"
+        write_parquet_by_range(kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number), str(EXCHANGE.output))
 
 
 PROTOCOL = os.environ[PROTOCOL_VARIABLE]
