@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 6.0
+_WAITS_FOR_WORK = 0.6
 
 
 class Draw(Generic[_T]):
@@ -49,3 +50,7 @@ class Draw(Generic[_T]):
     def pause_s(self) -> float:
         """How long until the next one: now and then hardly at all, so that faults meet."""
         return self._chance.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
+
+    def waits_for_work(self) -> bool:
+        """Whether the next one comes only when something was committed: faults to a heap of ruins would prove little."""
+        return self._chance.random() < _WAITS_FOR_WORK

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BEGIN_LIMIT_S = 180.0
 PEACE_LIMIT_S = 420.0
+WORK_LIMIT_S = 30.0
 _LOOK_EVERY_S = 0.25
 _TOLD_EVERY_S = 20.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
@@ -67,13 +68,20 @@ class Play:
             self._parts.dagster.start_sensor(member, SENSOR)
         self._until("every member to have partitions", lambda: set(self._owners.values()) == set(MEMBERS), BEGIN_LIMIT_S)
         while len(self.faults.done) < faults:
-            pause_until = time.monotonic() + self._draw.pause_s()
-            while time.monotonic() < pause_until:
-                self._look()
+            self._rest()
             self._draw.next(self._strike)
         self._until("all faults to be mended", lambda: not self.faults.under_way, PEACE_LIMIT_S)
         self._parts.producer.stop()
         self._until("everything to be worked off", self._is_worked_off, PEACE_LIMIT_S)
+
+    def _rest(self) -> None:
+        """Let some time go by before the next fault."""
+        now = time.monotonic()
+        pause_until = now + self._draw.pause_s()
+        patience_until = now + WORK_LIMIT_S if self._draw.waits_for_work() else now
+        commits = len(self.catalogue.recorded)
+        while (now := time.monotonic()) < pause_until or (now < patience_until and len(self.catalogue.recorded) == commits):
+            self._look()
 
     def _strike(self, kind: Kind) -> bool:
         fault = self.faults.strike(kind)
