@@ -1,14 +1,15 @@
-"""A real Kafka that lets in only who has a password, and lets everybody do only what they were allowed to.
+"""A real Kafka that lets in only who has a password or a certificate, and lets everybody do only what they were allowed to.
 
-Clients talk TLS and log in with SCRAM-SHA-512; Kafka's own authorizer decides by ACLs, and what no ACL allows is refused. Owns the
-certificate, which is made anew for each cluster, the users and their ACLs. The nodes' controllers talk to each other in the clear, on
-127.0.0.1: what is under test is what clients meet.
+Clients talk TLS and log in with SCRAM-SHA-512, or show a certificate of their own on a second listener; Kafka's own authorizer decides by
+ACLs, and what no ACL allows is refused. Owns the certificates, which are made anew for each cluster, the users and their ACLs. The nodes'
+controllers talk to each other in the clear, on 127.0.0.1: what is under test is what clients meet.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,22 +21,29 @@ from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, KafkaCluster, sett
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.java import find_java
 from dagster_rebalance.testing.kafka_node import Access, admin_of
+from dagster_rebalance.testing.ports import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from dagster_rebalance.testing.kafka_node import KafkaNode
+
 ADMIN = "admin"
 MECHANISM = "SCRAM-SHA-512"
 _LISTENER = "SASL_SSL"
+_CERTIFICATE_LISTENER = "SSL"
 _ITERATIONS = 4096
 _KEYTOOL_LIMIT_S = 60.0
+_DAYS = "30"
+_KEY = "kafka"
+"""The alias of the nodes' key, which also signs the certificates of users: the nodes trust it already."""
 _STORE_PASSWORD = "DAGSTER_REBALANCE_STORE_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 @dataclass
 class SecuredKafka(KafkaCluster):
-    """A `KafkaCluster` with TLS, passwords and ACLs. Its own user `admin` may do everything.
+    """A `KafkaCluster` with TLS, passwords, certificates and ACLs. Its own user `admin` may do everything.
 
     Example:
         ```python
@@ -49,6 +57,9 @@ class SecuredKafka(KafkaCluster):
 
     _passwords: dict[str, str] = field(init=False, repr=False, default_factory=lambda: {ADMIN: secrets.token_hex(16)})
     _certificate: Path = field(init=False, default=Path())
+    _store_password: str = field(init=False, repr=False, default_factory=lambda: secrets.token_hex(16))
+    _user_stores: dict[str, Path] = field(init=False, default_factory=dict)
+    _certificate_addresses: list[str] = field(init=False, default_factory=list)
 
     @property
     def certificate(self) -> Path:
@@ -56,7 +67,15 @@ class SecuredKafka(KafkaCluster):
         return self._certificate
 
     def client_config(self, user: str = ADMIN) -> dict[str, str]:
-        """The librdkafka settings with which a user reaches and trusts this Kafka, password included."""
+        """The librdkafka settings with which a user reaches and trusts this Kafka, password or certificate included."""
+        if user in self._user_stores:
+            return {
+                "bootstrap.servers": ",".join(self._certificate_addresses),
+                "security.protocol": _CERTIFICATE_LISTENER,
+                "ssl.ca.location": str(self._certificate),
+                "ssl.keystore.location": str(self._user_stores[user]),
+                "ssl.keystore.password": self._store_password,
+            }
         return {**super().client_config(), **self._credentials(user)}
 
     def add_user(self, name: str, password: str) -> None:
@@ -76,6 +95,22 @@ class SecuredKafka(KafkaCluster):
             what=f"the login of user {name}",
         )
 
+    def add_certificate(self, name: str) -> None:
+        """Give somebody a key and a certificate instead of a password: a PKCS#12 file, which `client_config` names.
+
+        Kafka knows them by the subject, as `User:CN=<name>`; `allow` takes the name alone. Without an ACL they may do nothing.
+        """
+        store = self._certificate.with_name(f"{name}.p12")
+        signing = self._certificate.with_name(f"{name}-signing.p12")
+        shutil.copy(self._store, signing)  # a node that is restarted must find no other key than its own
+        log = store.with_suffix(".log")
+        made = ["-alias", name, *_in_store(signing), "-signer", _KEY, "-keyalg", "EC", "-validity", _DAYS, "-dname", f"CN={name}"]
+        _keytool(["-genkeypair", *made], self._store_password, log)
+        source: list[str | Path] = ["-srcalias", name, "-srckeystore", signing, "-srcstorepass:env", _STORE_PASSWORD]
+        target: list[str | Path] = ["-destkeystore", store, "-deststoretype", "PKCS12", "-deststorepass:env", _STORE_PASSWORD]
+        _keytool(["-importkeystore", *source, *target], self._store_password, log)
+        self._user_stores[name] = store
+
     def allow(self, user: str, *operations: str, topic: str | None = None, group: str | None = None) -> None:
         """Allow a user operations (READ, DESCRIBE, ...) on a topic, on a group, or both, and return when Kafka shows it.
 
@@ -83,7 +118,8 @@ class SecuredKafka(KafkaCluster):
             BrokerError: Kafka refused.
         """
         resources = [(kind, name) for kind, name in (("TOPIC", topic), ("GROUP", group)) if name is not None]
-        acls = [(kind, name, "LITERAL", f"User:{user}", "*", operation, "ALLOW") for kind, name in resources for operation in operations]
+        principal = f"User:CN={user}" if user in self._user_stores else f"User:{user}"
+        acls = [(kind, name, "LITERAL", principal, "*", operation, "ALLOW") for kind, name in resources for operation in operations]
         for acl, future in self._admin.create_acls([AclBinding(*acl) for acl in acls]).items():
             settle(future, f"allow {user} {acl.operation} on {acl.name}")
         filters = [AclBindingFilter(*acl) for acl in acls]
@@ -102,10 +138,21 @@ class SecuredKafka(KafkaCluster):
             "sasl.password": self._passwords[user],
         }
 
+    @property
+    def _store(self) -> Path:
+        """Holds the nodes' key."""
+        return self._certificate.with_name("keystore.p12")
+
+    def _format(self) -> None:
+        for node in self._nodes.values():
+            port = free_port()
+            self._certificate_addresses.append(f"127.0.0.1:{port}")
+            node.access = replace(node.access, settings={**node.access.settings, **_listeners(node, port)})
+        super()._format()
+
     def _make_access(self, folder: Path) -> Access:
-        store, store_password = folder / "keystore.p12", secrets.token_hex(16)
         self._certificate = folder / "certificate.pem"
-        _make_certificate(store, store_password, self._certificate)
+        _make_certificate(self._store, self._store_password, self._certificate)
         password = self._passwords[ADMIN]
         jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{ADMIN}" password="{password}";'
         settings = {
@@ -114,8 +161,8 @@ class SecuredKafka(KafkaCluster):
             "sasl.mechanism.inter.broker.protocol": MECHANISM,
             f"listener.name.{_LISTENER.lower()}.{MECHANISM.lower()}.sasl.jaas.config": jaas,
             "ssl.keystore.type": "PKCS12",
-            "ssl.keystore.location": str(store),
-            "ssl.keystore.password": store_password,
+            "ssl.keystore.location": str(self._store),
+            "ssl.keystore.password": self._store_password,
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self._certificate),
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -133,16 +180,39 @@ def _lets_in(address: str, credentials: Mapping[str, str]) -> bool:
         return False
 
 
+def _listeners(node: KafkaNode, port: int) -> dict[str, str]:
+    """A listener for passwords, and one on a port of its own for certificates."""
+    theirs = f"{_LISTENER}://{node.address},{_CERTIFICATE_LISTENER}://127.0.0.1:{port}"
+    protocols = f"{_LISTENER}:{_LISTENER},{_CERTIFICATE_LISTENER}:{_CERTIFICATE_LISTENER},CONTROLLER:PLAINTEXT"
+    return {
+        "listeners": f"{theirs},CONTROLLER://127.0.0.1:{node.controller_port}",
+        "advertised.listeners": theirs,
+        "listener.security.protocol.map": protocols,
+        f"listener.name.{_CERTIFICATE_LISTENER.lower()}.ssl.client.auth": "required",
+    }
+
+
 def _make_certificate(store: Path, password: str, certificate: Path) -> None:
-    """A key in a store for the nodes, and its own certificate, which clients trust. Every Java brings the tool for it."""
-    keytool: list[str | Path] = [find_java().path.with_name("keytool")]
-    common: list[str | Path] = ["-alias", "kafka", "-keystore", store, "-storetype", "PKCS12", "-storepass:env", _STORE_PASSWORD]
-    names = ["-dname", "CN=127.0.0.1", "-ext", "san=ip:127.0.0.1,dns:localhost"]
-    for command in (
-        ["-genkeypair", *common, "-keyalg", "EC", "-validity", "30", *names],
-        ["-exportcert", *common, "-rfc", "-file", certificate],
-    ):
-        with ChildProcess("keytool", [*keytool, *command], log=store.with_suffix(".log"), env={_STORE_PASSWORD: password}) as process:
-            if process.wait(_KEYTOOL_LIMIT_S) != 0:
-                msg = f"no certificate could be made; keytool says:\n{process.tail()}"
-                raise DagsterRebalanceError(msg)
+    """A key in a store for the nodes, and its own certificate, which clients trust."""
+    common: list[str | Path] = ["-alias", _KEY, *_in_store(store)]
+    names = ["-dname", "CN=127.0.0.1", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:c"]
+    log = store.with_suffix(".log")
+    _keytool(["-genkeypair", *common, "-keyalg", "EC", "-validity", _DAYS, *names], password, log)
+    _keytool(["-exportcert", *common, "-rfc", "-file", certificate], password, log)
+
+
+def _in_store(store: Path) -> list[str | Path]:
+    return ["-keystore", store, "-storetype", "PKCS12", "-storepass:env", _STORE_PASSWORD]
+
+
+def _keytool(command: list[str | Path], password: str, log: Path) -> None:
+    """Every Java brings it.
+
+    Raises:
+        DagsterRebalanceError: It refused; the message has what it said.
+    """
+    keytool = [find_java().path.with_name("keytool"), *command]
+    with ChildProcess("keytool", keytool, log=log, env={_STORE_PASSWORD: password}) as process:
+        if process.wait(_KEYTOOL_LIMIT_S) != 0:
+            msg = f"no certificate could be made; keytool says:\n{process.tail()}"
+            raise DagsterRebalanceError(msg)

@@ -1,4 +1,4 @@
-"""A Kafka with TLS, passwords and ACLs: what is needed is enough, and what is missing is named.
+"""A Kafka with TLS, passwords, certificates and ACLs: what is needed is enough, and what is missing is named.
 
 The least rights are those of docs/security.md. Every refusal must come within seconds, from `check` or from the first polls, and say what
 to do: a member that hangs is a partition that stands still.
@@ -6,6 +6,7 @@ to do: a member that hangs is a partition that stands still.
 
 from __future__ import annotations
 
+import re
 import subprocess
 import time
 from dataclasses import dataclass
@@ -33,6 +34,9 @@ PROTOCOLS = ("consumer", "classic")
 LEAST = {"topic": "READ", "group": "READ"}
 """The rights of a member."""
 RECORDS = 20
+KEY_FORM = ("-topk8", "-v1", "PBE-SHA1-3DES")
+"""What OpenSSL does by itself (PBES2), Kafka's Java client cannot read: PBES2 SecretKeyFactory not available."""
+KEY_PASSWORD = "swordfish-of-the-key"  # noqa: S105 - of a key that lives as long as a test
 PATIENCE_S = 30.0
 REFUSED_WITHIN_S = 20.0
 """Far less than a limit that is waited for to its end, and enough for a busy machine."""
@@ -62,20 +66,25 @@ class Door:
     ) -> RebalanceAwareConsumer:
         """A consumer of this user; the pump's kind by default, which reads no records."""
         config = {**self.kafka.client_config(self.name), "group.id": self.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
-        return RebalanceAwareConsumer({**config, **(wrong or {})}, fetch=fetch)
+        return RebalanceAwareConsumer({**config, **(wrong or {})}, fetch=fetch, discovery_interval_s=1.0)
 
 
 @pytest.fixture
 def door(secured_kafka: SecuredKafka) -> Door:
     """Rights are not granted yet."""
     made = Door(secured_kafka, unique_name("door"))
-    secured_kafka.create_topic(made.name)
     secured_kafka.add_user(made.name, 'a "pass\\word" of {0} %s')
-    producer = Producer(secured_kafka.client_config())
-    for number in range(RECORDS):
-        producer.produce(made.name, f"{number}".encode())
-    assert producer.flush(30) == 0
+    fill(secured_kafka, made.name)
     return made
+
+
+def fill(kafka: SecuredKafka, topic: str) -> None:
+    """Make a topic with records."""
+    kafka.create_topic(topic)
+    producer = Producer(kafka.client_config())
+    for number in range(RECORDS):
+        producer.produce(topic, f"{number}".encode())
+    assert producer.flush(30) == 0
 
 
 def refusal(action: Callable[[], object]) -> str:
@@ -209,6 +218,92 @@ def test_write_on_the_topic_of_dead_letters_is_enough_for_them(door: Door, right
     assert bool(says) == bool(delivery.problem)
 
 
+def test_a_pattern_matches_those_topics_only_that_the_user_may_see(door: Door) -> None:
+    """One that it may not see is no error, and is taken in once it is allowed, together with its records."""
+    door.allow()
+    hidden = f"{door.name}-hidden"
+    fill(door.kafka, hidden)
+    seen: set[str | None] = set()
+    with door.consumer(fetch=True) as consumer:
+        consumer.subscribe(re.compile(f"{door.name}.*"))
+        consumer.check()
+
+        def reads(topic: str) -> bool:
+            seen.update(message.topic() for message in consumer.poll(0.1))
+            return topic in seen
+
+        wait_until(lambda: reads(door.name), timeout_s=30, what="the records of the allowed topic", interval_s=0)
+        for _ in range(15):
+            reads(hidden)
+        assert consumer.assignment() == {door.partition}
+        door.kafka.allow(door.name, "READ", topic=hidden)
+        wait_until(lambda: reads(hidden), timeout_s=30, what="the records of the topic that was hidden", interval_s=0)
+
+
+def test_a_topic_of_a_pattern_that_may_be_seen_and_not_read_is_named(door: Door) -> None:
+    """It is assigned, since the group knows nothing of who may read what."""
+    door.allow(topic="DESCRIBE")
+    with door.consumer(fetch=True) as consumer:
+        consumer.subscribe(re.compile(f"{door.name}.*"))
+
+        def poll_on() -> None:
+            until = time.monotonic() + REFUSED_WITHIN_S
+            while time.monotonic() < until:
+                _poll(consumer)
+
+        message = refusal(poll_on)
+    assert f"{door.partition}" in message
+    assert "ACL READ, which includes DESCRIBE, on the topic" in message
+
+
+@pytest.fixture(scope="module")
+def holder(secured_kafka: SecuredKafka) -> Door:
+    """Somebody with a certificate instead of a password, and the rights of a member."""
+    made = Door(secured_kafka, unique_name("holder"))
+    secured_kafka.add_certificate(made.name)
+    fill(secured_kafka, made.name)
+    made.allow()
+    return made
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("form", ["PEM", "PKCS#12"])
+def test_a_certificate_is_enough_to_log_in(holder: Door, protocol: str, form: str, tmp_path: Path) -> None:
+    """With the settings of docs/security.md, whose key has a password, and with one file for everything."""
+    settings = pem_settings(holder.kafka.client_config(holder.name), tmp_path) if form == "PEM" else holder.kafka.client_config(holder.name)
+    config = {**settings, "group.id": holder.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+    with RebalanceAwareConsumer(config) as consumer:
+        consumer.subscribe([holder.name])
+        consumer.check()
+        wait_until(lambda: consumer.poll(0.1), timeout_s=30, what="records", interval_s=0)
+        consumer.commit_sync({holder.partition: OffsetAndMetadata(0, "text")})
+        assert consumer.committed([holder.partition]) == {holder.partition: OffsetAndMetadata(0, "text")}
+
+
+def test_the_rights_of_a_certificate_are_those_of_its_subject(holder: Door) -> None:
+    """A topic of somebody else's is as closed to it as to anybody."""
+    other = unique_name("other")
+    fill(holder.kafka, other)
+    with holder.consumer() as consumer:
+        consumer.subscribe([other])
+        message = refusal(consumer.check)
+    assert f"topic '{other}'" in message
+    assert "ACL READ" in message
+
+
+def test_without_a_certificate_or_with_one_of_another_authority_nobody_gets_in(holder: Door, tmp_path: Path) -> None:
+    """The broker ends the connection right after the handshake, again and again: told when the time is over, with the reason."""
+    trusted = holder.kafka.client_config(holder.name)
+    none = {name: value for name, value in trusted.items() if not name.startswith("ssl.keystore")}
+    certificate = _authority(tmp_path / "another.pem")
+    another = {**none, "ssl.certificate.location": str(certificate), "ssl.key.location": str(certificate.with_suffix(".key"))}
+    for config in (none, another):
+        with RebalanceAwareConsumer({**config, "group.id": holder.name}, fetch=False) as consumer:
+            consumer.subscribe([holder.name])
+            message = refusal(lambda: consumer.check(timeout_s=2.0))
+        assert re.search("ssl/tls alert (bad certificate|certificate unknown|certificate required|unknown ca)", message)
+
+
 @dataclass(frozen=True)
 class Mistake:
     """A setting that is wrong, and what the message must say."""
@@ -244,6 +339,19 @@ def test_what_is_wrong_with_the_connection_is_said_within_seconds(door: Door, ki
         for part in mistake.says:
             assert part in message
         assert "hunter2" not in message
+
+
+def pem_settings(config: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The settings of docs/security.md for a user with a PKCS#12 file: a certificate, and a key with a password that Java can read, too."""
+    settings = dict(config)
+    store, password = settings.pop("ssl.keystore.location"), settings.pop("ssl.keystore.password")
+    certificate, plain, key = (folder / name for name in ("etl.pem", "plain.key", "etl.key"))
+    opened: list[str | Path] = ["pkcs12", "-in", store, "-passin", f"pass:{password}"]
+    convert: list[str | Path] = ["pkcs8", *KEY_FORM, "-in", plain, "-out", key, "-passout", f"pass:{KEY_PASSWORD}"]
+    for command in ([*opened, "-clcerts", "-nokeys", "-out", certificate], [*opened, "-nocerts", "-nodes", "-out", plain], convert):
+        subprocess.run(["openssl", *command], check=True, capture_output=True)  # noqa: S607 - the one that is installed
+    files = {"ssl.certificate.location": str(certificate), "ssl.key.location": str(key)}
+    return {**settings, **files, "ssl.key.password": KEY_PASSWORD}
 
 
 def _authority(path: Path) -> Path:

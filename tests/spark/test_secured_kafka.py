@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,10 +14,10 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
+from tests.consumer.test_security import KEY_PASSWORD, pem_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -59,6 +60,27 @@ def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
     assert "kafka" in plan.lower()
     assert SECRET not in plan
     assert SECRET not in spark_connect_server.process.log.read_text()
+
+
+def test_a_range_is_read_with_a_certificate_whose_key_has_a_password(
+    session: SparkSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    """Certificate and key travel as text: neither the server nor an executor has the files of the run."""
+    topic, user = unique_name("certified"), unique_name("spark")
+    secured_kafka.create_topic(topic)
+    producer = Producer(secured_kafka.client_config())
+    producer.produce(topic, "a value")
+    assert producer.flush(30) == 0
+    secured_kafka.add_certificate(user)
+    secured_kafka.allow(user, "READ", topic=topic)
+    settings = pem_settings(secured_kafka.client_config(user), tmp_path)
+    frame = read_ranges(session, [OffsetRange(topic, 0, 0, 1)], settings)
+    for name in ("ssl.certificate.location", "ssl.key.location"):
+        Path(settings[name]).unlink()
+    assert [row["value"] for row in frame.select("value").collect()] == [b"a value"]
+    shown = frame._explain_string(extended=True) + spark_connect_server.process.log.read_text()  # type: ignore[operator]  # what `explain` prints
+    assert KEY_PASSWORD not in shown
+    assert "PRIVATE KEY" not in shown
 
 
 def test_a_refused_password_fails_the_read_and_is_not_shown(
