@@ -1,42 +1,96 @@
-"""Scenarios that only a broker and its client can play: long holds, members that never poll, and many partitions."""
+"""Scenarios that only a broker and its client can play: long holds, members that never poll, many partitions, and pauses."""
 
 from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.consumer.events import PartitionsLost
+from dagster_rebalance.consumer.events import PartitionsLost, RevokeRequested
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.session import leave
+from dagster_rebalance.core.errors import PartitionLostError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
 from tests.consumer.eviction import evict
+from tests.consumer.leader import SlowLeader
+from tests.consumer.readers import CommitOnRevoke
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
+    from tests.consumer.contract.stages import Stage
     from tests.consumer.readers import Readers
 
 pytestmark = pytest.mark.broker
 
 SESSION_S = 1.5
+POLL_LIMIT_S = 2.0
 PARTITIONS = 400
+QUICK_S = 3.0
+"""Less than the shortest time-out that a close could wait for, which is 5 s here."""
 
 
-def test_a_hold_outlasts_the_session_timeout(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
-    """Heartbeats keep the membership, which the client sends while it holds; only the poll interval ends a hold."""
-    stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), "classic")
-    stage.config["session.timeout.ms"] = f"{SESSION_S * 1000:.0f}"
-    blue = Actor(stage).subscribe()
+class NewActor(Protocol):
+    """Makes a member that leaves when the test is over, however it ends: a client that is not closed can freeze the process."""
+
+    def __call__(self, stage: Stage) -> Actor: ...  # noqa: D102
+
+
+@pytest.fixture
+def actor() -> Iterator[NewActor]:
+    """Makes members."""
+    made: list[Actor] = []
+
+    def make(stage: Stage) -> Actor:
+        made.append(Actor(stage))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.member.close(5.0)
+
+
+@pytest.fixture
+def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, request: pytest.FixtureRequest) -> KafkaStage:
+    """A group of a topic with four partitions; tests say in which protocols (indirectly)."""
+    return KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
+
+
+IN_CLASSIC = pytest.mark.parametrize("stage", ["classic"], indirect=True)
+IN_BOTH = pytest.mark.parametrize("stage", ["classic", "consumer"], indirect=True)
+
+
+def holding(stage: KafkaStage, actor: NewActor) -> tuple[Actor, Actor]:
+    """A member that holds two of its four partitions for another one."""
+    blue = actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
-    green = Actor(stage).subscribe()
+    green = actor(stage).subscribe()
     play(lambda: blue.member.held, blue, green, what="a revoke request")
+    return blue, green
+
+
+def shared(*actors: Actor, wanted: list[TopicPartition]) -> bool:
+    """Whether every partition has one owner; holds on the way are released."""
+    for each in actors:
+        if each.member.held:
+            each.member.release()
+    return sorted(partition for each in actors for partition in each.owns) == wanted
+
+
+@IN_CLASSIC
+def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor) -> None:
+    """Heartbeats keep the membership, which the client sends while it holds; only the poll interval ends a hold."""
+    stage.config["session.timeout.ms"] = f"{SESSION_S * 1000:.0f}"
+    blue, green = holding(stage, actor)
     held, ends_at = blue.member.held, time.monotonic() + 2 * SESSION_S
     play(lambda: time.monotonic() > ends_at, blue, green, what="two session time-outs to pass")
     assert blue.member.held == held
@@ -44,22 +98,77 @@ def test_a_hold_outlasts_the_session_timeout(kafka_broker: KafkaCluster, kafka_t
     blue.member.release()
     play(lambda: green.owns == held, blue, green, what="the handover")
     assert not blue.all_told(PartitionsLost)
-    blue.member.close(5.0)
-    green.member.close(5.0)
 
 
-def test_closing_does_not_wait_for_a_member_that_never_polls(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+@IN_BOTH
+def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(stage: KafkaStage, actor: NewActor) -> None:
+    """The group wants to rebalance once more: the client asks for nothing else while one revoke is held, and the new one waits its turn."""
+    blue, green = holding(stage, actor)
+    held = blue.member.held
+    red = actor(stage).subscribe()
+    pass_time(blue, green, red, polls=12)
+    assert [event.partitions for event in blue.told if isinstance(event, RevokeRequested)] == [tuple(sorted(held))]
+    assert blue.member.held == held
+    assert not green.owns | red.owns
+    assert blue.member.commit(dict.fromkeys(blue.owns, OffsetAndMetadata(1))).failed == {}
+    wanted = [TopicPartition(stage.topic, number) for number in range(4)]
+    play(lambda: shared(blue, green, red, wanted=wanted) and red.owns and green.owns, blue, green, red, what="all three to have a share")
+    assert not blue.all_told(PartitionsLost)
+
+
+@IN_BOTH
+def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(stage: KafkaStage, actor: NewActor) -> None:
+    """Whoever wakes up commits first, before a poll has told that everything is lost; the next owner's offsets must stand."""
+    stage.hold_limit_s = 1.0
+    stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
+    if stage.protocol == "classic":
+        stage.config["session.timeout.ms"] = stage.config["max.poll.interval.ms"]
+    blue, green = holding(stage, actor)
+    owned = blue.owns
+    play(lambda: green.owns == owned, green, what="the next owner of everything, while the first one does not poll")
+    assert green.member.commit(dict.fromkeys(owned, OffsetAndMetadata(9))).committed == owned
+    late = blue.member.commit(dict.fromkeys(owned, OffsetAndMetadata(5)))
+    assert {type(error) for error in late.failed.values()} == {PartitionLostError}
+    assert late.failed.keys() == owned
+    play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be told")
+    assert set(green.member.committed(owned, 5.0).values()) == {OffsetAndMetadata(9)}
+
+
+@IN_CLASSIC
+def test_closing_does_not_wait_for_a_member_that_never_polls(stage: KafkaStage, actor: NewActor) -> None:
     """It keeps the whole group in a rebalance, which must not keep anybody from leaving."""
-    stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), "classic")
-    blue = Actor(stage).subscribe()
+    blue = actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
     silent = Consumer({**stage.config, "partition.assignment.strategy": "cooperative-sticky"})
-    silent.subscribe([stage.topic])
-    play(lambda: blue.member.held, blue, what="a revoke request for the member that never polls")
-    begun = time.monotonic()
-    blue.member.close(5.0)
-    assert time.monotonic() - begun < 3.0
-    silent.close()
+    try:
+        silent.subscribe([stage.topic])
+        play(lambda: blue.member.held, blue, what="a revoke request for the member that never polls")
+        begun = time.monotonic()
+        blue.member.close(5.0)
+        assert time.monotonic() - begun < QUICK_S
+    finally:
+        leave(silent)
+
+
+@IN_CLASSIC
+def test_closing_does_not_wait_for_an_assignment_that_does_not_come(stage: KafkaStage, actor: NewActor) -> None:
+    """Before the first one, and in the middle of one: the leader has heard of the member and takes its time to share out."""
+    with SlowLeader(stage.config["bootstrap.servers"], stage.config["group.id"], stage.topic) as leader:
+        assert not leader.join()
+        leader.assign({})
+        blue = actor(stage).subscribe()
+
+        def joined() -> bool:
+            others = leader.join()
+            if not others:
+                leader.assign({})
+            return bool(others)
+
+        play(joined, blue, what="the member to have joined")
+        pass_time(blue, polls=3)
+        begun = time.monotonic()
+        blue.member.close(5.0)
+        assert time.monotonic() - begun < QUICK_S
 
 
 def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession(
@@ -85,27 +194,26 @@ def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession
         heard.extend(message.partition() or 0 for message in consumer.poll(0.1))
         return len(heard)
 
-    consumer.subscribe([topic])
-    wait_until(lambda: poll() >= 0 and len(consumer.assignment()) == PARTITIONS, timeout_s=20, what="the assignment", interval_s=0)
-    for _ in range(2):
-        consumer.pause(consumer.assignment())
-        poll()
-        consumer.resume(consumer.assignment())
-    wait_until(lambda: poll() == PARTITIONS, timeout_s=20, what="a record of each partition", interval_s=0)
+    with consumer:
+        consumer.subscribe([topic])
+        wait_until(lambda: poll() >= 0 and len(consumer.assignment()) == PARTITIONS, timeout_s=20, what="the assignment", interval_s=0)
+        for _ in range(2):
+            consumer.pause(consumer.assignment())
+            poll()
+            consumer.resume(consumer.assignment())
+        wait_until(lambda: poll() == PARTITIONS, timeout_s=20, what=lambda: f"a record of each partition, not {len(heard)}", interval_s=0)
     assert sorted(heard) == list(range(PARTITIONS))
-    consumer.close()
 
 
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+@IN_BOTH
 def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
-    kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
+    stage: KafkaStage, actor: NewActor, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
     """Both change what the group is made of; afterwards every partition that exists has one owner."""
     prefix = unique_name("family")
     kept, deleted = kafka_topic(4, prefix=f"{prefix}-kept"), kafka_topic(2, prefix=f"{prefix}-deleted")
-    stage = KafkaStage(kafka_broker.bootstrap_servers, kept, protocol)
-    stage.discovery_interval_s = 1.0
-    blue, green = Actor(stage), Actor(stage)
+    stage.discovery_interval_s = 0.5
+    blue, green = actor(stage), actor(stage)
     blue.member.subscribe(re.compile(f"{prefix}-.*"))
     play(lambda: len(blue.owns) == 6, blue, what="the first member to own both topics")
     green.member.subscribe(re.compile(f"{prefix}-.*"))
@@ -114,42 +222,72 @@ def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     admin.delete_topics([deleted])[deleted].result(10)
     begun = kafka_topic(2, prefix=f"{prefix}-new")
-    pass_time(blue, green, polls=20)
+    pass_time(blue, green, polls=12)  # two looks for new topics would fit in
     assert blue.member.held == held
     remaining = [tp for tp in held if tp.topic == kept]
     assert blue.member.commit(dict.fromkeys(remaining, OffsetAndMetadata(1))).failed == {}
     wanted = sorted([TopicPartition(kept, number) for number in range(4)] + [TopicPartition(begun, number) for number in range(2)])
-    blue.member.release()
-
-    def shared() -> bool:
-        for actor in (blue, green):
-            if actor.member.held:
-                actor.member.release()
-        return sorted([*blue.owns, *green.owns]) == wanted
-
-    play(shared, blue, green, what="every partition that exists to have one owner")
+    play(lambda: shared(blue, green, wanted=wanted), blue, green, what="every partition that exists to have one owner")
     assert not blue.all_told(PartitionsLost)
-    blue.member.close(5.0)
-    green.member.close(5.0)
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
 def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(group: Readers, kafka_broker: KafkaCluster) -> None:
-    """They are somebody else's; a worker that got one would do it a second time."""
+    """They are somebody else's. Nothing is committed here, so that whoever owns a partition next begins it at 0, this consumer too."""
     group.produce(500)
     blue = group.reader()
     protocol = "consumer" if group.protocol == "consumer" else "classic"
 
+    def poll() -> list[int | None]:
+        return [message.offset() for message in blue.consumer.poll(0.1, max_records=1)]
+
     def lost() -> bool:
-        records = blue.consumer.poll(0.1, max_records=1)
+        records = poll()
         gone = blue.consumer.get_lost_partitions()
         if gone:
             assert records == []
         return bool(gone)
 
-    wait_until(lambda: len(blue.consumer.poll(0.1, max_records=1)) == 1, timeout_s=12, what="a first record", interval_s=0)
-    assert blue.consumer.assignment()
+    wait_until(lambda: poll() == [2], timeout_s=12, what="a third record, with about 2,000 behind it", interval_s=0)
     evict(kafka_broker.bootstrap_servers, group.config["group.id"], blue.consumer.member_id, protocol)
     wait_until(lost, timeout_s=12, what="the loss", interval_s=0)
-    late = blue.consumer.poll(0, max_records=500)
-    assert not late or blue.consumer.assignment(), "about 2,000 were buffered"
+    assert wait_until(poll, timeout_s=12, what="a record of the next ownership", interval_s=0) == [0]
+
+
+@pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
+def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group: Readers) -> None:
+    """Held or retained, paused by the user or not: each of the four kinds reads on when it should, and no sooner."""
+    group.produce(50)
+    blue = group.reader(CommitOnRevoke())
+    group.play(lambda: blue.count == 200, blue, what="the first records")
+    green = group.reader(CommitOnRevoke())
+    held: list[TopicPartition] = []
+
+    def hold() -> bool:
+        asked_for = blue.consumer.get_to_be_revoked_partitions()
+        blue.consumer.delay_revoke(asked_for)
+        held[:] = sorted(asked_for) or held
+        return bool(held)
+
+    group.play(hold, blue, green, what="a revoke request")
+    paused_held, other_held = held
+    paused_retained, other_retained = sorted(blue.consumer.assignment() - set(held))
+
+    def read() -> list[int]:
+        return [len(blue.offsets[each.partition]) for each in (paused_held, other_held, paused_retained, other_retained)]
+
+    blue.consumer.pause([paused_held, paused_retained])
+    blue.consumer.resume([other_held])
+    group.produce(50)
+    group.play(lambda: hold() and read()[3] == 100, blue, green, what="the records of the partition that is neither held nor paused")
+    blue.poll()
+    assert read() == [50, 50, 50, 100]
+    group.play(lambda: green.count == 100, green, blue, what="the next owner to read what was held")
+    green.consumer.close()
+    group.produce(50)
+    group.play(lambda: read()[1] == 100 and read()[3] == 150, blue, what="what was held to be back and read on")
+    blue.poll()
+    assert read() == [50, 100, 50, 150]
+    assert blue.consumer.paused() == {paused_held, paused_retained}
+    blue.consumer.resume([paused_held, paused_retained])
+    group.play(lambda: read() == [100, 100, 150, 150], blue, what="what was paused to read on")
