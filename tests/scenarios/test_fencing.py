@@ -68,6 +68,7 @@ def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
     heir = world.member(owns=1, settings=SETTINGS)
+    assert zombie.driver.offers == heir.driver.offers != ()
     (run_id,) = heir.tick()
     assert zombie.tick() == []
     assert world.start(run_id) is None

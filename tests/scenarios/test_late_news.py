@@ -7,9 +7,10 @@ from dataclasses import replace
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.restoring import StartFrom
 from dagster_rebalance.core.runs import RunState
 from tests.core.world import World, tp
-from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, start_all
+from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, start_all
 
 TEN_MINUTES_S = 600.0
 
@@ -137,3 +138,16 @@ def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
     assert [world.kafka.offset(number) for number in range(6)] == [50] * 6
     assert set(outputs(world).values()) == {1}
     assert sum(until - start for _, start, until in outputs(world)) == 6 * 50
+
+
+def test_a_group_that_begins_at_the_end_begins_there_once() -> None:
+    """What comes between the first assignment and the first commit is not skipped by a rebalance in between."""
+    settings = replace(SETTINGS, start_from=StartFrom.LATEST)
+    world = World(records=100)
+    member = world.member(owns=1, settings=settings)
+    revoke(member, 0)
+    world.kafka.produce(tp(0), 50)
+    heir = world.member(owns=1, settings=settings)
+    (run_id,) = start_all(world, heir)
+    world.succeed(run_id)
+    assert outputs(world) == {(0, 100, 150): 1}
