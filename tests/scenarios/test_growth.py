@@ -13,8 +13,8 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.test_rebalance_aware import CONFIG
-from tests.core.world import World
-from tests.scenarios.parts import SETTINGS, assign, revoke, start_all, tp
+from tests.core.world import World, tp
+from tests.scenarios.parts import SETTINGS, assign, revoke, start_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable

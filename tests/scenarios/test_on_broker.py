@@ -23,8 +23,9 @@ from tests.consumer.leader import SlowLeader
 from tests.consumer.readers import CommitOnRevoke
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
+    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
     from tests.consumer.contract.stages import Stage
@@ -291,3 +292,29 @@ def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group
     assert blue.consumer.paused() == {paused_held, paused_retained}
     blue.consumer.resume([paused_held, paused_retained])
     group.play(lambda: read() == [100, 100, 150, 150], blue, what="what was paused to read on")
+
+
+class BeginAndPause(CommitOnRevoke):
+    """Says where each partition begins, and pauses it at once."""
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Partition 0 by a seek, the others by what is committed, if anything is."""
+        consumer.seek(min(partitions), 60)
+        consumer.pause(partitions)
+
+
+@pytest.mark.parametrize("group", ["consumer"], indirect=True)
+def test_a_partition_that_is_paused_as_it_is_assigned_begins_where_it_should_when_it_is_resumed(group: Readers) -> None:
+    """The client may take the pause for newer than the assignment, and forget the offset in it."""
+    group.produce(100)
+    with group.reader().consumer as before:
+        wait_until(lambda: before.poll(0.1), timeout_s=12, what="an assignment", interval_s=0)
+        before.commit_sync({TopicPartition(group.topic, 1): OffsetAndMetadata(30)})
+    blue = group.reader(BeginAndPause())
+    group.play(lambda: len(blue.consumer.paused()) == 4, blue, what="the assignment")
+    for _ in range(5):
+        blue.poll()
+    assert blue.count == 0
+    blue.consumer.resume(blue.consumer.paused())
+    group.play(lambda: blue.count == 310, blue, what="the rest of each partition")
+    assert [offsets[0] for offsets in blue.offsets.values()] == [60, 30, 0, 0]
