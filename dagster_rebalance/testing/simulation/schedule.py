@@ -76,8 +76,7 @@ def _play(world: World, rough_s: float) -> None:
             raise Violation(msg)
         clockwork.run(_LOOK_EVERY_S)
     world.check_all_is_done()
-    for process in world.processes:
-        process.leave()
+    world.leave()
     end = clockwork.now + _LEAVING_AT_MOST_S
     # Kafka forgets a member that was killed only when its session has timed out.
     while world.group.seats or any(not process.is_gone for process in world.processes):

@@ -216,6 +216,12 @@ class World:
         self._sides.add("a")
         self.ensure("a")
 
+    def leave(self) -> None:
+        """Everybody leaves, and nobody is started again, also not for a process that was killed a while ago."""
+        self._sides.clear()
+        for process in self.processes:
+            process.leave()
+
     def is_settled(self) -> bool:
         """Whether everything is committed and recorded, and nobody holds anything."""
         for partition in self.group.partitions:
