@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import dagster as dg
 import pytest
 
-from dagster_rebalance import KafkaConsumerResource
+from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
 from dagster_rebalance.core.commands import StoreDeadLetter
+from dagster_rebalance.core.holds import DeadlinePolicy
+from dagster_rebalance.core.settings import LossPolicy
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
 from dagster_rebalance.orchestration.runs import RunLedger
 from tests.docs.blocks import ROOT, block_with
 from tests.orchestration.parts import span
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from dagster_rebalance.consumer.dead_letters import Delivery
 
 PAGE = "docs/policies.md"
@@ -33,6 +37,22 @@ class Kept:
     def deliveries(self) -> tuple[Delivery, ...]:
         """Nothing ends."""
         return ()
+
+
+class NoSpark(KafkaSparkResource):
+    """Starts nothing."""
+
+    @property
+    def spark_session(self) -> SparkSession:
+        """Nobody works with it."""
+        return None  # type: ignore[return-value]
+
+
+def executed(text: str) -> dict[str, Any]:
+    """The names that the block with a text defines."""
+    names: dict[str, Any] = {}
+    exec(compile(block_with(PAGE, "python", text), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    return names
 
 
 @pytest.mark.parametrize("setting", ["on_deadline", "on_lost", "on_failure"])
@@ -53,3 +73,31 @@ def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
     real, shown = json.loads(kept.value), json.loads(block_with(PAGE, "json", "run_ids"))
     assert {name: type(value) for name, value in shown.items()} == {name: type(value) for name, value in real.items()}
     assert f"at most {MOST_ERROR_CHARACTERS:,} characters" in " ".join((ROOT / PAGE).read_text().split())
+
+
+def test_the_settings_of_the_example_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """People copy them first."""
+    monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
+    settings = executed("on_failure=")["kafka"].process_config_and_initialize().driver_settings()
+    chosen = (settings.on_deadline, settings.on_lost, settings.dead_letter_topic, settings.max_attempts)
+    assert chosen == (DeadlinePolicy.RELEASE, LossPolicy.LEAVE, "orders-dead", 3)
+
+
+def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly the records that are in no output, under the range by which they are missing."""
+    read: list[tuple[list[OffsetRange], str]] = []
+    written: list[tuple[str, str]] = []
+
+    def read_ranges(_session: object, ranges: list[OffsetRange], config: dict[str, str]) -> str:
+        read.append((ranges, config["bootstrap.servers"]))
+        return "the records"
+
+    monkeypatch.setattr("dagster_rebalance.spark.ranges.read_ranges", read_ranges)
+    monkeypatch.setattr("dagster_rebalance.spark.output.write_parquet_by_range", lambda frame, path: written.append((frame, path)))
+    process_again = executed("process_again")["process_again"]
+    resources = {"kafka": KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="orders", topics=["orders"]), "spark": NoSpark()}
+    letter = block_with(PAGE, "json", "run_ids")
+    job = dg.GraphDefinition(name="mend", node_defs=[process_again]).to_job(resource_defs=resources)
+    assert job.execute_in_process(run_config={"ops": {"process_again": {"inputs": {"letter": letter}}}}).success
+    assert read == [([OffsetRange("orders", 3, 1200, 1300)], "kafka:9092")]
+    assert written == [("the records", "/data/orders")]

@@ -1,4 +1,4 @@
-"""docs/security.md shows settings that work, and the rights that the tests on a secured Kafka grant."""
+"""docs/security.md shows settings that work, and the rights and keys of the tests on a secured Kafka."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance import KafkaConsumerResource
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_batch_defs
 from dagster_rebalance.spark.options import spark_kafka_options
-from tests.consumer.test_security import LEAST
+from tests.consumer.test_security import KEY_FORM, LEAST
 from tests.docs.blocks import ROOT, block_with, blocks
 
 PAGE = "docs/security.md"
@@ -38,6 +38,32 @@ def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.M
         assert config["ssl.key.password"] == "value of KAFKA_KEY_PASSWORD"
 
 
+@pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
+def test_definitions_with_the_examples_load_before_the_variables_are_set(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the page says: the README's definitions, with another `kafka`. A build machine has no secrets."""
+    for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
+        monkeypatch.delenv(variable, raising=False)
+
+    @dg.asset
+    def orders(kafka_batch: KafkaBatch) -> None:
+        """Never run."""
+
+    definitions = build_kafka_batch_defs(kafka=_made(text), assets=[orders])
+    dg.Definitions.validate_loadable(definitions)
+
+
+def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
+    """They are tried on a real Kafka, and on Spark."""
+    made = _made("ssl.key.location")
+    assert made.security_protocol == "SSL"
+    assert made.client_config.keys() == {"ssl.certificate.location", "ssl.key.location", "ssl.key.password"}
+
+
+def test_the_command_for_a_key_is_that_of_the_tests() -> None:
+    """Another encryption is unreadable for Spark."""
+    assert block_with(PAGE, "sh", "openssl").startswith(f"openssl pkcs8 {' '.join(KEY_FORM)} -in ")
+
+
 def test_secrets_in_the_examples_come_from_the_environment() -> None:
     """What is copied from there must not teach to write a password into a file."""
     for block in blocks(PAGE, "python")[:2]:
@@ -48,7 +74,7 @@ def test_secrets_in_the_examples_come_from_the_environment() -> None:
 
 def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
     """One right more in the documentation is one more in production; one less, and nothing works."""
-    (commands,) = blocks(PAGE, "sh")
+    commands = block_with(PAGE, "sh", "kafka-acls")
     granted = {kind: operation.upper() for operation, kind in re.findall(r"--operation (\w+) --(topic|group) ", commands)}
     assert granted == LEAST
 
