@@ -174,3 +174,17 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(in
     bench.succeed(run)
     bench.until(bench.materialised)
     assert bench.offset() == 10
+
+
+def test_a_pump_lets_go_at_once_of_what_came_and_has_to_go_in_one_poll(instance: dg.DagsterInstance) -> None:
+    """Assigned and revoked before it was even looked up: what is not known yet must neither be held nor kept."""
+    bench = Bench(instance, partitions=2, records=0)
+    bench.until(lambda: len(bench.driver.partitions) == 2)
+    bench.group.add_partitions("orders", 4)
+    other = bench.joined_by_another()
+    before = bench.group.clock()
+    bench.until(lambda: other.poll(0) == [] and len(other.assignment()) == 2)
+    assert bench.group.clock() - before < 0.5
+    assert bench.driver.partitions.keys() == bench.consumer.assignment()
+    assert not bench.driver.held
+    assert bench.consumer.assignment().isdisjoint(other.assignment())

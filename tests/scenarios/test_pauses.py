@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
+from itertools import permutations
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.test_rebalance_aware import CONFIG, Diary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paused() -> None:
@@ -45,3 +50,25 @@ def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing
     consumer.poll(0.1)
     assert consumer.assignment() == lost
     assert consumer.paused() == set()
+
+
+def test_each_kind_of_pause_is_undone_by_its_own_resume_alone() -> None:
+    """In every order: two parts of a program that know nothing of each other may each pause what the other one does."""
+    eu = TopicPartition("orders-eu", 0)
+    undo: dict[str, Callable[[RebalanceAwareConsumer], None]] = {
+        "partition": lambda consumer: consumer.resume([eu]),
+        "topic": lambda consumer: consumer.resume_topics(["orders-eu"]),
+        "everything": lambda consumer: consumer.resume_all(),
+    }
+    for order in permutations(undo):
+        group = FakeGroup({"orders-eu": 1})
+        consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+        consumer.subscribe(["orders-eu"])
+        consumer.pause([eu])
+        consumer.pause_topics(["orders-eu"])
+        consumer.pause_all()
+        consumer.poll(0.1)
+        for kind in order:
+            assert consumer.paused() == {eu}, order
+            undo[kind](consumer)
+        assert consumer.paused() == set(), order
