@@ -30,7 +30,7 @@ class PauseMarks:
     Example:
         ```python
         marks = PauseMarks()
-        marks.pause_pattern(re.compile("orders-.*"))
+        marks.pause_topics([re.compile("orders-.*")])
         marks.resume_topics(["orders-eu"])
         marks.covers(TopicPartition("orders-us", 0))  # True
         marks.covers(TopicPartition("orders-eu", 0))  # False
