@@ -45,6 +45,21 @@ def run(run_id: str, state: RunState, **more: bool) -> RunSeen:
         ([run("r1", S.FAILED), run("r2", S.FAILED, is_retry=True), run("r3", S.FAILED, is_retry=True)], ToRequest(2)),
         # A refused run that has not ended is waited for: it may be the one whose start the other saw.
         ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",))),
+        # A person executes a run again with all of its ranges; when it has to refuse itself, this one is tried again, once.
+        (
+            [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.FAILED, is_retry=True, is_refused=True)],
+            ToRequest(4),
+        ),
+        (
+            [
+                run("r1", S.FAILED),
+                run("r2", S.FAILED),
+                run("r3", S.FAILED),
+                run("r4", S.FAILED, is_retry=True, is_refused=True),
+                run("r5", S.FAILED),
+            ],
+            GaveUp(("r1", "r2", "r3", "r5")),
+        ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
         ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.SUCCEEDED, is_retry=True)], Succeeded("r4")),

@@ -54,6 +54,13 @@ def test_a_run_without_a_standing_claim_for_every_range_refuses_itself(stored: O
     assert reason in (check(committed={**CLAIMED, tp(1): stored}) or "")
 
 
+def test_a_run_of_which_a_part_is_gone_says_what_becomes_of_the_rest() -> None:
+    """A person cannot execute the rest alone: it is requested again."""
+    text = check(committed={**CLAIMED, tp(1): OffsetAndMetadata(5)}) or ""
+    assert text.endswith("The rest of the batch, orders-0 [10, 20), is requested again by its owner")
+    assert "rest" not in (check(committed={tp(0): OffsetAndMetadata(20), tp(1): OffsetAndMetadata(5)}) or "rest")
+
+
 def test_a_run_for_a_partition_that_was_not_read_refuses_itself() -> None:
     """What is unknown is not claimed."""
     assert "has no committed offset" in (refusal(ME, [], {tp(0): CLAIMED[tp(0)]}) or "")
