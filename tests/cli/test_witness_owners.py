@@ -25,7 +25,7 @@ def _stored(partition: int, offset: int) -> StoredOffset:
 
 
 def _found(*log: GroupRecord, **recorded: tuple[int, int, int]) -> list[str]:
-    recorded_by = {OffsetRange("orders", *range_): name for name, range_ in recorded.items()}
+    recorded_by = {OffsetRange("orders", *range_): name.split("_and_") for name, range_ in recorded.items()}
     return stored_without_owning(log, recorded_by, NAMES)
 
 
@@ -45,6 +45,11 @@ def test_a_commit_by_the_former_owner_is_told() -> None:
     log = (_member("id-1", 0), _stored(0, 5), _member("id-1"), _member("id-2", 0), _stored(0, 9))
     assert _found(*log, blue=(0, 5, 9)) == ["offset 9 of orders-0 was stored by blue while green had the partition"]
     assert not _found(*log, green=(0, 5, 9))
+
+
+def test_who_only_found_the_commit_of_the_owner_did_not_write_it() -> None:
+    """A member that was suspended finds what it wanted to write, and records it as well: the record is there twice, the commit is not."""
+    assert not _found(_member("id-2", 0), _stored(0, 9), blue_and_green=(0, 0, 9))
 
 
 def test_in_classic_a_partition_stays_with_its_owner_until_it_is_assigned_to_another() -> None:

@@ -90,7 +90,10 @@ def make_report(parts: Parts, play: Play) -> Report:
     runs = list(_runs(parts.instance))
     recorded = play.catalogue.recorded
     names = {str(event.metadata["member_id"]): event.member for event in play.catalogue.events if event.kind == "assigned"}
-    unowned = stored_without_owning(log, {one.range: one.member for one in recorded if not one.is_late}, names)
+    recorded_by: dict[OffsetRange, list[str]] = defaultdict(list)
+    for one in recorded:
+        recorded_by[one.range] += [] if one.is_late else [one.member]
+    unowned = stored_without_owning(log, recorded_by, names)
     made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded)
     twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
     ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}

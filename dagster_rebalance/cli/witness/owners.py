@@ -12,7 +12,7 @@ from dagster_rebalance.cli.witness.offsets_topic import GenerationAssigned, Memb
 from dagster_rebalance.core.partition import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from dagster_rebalance.cli.witness.offsets_topic import GroupRecord
 
@@ -63,12 +63,14 @@ def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, 
     return changes
 
 
-def stored_without_owning(log: Iterable[GroupRecord], recorded_by: Mapping[OffsetRange, str], names: Mapping[str, str]) -> list[str]:
+def stored_without_owning(
+    log: Iterable[GroupRecord], recorded_by: Mapping[OffsetRange, Collection[str]], names: Mapping[str, str]
+) -> list[str]:
     """A sentence for each offset that was stored for a partition by somebody who did not have it, claims included.
 
     Args:
         log: What Kafka stored of the group, oldest first. The group reads one topic.
-        recorded_by: The name of who committed a range and recorded it.
+        recorded_by: The names of those who say that they committed a range.
         names: The name of each member, by the id that Kafka gave to it.
     """
     owners = Owners()
@@ -84,7 +86,7 @@ def stored_without_owning(log: Iterable[GroupRecord], recorded_by: Mapping[Offse
         if owner is None:
             found.append(f"{what} while nobody had the partition")
             continue
-        writer = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset)) if record.offset > before else None
-        if writer is not None and names.get(owner, owner) != writer:
-            found.append(f"{what} by {writer} while {names.get(owner, owner)} had the partition")
+        writers = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ()) if record.offset > before else ()
+        if writers and names.get(owner, owner) not in writers:
+            found.append(f"{what} by {', '.join(writers)} while {names.get(owner, owner)} had the partition")
     return found
