@@ -39,6 +39,9 @@ _T = TypeVar("_T")
 _log = logging.getLogger("dagster_rebalance")
 _POLL_S = 0.1
 _SUCCESSOR_POLL_S = 5.0
+_STANDSTILL_S = 5.0
+_HEARTBEAT_S = 2.0
+"""Within so long a member that was thrown out hears of it."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,7 @@ class Pump:
         self._witness = _Witness()
         self._left: str | None = None
         self._looked_for_successor_at = float("-inf")
+        self._turned_at = parts.clock()
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
     def run(self) -> None:
@@ -109,10 +113,10 @@ class Pump:
 
     def _turn(self) -> None:
         parts = self.parts
-        try:
-            parts.consumer.poll(_POLL_S)
-        except BrokerError as error:
-            self._give_up_unless_retriable(error)
+        self._poll(_POLL_S)
+        if parts.clock() - self._turned_at > _STANDSTILL_S:
+            # This process was suspended, perhaps for longer than its session. What it finds done by its successor is not its own to record.
+            self._poll(_HEARTBEAT_S)
         for event in self._from_kafka():
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
@@ -126,6 +130,13 @@ class Pump:
         self._feed(seen.TimePassed())
         parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
         self._mailbox.mail = Mail(parts.driver.offers, summary(parts.driver, parts.clock()))
+        self._turned_at = parts.clock()
+
+    def _poll(self, timeout_s: float) -> None:
+        try:
+            self.parts.consumer.poll(timeout_s)
+        except BrokerError as error:
+            self._give_up_unless_retriable(error)
 
     def _from_kafka(self) -> list[seen.Event]:
         parts = self.parts

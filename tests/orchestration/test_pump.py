@@ -176,6 +176,31 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     assert bench.materialised() == [("orders-0", 0, 10)]
 
 
+def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_on(instance: dg.DagsterInstance) -> None:
+    """Else it would find the commit of its successor, take it for its own whose answer was lost, and record it a second time."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.succeed(run)
+    real, polls = bench.consumer.poll, []
+
+    def suspended(timeout_s: float, max_records: int = 500) -> list[object]:
+        polls.append(timeout_s)
+        if len(polls) == 1:
+            bench.group.clock.advance(20.0)
+        if len(polls) == 2:
+            bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
+        return real(timeout_s, max_records)
+
+    bench.consumer.poll = suspended  # type: ignore[method-assign]
+    writes = len(bench.consumer.writes)
+    bench.turn()
+    assert polls == [0.1, 2.0]
+    assert len(bench.consumer.writes) == writes, "nothing is written"
+    assert bench.materialised() == [], "nothing is recorded"
+
+
 def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not(instance: dg.DagsterInstance) -> None:
     """One request for several partitions can fail for some."""
     bench = Bench(instance, partitions=2, settings=DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)))
