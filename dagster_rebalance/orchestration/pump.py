@@ -116,6 +116,8 @@ class Pump:
         self._poll(_POLL_S)
         if parts.clock() - self._turned_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by its successor is not its own to record.
+            # A poll releases what was not delayed since the last one.
+            parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
             self._poll(_HEARTBEAT_S)
         for event in self._from_kafka():
             self._feed(event)

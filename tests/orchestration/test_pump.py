@@ -201,6 +201,23 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     assert bench.materialised() == [], "nothing is recorded"
 
 
+def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
+    """Each poll releases what was not delayed since the last one, be it held or asked for in that very poll."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    for number in (0, 1):
+        bench.run(Status.STARTED, number)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.joined_by_another()
+    bench.group.clock.advance(20.0)
+    bench.turn()
+    bench.until(lambda: bench.driver.holds)
+    (held,) = bench.driver.held
+    bench.group.clock.advance(20.0)
+    bench.turn(3)
+    assert bench.group.owner(held) is bench.member, "delayed while its run works"
+
+
 def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not(instance: dg.DagsterInstance) -> None:
     """One request for several partitions can fail for some."""
     bench = Bench(instance, partitions=2, settings=DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)))
