@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 READ_LIMIT_S = 10.0
-_PATIENCE_S = 1.5
+PATIENCE_S = 1.5
+"""For so long a member waits for what only some of its partitions need."""
 _SILENCE_S = 5.0
 
 
@@ -59,7 +60,7 @@ class BoundsReader:
         self._silent_until = {partition: until for partition, until in self._silent_until.items() if until > now}
         asked = [partition for partition in partitions if partition not in self._silent_until]
         try:
-            return read_bounds(self._consumer, asked, _PATIENCE_S)
+            return read_bounds(self._consumer, asked, PATIENCE_S)
         except BrokerError as error:
             silent = error.partitions.keys() & set(asked)
             if not error.retriable or not silent:

@@ -20,7 +20,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.explain import summary
-from dagster_rebalance.orchestration.bounds import BoundsReader
+from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.stopped import stopped_partitions
 
@@ -257,7 +257,9 @@ class Pump:
         """Show what is stopped in the whole group; of its own partitions the member knows best."""
         parts = self.parts
         mine = parts.driver.partitions
-        seen_from_outside = stopped_partitions(parts.consumer, parts.ledger, parts.topics, parts.driver.settings, self._bounds.read)
+        seen_from_outside = stopped_partitions(
+            parts.consumer, parts.ledger, parts.topics, parts.driver.settings, self._bounds.read, timeout_s=PATIENCE_S
+        )
         stopped = {partition: reason for partition, reason in seen_from_outside.items() if partition not in mine}
         parts.catalogue.show_stopped(stopped | {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason})
 

@@ -20,7 +20,7 @@ from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.restoring import ForeignMetadata, failed_too_often, out_of_range
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
-from dagster_rebalance.orchestration.bounds import read_bounds
+from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, read_bounds
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def stopped_partitions(
     topics: Iterable[str],
     settings: "DriverSettings",
     read: "Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]]",
+    *,
+    timeout_s: float = READ_LIMIT_S,
 ) -> dict[TopicPartition, str]:
     """The partitions of a whole group that cannot go on, each with the reason, as Kafka and Dagster show them.
 
@@ -79,12 +81,13 @@ def stopped_partitions(
         topics: The topics of the group.
         settings: When a partition is stopped.
         read: Reads the bounds of partitions; of one that it leaves out, it is not known whether offsets are missing.
+        timeout_s: How long Kafka may take for each other answer.
 
     Raises:
         BrokerError: Kafka did not answer.
     """
-    partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic)]
-    committed = consumer.committed(partitions)
+    partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic, timeout_s)]
+    committed = consumer.committed(partitions, timeout_s)
     bounds = read(partitions)
     claimed = {partition: _claimed(partition, committed[partition]) for partition in partitions}
     readable = {partition: found for partition, found in claimed.items() if not isinstance(found, ClaimError)}
