@@ -162,7 +162,7 @@ def test_closing_does_not_wait_for_an_assignment_that_does_not_come(stage: Kafka
         def joined() -> bool:
             others = leader.join()
             if not others:
-                leader.assign({})
+                leader.assign({}, may_be_late=True)
             return bool(others)
 
         play(joined, blue, what="the member to have joined")
