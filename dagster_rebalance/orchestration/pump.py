@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -25,7 +26,7 @@ from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.stopped import stopped_partitions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.consumer.view import RebalanceConsumer
@@ -42,6 +43,8 @@ _SUCCESSOR_POLL_S = 5.0
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
 """Within so long a member that was thrown out hears of it."""
+_SLOW_S = 3.0
+"""A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,8 @@ class Pump:
 
     def _poll(self, timeout_s: float) -> None:
         try:
-            self.parts.consumer.poll(timeout_s)
+            with self._timed("polling Kafka"):
+                self.parts.consumer.poll(timeout_s)
         except BrokerError as error:
             self._give_up_unless_retriable(error)
 
@@ -170,7 +174,8 @@ class Pump:
 
     def _carry_out(self, command: do.Command) -> seen.Event | None:
         try:
-            return self._answer(command)
+            with self._timed(type(command).__name__):
+                return self._answer(command)
         except (ConfigurationError, IllegalStateError):
             raise
         except BrokerError as error:
@@ -275,11 +280,23 @@ class Pump:
     def _show(self, action: Callable[[], _T]) -> _T | None:
         """Do something with the catalogue that the member's work does not depend on."""
         try:
-            return action()
+            with self._timed("Dagster's storage"):
+                return action()
         except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises
             self._note(f"Dagster's storage did not answer: {error}")
             _log.warning("Dagster's storage did not answer", exc_info=True)
             return None
+
+    @contextmanager
+    def _timed(self, what: str) -> Iterator[None]:
+        """Say what has kept this thread for long."""
+        began_at = self.parts.clock()
+        try:
+            yield
+        finally:
+            took_s = self.parts.clock() - began_at
+            if took_s > _SLOW_S:
+                self._note(f"{what} took {took_s:.1f} s")
 
     def _give_up_unless_retriable(self, error: BrokerError) -> None:
         if not error.retriable:

@@ -199,6 +199,7 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     assert polls == [0.1, 2.0]
     assert len(bench.consumer.writes) == writes, "nothing is written"
     assert bench.materialised() == [], "nothing is recorded"
+    assert any("polling Kafka took 20" in note for note in bench.mailbox.take_notes()), "the tick says why"
 
 
 def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
