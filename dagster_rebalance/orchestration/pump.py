@@ -23,6 +23,7 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Illeg
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
+from dagster_rebalance.orchestration.run_ender import RunEnder
 from dagster_rebalance.orchestration.stopped import stopped_partitions
 
 if TYPE_CHECKING:
@@ -86,6 +87,7 @@ class Pump:
         self._left: str | None = None
         self._looked_for_successor_at = float("-inf")
         self._turned_at = parts.clock()
+        self._runs = RunEnder(parts.ledger, self._note)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
     def run(self) -> None:
@@ -202,10 +204,10 @@ class Pump:
                 self._store(command)
             case do.CancelRuns(run_ids, reason):
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
-                parts.ledger.cancel(run_ids)
+                self._runs.cancel(run_ids)
             case do.EndDeadRuns(run_ids):
                 self._note(f"no sign of life from {', '.join(run_ids)}: ended")
-                parts.ledger.end_dead(run_ids)
+                self._runs.end_dead(run_ids)
             case do.ReleasePartitions():
                 pass  # what the driver no longer holds is no longer delayed, and so released by the next poll
             case do.RecordReceipt(receipt):

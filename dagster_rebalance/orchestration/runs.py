@@ -109,6 +109,9 @@ class RunLedger:
                 self._instance.run_launcher.terminate(run_id)
             except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
                 _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
+            run = self._instance.get_run_by_id(run_id)
+            if run is None or run.is_finished:  # ended meanwhile: it must not be made a failure of a success
+                continue
             self._instance.report_run_failed(
                 run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
             )

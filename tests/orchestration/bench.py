@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -128,6 +129,7 @@ class Bench:
         parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters)
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True
+        self.waits_for_ends = True
         self.consumer.set_rebalance_listener(self.pump._witness)
 
     def turn(self, times: int = 1) -> None:
@@ -138,6 +140,13 @@ class Bench:
             if self.ticks:
                 self.mailbox.tell(seen.TickArrived())
             self.pump._turn()
+            self._let_runs_end()
+
+    def _let_runs_end(self) -> None:
+        """Wait for the threads that end runs, so that a test sees what came of it."""
+        for thread in threading.enumerate():
+            if thread.name.startswith(("dagster_rebalance cancelling", "dagster_rebalance ending")) and self.waits_for_ends:
+                thread.join(10.0)
 
     def until(self, condition: Callable[[], object], turns: int = 600) -> None:
         """Turn until something is the case."""

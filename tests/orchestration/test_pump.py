@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -366,6 +367,27 @@ def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterIns
     assert status_of(instance, run) is Status.FAILURE
     assert bench.mailbox.mail.offers[0].attempt == 2
     assert any(f"no sign of life from {run.run_id}: ended" in note for note in bench.mailbox.take_notes())
+
+
+def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None:
+    """A code server that is suspended does not answer Dagster for a minute: the other partitions go on, and it is asked once at a time."""
+    bench = Bench(instance, partitions=2)
+    bench.waits_for_ends = False
+    bench.offers(2)
+    bench.run(Status.STARTED)
+    healthy = bench.run(Status.STARTED, 1)
+    answers, waiting = threading.Event(), list[threading.Thread]()
+
+    def hangs(_run_ids: list[str]) -> None:
+        waiting.append(threading.current_thread())
+        answers.wait(10)
+
+    bench.pump.parts.ledger.end_dead = hangs  # type: ignore[method-assign,assignment]
+    bench.until(lambda: waiting, turns=1000)
+    bench.succeed(healthy)
+    bench.until(bench.materialised)
+    answers.set()
+    assert threading.current_thread() not in waiting
 
 
 def test_a_client_error_of_the_member_is_not_lost(instance: dg.DagsterInstance) -> None:

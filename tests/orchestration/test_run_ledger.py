@@ -280,6 +280,14 @@ def test_a_run_that_ended_meanwhile_is_not_reported_dead(instance: dg.DagsterIns
     assert status_of(instance, run) is Status.SUCCESS
 
 
+def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """That takes up to a minute; a success that became a failure would be worked on a second time."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    success = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name)
+    RunLedger(instance, "etl", stop_spark_work=lambda run_id: instance.report_dagster_event(success, run_id)).end_dead([run.run_id])
+    assert status_of(instance, run) is Status.SUCCESS
+
+
 def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Spark is an extra."""
     run = make_run(instance, offer(batch_id), Status.STARTED)

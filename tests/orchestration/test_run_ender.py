@@ -1,0 +1,86 @@
+"""Ending runs in the background: once at a time, all of them, and without losing an error."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, cast
+
+from dagster_rebalance.orchestration.run_ender import RunEnder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pytest
+
+    from dagster_rebalance.orchestration.runs import RunLedger
+
+
+class _Ledger:
+    """Ends a run when the test lets it."""
+
+    def __init__(self, problem: Exception | None = None) -> None:
+        self.asked: list[tuple[str, list[str]]] = []
+        self.may_go_on = threading.Event()
+        self._problem = problem
+
+    def cancel(self, run_ids: list[str]) -> None:
+        self._ask("cancel", run_ids)
+
+    def end_dead(self, run_ids: list[str]) -> None:
+        self._ask("end", run_ids)
+
+    def _ask(self, what: str, run_ids: list[str]) -> None:
+        self.asked.append((what, run_ids))
+        self.may_go_on.wait(10)
+        if self._problem is not None:
+            raise self._problem
+
+
+def _ender(ledger: _Ledger, note: Callable[[str], None] = lambda _text: None) -> RunEnder:
+    return RunEnder(cast("RunLedger", ledger), note)
+
+
+def _wait(ender: RunEnder) -> None:
+    for thread in ender._under_way.values():
+        thread.join(10)
+
+
+def test_each_run_is_ended_on_its_own_and_asked_for_once_at_a_time() -> None:
+    """One that hangs keeps no other one waiting, and the core, which asks again and again, makes no more of it."""
+    ledger = _Ledger()
+    ender = _ender(ledger)
+    ender.end_dead(["run-1", "run-2"])
+    ender.end_dead(["run-1"])
+    ender.cancel(["run-1"])
+    ledger.may_go_on.set()
+    _wait(ender)
+    assert sorted(ledger.asked) == [("cancel", ["run-1"]), ("end", ["run-1"]), ("end", ["run-2"])]
+    ender.end_dead(["run-1"])
+    _wait(ender)
+    assert ledger.asked[-1] == ("end", ["run-1"])
+    assert len(ledger.asked) == 4
+
+
+def test_an_error_is_noted() -> None:
+    """The next tick shows it; the core asks again."""
+    notes: list[str] = []
+    ledger = _Ledger(OSError("database is locked"))
+    ledger.may_go_on.set()
+    ender = _ender(ledger, notes.append)
+    ender.cancel(["run-1"])
+    _wait(ender)
+    assert notes == ["cancelling run run-1 failed: database is locked"]
+
+
+def test_a_process_that_is_about_to_end_does_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python lets no thread begin while its exit handlers run."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        message = "can't create new thread at interpreter shutdown"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    ledger = _Ledger()
+    ledger.may_go_on.set()
+    _ender(ledger).cancel(["run-1"])
+    assert ledger.asked == [("cancel", ["run-1"])]
