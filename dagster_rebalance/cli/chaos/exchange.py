@@ -56,7 +56,7 @@ class Exchange:
     def at_work(self, run_id: str) -> Iterator[None]:
         """Show that this process works on a run. Of one that was killed that stays, so a reader has to look whether it lives."""
         note = self._working / run_id
-        note.write_text(str(os.getpid()))
+        note.write_text(f"{os.getpid()} {_began_at(os.getpid())}")
         try:
             yield
         finally:
@@ -67,9 +67,8 @@ class Exchange:
         found = {}
         for note in self._working.iterdir():
             with suppress(OSError, ValueError):  # it ended meanwhile, or has just begun
-                pid = int(note.read_text())
-                # A pid can be given out again: only a process that has this folder in its environment is one of the runs.
-                if str(self.root).encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                pid, began_at = map(int, note.read_text().split())
+                if _began_at(pid) == began_at:  # a pid is given out again, and may by now be that of Dagster's daemon
                     found[note.name] = pid
         return found
 
@@ -98,3 +97,8 @@ class Exchange:
                 wanted.unlink()
                 problem = "this run fails because a fault was wanted"
                 raise RuntimeError(problem)
+
+
+def _began_at(pid: int) -> int:
+    """When a process began, in clock ticks since the machine was started."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

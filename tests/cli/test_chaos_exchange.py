@@ -1,0 +1,57 @@
+"""The runs that `dagster-rebalance chaos` kills are the ones it means."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.cli.chaos.exchange import Exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WORKER = """
+import sys
+from pathlib import Path
+from dagster_rebalance.cli.chaos.exchange import Exchange
+with Exchange(Path(sys.argv[1])).at_work("run-1"):
+    print("at work", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def _worker(exchange: Exchange) -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", _WORKER, exchange.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at work\n"
+        yield process
+
+
+def test_a_run_at_work_is_seen_and_killed(tmp_path: Path) -> None:
+    """Once: afterwards there is nothing left of it."""
+    exchange = Exchange(tmp_path)
+    exchange.make()
+    with _worker(exchange) as process:
+        assert exchange.working() == {"run-1": process.pid}
+        assert exchange.kill("run-1")
+        assert process.wait() == -signal.SIGKILL
+    assert not exchange.working()
+    assert not exchange.kill("run-1")
+
+
+def test_another_process_that_got_the_pid_of_a_killed_run_is_left_alone(tmp_path: Path) -> None:
+    """It may be Dagster's daemon, and was."""
+    exchange = Exchange(tmp_path)
+    exchange.make()
+    with _worker(exchange) as process:
+        (note,) = (tmp_path / "working").iterdir()
+        pid, began_at = map(int, note.read_text().split())
+        note.write_text(f"{pid} {began_at - 1}")
+        assert not exchange.working()
+        assert not exchange.kill("run-1")
+        assert process.poll() is None
