@@ -30,6 +30,8 @@ COMMANDS = {
     "simulate": "dagster_rebalance.cli.simulate",
 }
 """Each command's module; the function in it has the command's name."""
+_INTERRUPTED = 130
+"""What a shell makes of Ctrl-C."""
 
 
 def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback
@@ -55,9 +57,11 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """The console script. An error of this package is a sentence and exit code 1, never a traceback."""
+    """The console script. An error of this package is a sentence and exit code 1, never a traceback; nor is Ctrl-C, even while imports are under way."""
     try:
         build_app(sys.argv[1:])()
     except DagsterRebalanceError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.cli import app
 from dagster_rebalance.cli.interrupts import SIGNALS, Interrupts
 
 if TYPE_CHECKING:
@@ -56,3 +57,16 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> Non
     """People press it more than once, and what is being ended must get ended."""
     interrupts.end()
     signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_during_imports_shows_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They take a second, and people change their minds."""
+
+    def interrupted(_arguments: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "build_app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""
