@@ -57,7 +57,7 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
 
 
 def main() -> None:
-    """The console script. An error of this package is a sentence and exit code 1, never a traceback; nor is Ctrl-C, even while imports are under way."""
+    """The console script. An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even in imports."""
     try:
         build_app(sys.argv[1:])()
     except DagsterRebalanceError as error:
