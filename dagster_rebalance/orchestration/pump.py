@@ -23,7 +23,7 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Illeg
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
-from dagster_rebalance.orchestration.run_ender import RunEnder
+from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 from dagster_rebalance.orchestration.stopped import stopped_partitions
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class Parts:
     topics: Sequence[str]
     clock: Callable[[], float] = time.monotonic
     dead_letters: DeadLetters | None = None
+    start: Callable[[str, Callable[[], None]], None] = in_thread
 
 
 class _Witness(RebalanceListener):
@@ -87,7 +88,7 @@ class Pump:
         self._left: str | None = None
         self._looked_for_successor_at = float("-inf")
         self._turned_at = parts.clock()
-        self._runs = RunEnder(parts.ledger, self._note)
+        self._runs = RunEnder(parts.ledger, self._note, parts.start)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
     def run(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,44 +19,56 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dagster_rebalance")
 
 
+def in_thread(name: str, work: Callable[[], None]) -> None:
+    """Start work in a daemon thread."""
+    try:
+        threading.Thread(target=work, name=f"dagster_rebalance {name}", daemon=True).start()
+    except RuntimeError:  # this process is about to end, and lets no thread begin any more
+        work()
+
+
+def at_once(_name: str, work: Callable[[], None]) -> None:
+    """Do work here and now, for a simulator with a single thread."""
+    work()
+
+
 class RunEnder:
-    """Ends the runs of one member, each in a thread of its own.
+    """Ends the runs of one member.
 
     Args:
         ledger: Ends a run, and waits for it.
         note: Gets a sentence when that failed. It is called from any thread.
+        start: Starts work, with a name for people. It should not wait.
     """
 
-    def __init__(self, ledger: RunLedger, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, ledger: RunLedger, note: Callable[[str], None], start: Callable[[str, Callable[[], None]], None] = in_thread
+    ) -> None:
         self._ledger = ledger
         self._note = note
-        self._under_way: dict[tuple[str, str], threading.Thread] = {}
+        self._start = start
+        self._under_way: set[tuple[str, str]] = set()
 
     def cancel(self, run_ids: Iterable[str]) -> None:
-        """Begin to cancel runs. Does not wait."""
+        """Begin to cancel runs, each on its own."""
         for run_id in run_ids:
-            self._begin(run_id, "cancelling", self._ledger.cancel)
+            self._begin("cancelling", run_id, self._ledger.cancel)
 
     def end_dead(self, run_ids: Iterable[str]) -> None:
-        """Begin to end runs whose process has gone. Does not wait."""
+        """Begin to end runs whose process has gone, each on its own."""
         for run_id in run_ids:
-            self._begin(run_id, "ending", self._ledger.end_dead)
+            self._begin("ending", run_id, self._ledger.end_dead)
 
-    def _begin(self, run_id: str, what: str, end: Callable[[list[str]], None]) -> None:
-        self._under_way = {key: thread for key, thread in self._under_way.items() if thread.is_alive()}
-        if (run_id, what) in self._under_way:
-            return
-        thread = threading.Thread(target=self._end, args=(run_id, what, end), name=f"dagster_rebalance {what} {run_id}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # this process is about to end, and lets no thread begin any more
-            self._end(run_id, what, end)
-        else:
-            self._under_way[run_id, what] = thread
+    def _begin(self, what: str, run_id: str, end: Callable[[list[str]], None]) -> None:
+        if (what, run_id) not in self._under_way:
+            self._under_way.add((what, run_id))
+            self._start(f"{what} {run_id}", partial(self._end, what, run_id, end))
 
-    def _end(self, run_id: str, what: str, end: Callable[[list[str]], None]) -> None:
+    def _end(self, what: str, run_id: str, end: Callable[[list[str]], None]) -> None:
         try:
             end([run_id])
         except Exception as error:  # noqa: BLE001 - whatever Dagster raises: the core asks again for as long as the run is live
             self._note(f"{what} run {run_id} failed: {error}")
             _log.warning("%s run %s failed", what, run_id, exc_info=True)
+        finally:
+            self._under_way.discard((what, run_id))

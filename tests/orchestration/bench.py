@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,7 @@ from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Ho
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.run_ender import at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_producer import FakeProducer
@@ -108,6 +108,7 @@ class Bench:
         records: int = 10,
         settings: DriverSettings = SETTINGS,
         topic: str = "orders",
+        start: Callable[[str, Callable[[], None]], None] = at_once,
     ) -> None:
         self.instance = instance
         self.group = FakeGroup({"orders": partitions, "dead": 1})
@@ -126,10 +127,9 @@ class Bench:
         ledger = RunLedger(instance, "etl")
         sender = DeadLetterProducer(CONFIG, "dead", make_producer=lambda _config: self.producer)
         letters = DeadLetters(sender, ledger, "etl") if settings.dead_letter_topic else None
-        parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters)
+        parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters, start)
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True
-        self.waits_for_ends = True
         self.consumer.set_rebalance_listener(self.pump._witness)
 
     def turn(self, times: int = 1) -> None:
@@ -140,13 +140,6 @@ class Bench:
             if self.ticks:
                 self.mailbox.tell(seen.TickArrived())
             self.pump._turn()
-            self._let_runs_end()
-
-    def _let_runs_end(self) -> None:
-        """Wait for the threads that end runs, so that a test sees what came of it."""
-        for thread in threading.enumerate():
-            if thread.name.startswith(("dagster_rebalance cancelling", "dagster_rebalance ending")) and self.waits_for_ends:
-                thread.join(10.0)
 
     def until(self, condition: Callable[[], object], turns: int = 600) -> None:
         """Turn until something is the case."""

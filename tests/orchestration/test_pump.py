@@ -16,6 +16,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.catalogue import Catalogue, Host
+from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import status_of, tp
@@ -371,8 +372,7 @@ def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterIns
 
 def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None:
     """A code server that is suspended does not answer Dagster for a minute: the other partitions go on, and it is asked once at a time."""
-    bench = Bench(instance, partitions=2)
-    bench.waits_for_ends = False
+    bench = Bench(instance, partitions=2, start=in_thread)
     bench.offers(2)
     bench.run(Status.STARTED)
     healthy = bench.run(Status.STARTED, 1)

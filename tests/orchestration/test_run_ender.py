@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from dagster_rebalance.orchestration.run_ender import RunEnder
+from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,29 +36,34 @@ class _Ledger:
             raise self._problem
 
 
-def _ender(ledger: _Ledger, note: Callable[[str], None] = lambda _text: None) -> RunEnder:
-    return RunEnder(cast("RunLedger", ledger), note)
+def _ender(ledger: _Ledger, note: Callable[[str], None] = lambda _text: None) -> tuple[RunEnder, list[threading.Thread]]:
+    threads: list[threading.Thread] = []
+
+    def start(_name: str, work: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=work, daemon=True))
+        threads[-1].start()
+
+    return RunEnder(cast("RunLedger", ledger), note, start), threads
 
 
-def _wait(ender: RunEnder) -> None:
-    for thread in ender._under_way.values():
+def _wait(threads: list[threading.Thread]) -> None:
+    for thread in threads:
         thread.join(10)
 
 
 def test_each_run_is_ended_on_its_own_and_asked_for_once_at_a_time() -> None:
     """One that hangs keeps no other one waiting, and the core, which asks again and again, makes no more of it."""
     ledger = _Ledger()
-    ender = _ender(ledger)
+    ender, threads = _ender(ledger)
     ender.end_dead(["run-1", "run-2"])
     ender.end_dead(["run-1"])
     ender.cancel(["run-1"])
     ledger.may_go_on.set()
-    _wait(ender)
+    _wait(threads)
     assert sorted(ledger.asked) == [("cancel", ["run-1"]), ("end", ["run-1"]), ("end", ["run-2"])]
     ender.end_dead(["run-1"])
-    _wait(ender)
-    assert ledger.asked[-1] == ("end", ["run-1"])
-    assert len(ledger.asked) == 4
+    _wait(threads)
+    assert ledger.asked[3:] == [("end", ["run-1"])]
 
 
 def test_an_error_is_noted() -> None:
@@ -66,9 +71,9 @@ def test_an_error_is_noted() -> None:
     notes: list[str] = []
     ledger = _Ledger(OSError("database is locked"))
     ledger.may_go_on.set()
-    ender = _ender(ledger, notes.append)
+    ender, threads = _ender(ledger, notes.append)
     ender.cancel(["run-1"])
-    _wait(ender)
+    _wait(threads)
     assert notes == ["cancelling run run-1 failed: database is locked"]
 
 
@@ -80,7 +85,6 @@ def test_a_process_that_is_about_to_end_does_it_at_once(monkeypatch: pytest.Monk
         raise RuntimeError(message)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    ledger = _Ledger()
-    ledger.may_go_on.set()
-    _ender(ledger).cancel(["run-1"])
-    assert ledger.asked == [("cancel", ["run-1"])]
+    done = []
+    in_thread("cancelling run-1", lambda: done.append("run-1"))
+    assert done == ["run-1"]

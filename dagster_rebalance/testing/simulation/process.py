@@ -15,6 +15,7 @@ from dagster_rebalance.core.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.run_ender import at_once
 from dagster_rebalance.testing.simulation.client import SimulatedMember
 from dagster_rebalance.testing.simulation.clockwork import Violation
 from dagster_rebalance.testing.simulation.cluster import SimulatedCluster
@@ -125,6 +126,7 @@ class Process:
             topics=[TOPIC],
             clock=self.clock,
             dead_letters=cast("DeadLetters", self.letters) if weather.settings.dead_letter_topic else None,
+            start=at_once,
         )
         self.pump = _SteppedPump(parts, self.mailbox)
         self.pump.begin()
