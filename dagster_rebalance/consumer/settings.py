@@ -22,6 +22,7 @@ HOLD_MARGIN_S = 15.0
 """From the end of the hold limit to the moment when the broker fences the member: the last commit and the release fit in."""
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
+_RECONNECT_MS = 1000
 _BEYOND_EVERY_OFFSET = 2**62
 _TOO_LONG = 32_000
 """A broker closes the connection on a text of 32,767 bytes and more."""
@@ -52,7 +53,7 @@ class Settings:
     """Validated settings.
 
     Attributes:
-        user: The mapping as it was given, secrets included.
+        user: The mapping as it was given, secrets included, and how soon a broker is looked for again.
         group_id: The consumer group.
         group_protocol: `consumer` (KIP-848) or `classic`.
         strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones, separated by commas.
@@ -156,7 +157,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
     protocol = str(config.get("group.protocol", "consumer"))
     _check_protocol(config, protocol)
     return Settings(
-        user=dict(config),
+        user={**_reconnects(config), **config},
         group_id=str(config["group.id"]),
         group_protocol=protocol,
         strategy=_strategy(config),
@@ -164,6 +165,11 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         max_poll_interval_s=_max_poll_interval_s(config, protocol, hold_limit_s),
         refreshes_metadata=_int(config, "topic.metadata.refresh.interval.ms", -1) >= 0,
     )
+
+
+def _reconnects(config: Mapping[str, Any]) -> dict[str, Any]:
+    """By default the client waits up to 10 s before it looks whether a broker is back, and its partitions with it."""
+    return {} if any(name.startswith("reconnect.") for name in config) else {"reconnect.backoff.max.ms": _RECONNECT_MS}
 
 
 def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:

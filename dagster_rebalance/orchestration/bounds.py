@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
 """For so long a member waits for what only some of its partitions need."""
-_SILENCE_S = 5.0
+_AGAIN_S = 1.5
+_PATIENCE_AGAIN_S = 0.5
+"""A leader that did not answer is asked again so often, and waited for so long: it comes back some day, and the others must not feel it."""
 
 
 def read_bounds(
@@ -48,7 +50,7 @@ class BoundsReader:
         self._consumer = consumer
         self._clock = clock
         self._note = note
-        self._silent_until: dict[TopicPartition, float] = {}
+        self._ask_again_at: dict[TopicPartition, float] = {}
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """The bounds of the partitions whose leaders answer; the others are asked for again by a later call.
@@ -57,14 +59,23 @@ class BoundsReader:
             BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
         """
         now = self._clock()
-        self._silent_until = {partition: until for partition, until in self._silent_until.items() if until > now}
-        asked = [partition for partition in partitions if partition not in self._silent_until]
+        doubtful = [partition for partition in partitions if partition in self._ask_again_at]
+        found = self._read([partition for partition in partitions if partition not in self._ask_again_at], PATIENCE_S)
+        return found | self._read([partition for partition in doubtful if self._ask_again_at[partition] <= now], _PATIENCE_AGAIN_S)
+
+    def _read(self, partitions: Collection[TopicPartition], patience_s: float) -> dict[TopicPartition, Bounds]:
+        if not partitions:
+            return {}
         try:
-            return read_bounds(self._consumer, asked, PATIENCE_S)
+            found = read_bounds(self._consumer, partitions, patience_s)
         except BrokerError as error:
-            silent = error.partitions.keys() & set(asked)
+            silent = error.partitions.keys() & set(partitions)
             if not error.retriable or not silent:
                 raise
-            self._note(str(error))
-            self._silent_until |= dict.fromkeys(silent, self._clock() + _SILENCE_S)
-        return self.read(partitions)
+            if silent - self._ask_again_at.keys():
+                self._note(str(error))
+            self._ask_again_at |= dict.fromkeys(silent, self._clock() + _AGAIN_S)
+            return self._read([partition for partition in partitions if partition not in silent], patience_s)
+        for partition in found:
+            self._ask_again_at.pop(partition, None)
+        return found

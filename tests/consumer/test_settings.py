@@ -30,6 +30,15 @@ def test_auto_commit_is_off_in_every_client() -> None:
     assert settings(enable_auto_commit="false").fetcher()["enable.auto.commit"] is False
 
 
+def test_a_broker_that_is_back_is_found_within_a_second() -> None:
+    """By each client: its partitions stand still until then. Who has chosen otherwise knows why."""
+    default = settings()
+    assert [each["reconnect.backoff.max.ms"] for each in (default.member(), default.fetcher(), default.connection())] == [1000] * 3
+    chosen = settings(reconnect_backoff_ms=5000)
+    assert "reconnect.backoff.max.ms" not in chosen.member()
+    assert chosen.connection()["reconnect.backoff.ms"] == 5000
+
+
 @pytest.mark.parametrize("missing", ["bootstrap.servers", "group.id"])
 def test_what_is_needed_is_named_when_it_is_missing(missing: str) -> None:
     """The two settings without which there is no group."""
@@ -144,7 +153,7 @@ def test_the_fetcher_is_no_member_of_the_group() -> None:
 def test_questions_to_the_cluster_use_the_connection_only() -> None:
     """With its credentials, and without settings that only a consumer knows."""
     config = settings(security_protocol="SASL_SSL", sasl_username="u", fetch_min_bytes=1, auto_offset_reset="earliest").connection()
-    assert set(config) == {"bootstrap.servers", "security.protocol", "sasl.username", "logger"}
+    assert set(config) == {"bootstrap.servers", "security.protocol", "sasl.username", "reconnect.backoff.max.ms", "logger"}
 
 
 def test_settings_do_not_show_what_is_in_them() -> None:
