@@ -68,6 +68,13 @@ def test_ticks_of_another_member_start_no_runs() -> None:
     assert _stalls(never) == [Span(40.0, UNTIL)]
 
 
+def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep_the_daemon() -> None:
+    """One that is suspended does."""
+    late = replace(WORKED_OFF, ends=[(10.0, 9)], claims=[(10.5, 9)], runs=[RunSeen(75.0, 79.0, succeeded=True)], commits=[(79.5, 9)])
+    assert [stall.span for stall in judge([late], {"id-1": [35.0, 60.0]}, (), UNTIL).stalls] == [Span(65.0, 75.0)]
+    assert [stall.span for stall in judge([late], {"id-1": [35.0, 69.0]}, (), UNTIL).stalls] == [Span(65.0, 75.0)], "30 s after the first"
+
+
 def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
     """It is requested again with the next ticks."""
     again = [RunSeen(15.0, 17.0, succeeded=False), RunSeen(26.0, 29.0, succeeded=True), WORKED_OFF.runs[1]]
@@ -102,9 +109,13 @@ def test_what_explains_idleness_of_one_partition_explains_nothing_of_another() -
 
 
 def _reasons(
-    *faults: Fault, history: History = WORKED_OFF, holds: tuple[HoldSeen, ...] = (), assigned: tuple[Event, ...] = ()
+    *faults: Fault,
+    history: History = WORKED_OFF,
+    holds: tuple[HoldSeen, ...] = (),
+    assigned: tuple[Event, ...] = (),
+    left: tuple[Event, ...] = (),
 ) -> list[str]:
-    found = reasons(Evidence(faults, holds, assigned, TICKS), [history], UNTIL)
+    found = reasons(Evidence(faults, holds, assigned, left, TICKS), [history], UNTIL)
     return [f"{one.why}: {one.span.begin:g} to {one.span.end:g}" for one in found if one.span.seconds > 0]
 
 
@@ -141,9 +152,25 @@ def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
     assert _reasons(history=MOVED, assigned=(heard,)) == [f"on its way to its new owner: {span}" for span in ("1 to 11", "30 to 31")]
 
 
+def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it() -> None:
+    """It drains what it has; what it is given meanwhile leaves with it. The process that comes after it is a member of its own."""
+    fault = Fault(Kind.MEMBER_TERMINATED, "blue", 20.0, frozenset({5}), 40.0)
+    told = tuple(Event("assigned", "blue", "", (), {"member_id": member}, at) for member, at in (("id-1", 5.0), ("id-9", 38.0)))
+    left = (Event("left", "blue", "", (), {}, 35.0),)
+
+    def explained(*owners: tuple[float, str | None]) -> list[str]:
+        history = replace(WORKED_OFF, owners=owners)
+        return [why for why in _reasons(fault, history=history, assigned=told, left=left) if why.startswith("member terminated")]
+
+    assert explained((1.0, "id-2"), (25.0, "id-1"), (36.0, "id-2")) == ["member terminated (SIGTERM), as in a deploy: 25 to 35"]
+    assert explained((1.0, "id-2"), (25.0, "id-1"), (30.0, "id-2")) == ["member terminated (SIGTERM), as in a deploy: 25 to 30"]
+    assert explained((1.0, "id-1"), (36.0, "id-9")) == [], "it had it before, or has another owner now"
+    assert explained((1.0, "id-1"), (25.0, "id-2")) == []
+
+
 def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
     """After 15 s without a tick a member claims nothing more."""
-    found = reasons(Evidence((), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
+    found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
     assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [(20.0, 41.0), (55.0, 96.0)]
 
 

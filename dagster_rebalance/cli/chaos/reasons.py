@@ -26,6 +26,7 @@ OF_MEMBERS = {
     Kind.CODE_SERVER_KILLED,
     Kind.CODE_SERVER_RELOADED,
 }
+LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
 HELD_UP = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED, Kind.STORAGE_LOCKED}
 AFTERMATH_S = 5.0
 """What clients and databases take to find that a part is back."""
@@ -44,12 +45,14 @@ class Evidence:
         faults: Those that were done.
         holds: The receipts.
         assigned: When members said that they were assigned what.
+        left: When they said that they had left.
         ticks: As in `stalls.judge`.
     """
 
     faults: Sequence[Fault]
     holds: Sequence[HoldSeen]
     assigned: Sequence[Event]
+    left: Sequence[Event]
     ticks: Mapping[str, Sequence[float]]
 
 
@@ -61,6 +64,7 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
         for name in hold.partitions:
             yield Explained(Span(hold.ended_at - hold.seconds, hold.ended_at), "held", name)
     for history in histories:
+        yield from _given_to_leaving_members(evidence, history, until)
         yield from _on_its_way(evidence.assigned, history)
         yield from _without_ticks(evidence.ticks, history, until)
 
@@ -82,6 +86,18 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
         else:
             continue
         yield Explained(Span(fault.began_at, end), fault.kind.value, history.name)
+
+
+def _given_to_leaving_members(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
+    """Kafka does not know that a member which still drains is about to leave, and gives it more."""
+    for fault in evidence.faults:
+        if fault.kind not in LEAVING:
+            continue
+        ids = {event.metadata["member_id"] for event in evidence.assigned if event.member == fault.target and event.at < fault.began_at}
+        left_at = next((event.at for event in evidence.left if event.member == fault.target and event.at >= fault.began_at), until)
+        for (since, owner), (end, _) in pairwise([*history.owners, (until, None)]):
+            if owner in ids and fault.began_at <= since < left_at:
+                yield Explained(Span(since, min(end, left_at, fault.began_at + GONE_LIMIT_S)), fault.kind.value, history.name)
 
 
 def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explained]:

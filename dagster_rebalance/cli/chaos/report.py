@@ -98,7 +98,13 @@ def make_report(parts: Parts, play: Play) -> Report:
     twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
     ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
     histories = _histories(play, log, runs)
-    evidence = Evidence(play.faults.done, play.catalogue.holds, [one for one in play.catalogue.events if one.kind == "assigned"], ticks)
+    evidence = Evidence(
+        faults=play.faults.done,
+        holds=play.catalogue.holds,
+        assigned=[one for one in play.catalogue.events if one.kind == "assigned"],
+        left=[one for one in play.catalogue.events if one.kind == "left"],
+        ticks=ticks,
+    )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
     wrong = [f"record {number} is lost" for number in output.lost]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]

@@ -22,7 +22,7 @@ STALL_S = 2.0
 TICKS_WAITED = 2
 """The tick that a batch just missed, and the next one."""
 LONGEST_WAIT_S = 30.0
-"""For ticks: if none came for so long, that has to be explained."""
+"""For a tick: if none came for so long, that has to be explained."""
 REQUEST_S = 5.0
 """What Dagster's daemon takes to make runs of the requests of a tick, on a machine that is busy."""
 
@@ -169,8 +169,13 @@ def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence
     owner = next((owner for since, owner in reversed(history.owners) if since <= wanted_at), None)
     its_ticks = ticks.get(owner or "", ())
     following = its_ticks[bisect.bisect_right(its_ticks, wanted_at) :][:TICKS_WAITED]
-    due = [wanted_at + LONGEST_WAIT_S, *(run.created_at for run in history.runs if run.created_at >= wanted_at)]
-    due += [following[-1] + REQUEST_S] if len(following) == TICKS_WAITED else []
+    last, waited = wanted_at, 0
+    for tick in following:
+        if tick - last > LONGEST_WAIT_S:
+            break
+        last, waited = tick, waited + 1
+    due = [last + (REQUEST_S if waited == TICKS_WAITED else LONGEST_WAIT_S)]
+    due += [run.created_at for run in history.runs if run.created_at >= wanted_at]
     return min(due)
 
 
