@@ -50,19 +50,22 @@ class RunEnder:
         self._under_way: set[tuple[str, str]] = set()
 
     def cancel(self, run_ids: Iterable[str]) -> None:
-        """Begin to cancel runs, each on its own."""
-        for run_id in run_ids:
-            self._begin("cancelling", run_id, self._ledger.cancel)
+        """Begin to cancel runs, one after the other: each of them writes to Dagster's storage, as the member does meanwhile."""
+        self._begin("cancelling", run_ids, self._ledger.cancel)
 
     def end_dead(self, run_ids: Iterable[str]) -> None:
-        """Begin to end runs whose process has gone, each on its own."""
-        for run_id in run_ids:
-            self._begin("ending", run_id, self._ledger.end_dead)
+        """Begin to end runs whose process has gone, one after the other."""
+        self._begin("ending", run_ids, self._ledger.end_dead)
 
-    def _begin(self, what: str, run_id: str, end: Callable[[list[str]], None]) -> None:
-        if (what, run_id) not in self._under_way:
-            self._under_way.add((what, run_id))
-            self._start(f"{what} {run_id}", partial(self._end, what, run_id, end))
+    def _begin(self, what: str, run_ids: Iterable[str], end: Callable[[list[str]], None]) -> None:
+        fresh = [run_id for run_id in run_ids if (what, run_id) not in self._under_way]
+        if fresh:
+            self._under_way.update((what, run_id) for run_id in fresh)
+            self._start(f"{what} {', '.join(fresh)}", partial(self._end_all, what, fresh, end))
+
+    def _end_all(self, what: str, run_ids: list[str], end: Callable[[list[str]], None]) -> None:
+        for run_id in run_ids:
+            self._end(what, run_id, end)
 
     def _end(self, what: str, run_id: str, end: Callable[[list[str]], None]) -> None:
         try:

@@ -51,19 +51,20 @@ def _wait(threads: list[threading.Thread]) -> None:
         thread.join(10)
 
 
-def test_each_run_is_ended_on_its_own_and_asked_for_once_at_a_time() -> None:
-    """One that hangs keeps no other one waiting, and the core, which asks again and again, makes no more of it."""
+def test_each_run_is_asked_for_once_at_a_time() -> None:
+    """The core asks again and again; one that hangs keeps only those waiting that were asked for together with it."""
     ledger = _Ledger()
     ender, threads = _ender(ledger)
     ender.end_dead(["run-1", "run-2"])
-    ender.end_dead(["run-1"])
+    ender.end_dead(["run-1", "run-2", "run-3"])
     ender.cancel(["run-1"])
+    assert len(threads) == 3
     ledger.may_go_on.set()
     _wait(threads)
-    assert sorted(ledger.asked) == [("cancel", ["run-1"]), ("end", ["run-1"]), ("end", ["run-2"])]
+    assert sorted(ledger.asked) == [("cancel", ["run-1"]), ("end", ["run-1"]), ("end", ["run-2"]), ("end", ["run-3"])]
     ender.end_dead(["run-1"])
     _wait(threads)
-    assert ledger.asked[3:] == [("end", ["run-1"])]
+    assert ledger.asked[4:] == [("end", ["run-1"])]
 
 
 def test_an_error_is_noted() -> None:
@@ -72,9 +73,9 @@ def test_an_error_is_noted() -> None:
     ledger = _Ledger(OSError("database is locked"))
     ledger.may_go_on.set()
     ender, threads = _ender(ledger, notes.append)
-    ender.cancel(["run-1"])
+    ender.cancel(["run-1", "run-2"])
     _wait(threads)
-    assert notes == ["cancelling run run-1 failed: database is locked"]
+    assert notes == ["cancelling run run-1 failed: database is locked", "cancelling run run-2 failed: database is locked"]
 
 
 def test_a_process_that_is_about_to_end_does_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
