@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 
@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.cli.chaos.parts import Parts
 
+_T = TypeVar("_T")
 BEGIN_LIMIT_S = 180.0
 PEACE_LIMIT_S = 420.0
 WORK_LIMIT_S = 30.0
+STORAGE_LIMIT_S = 120.0
+"""A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until it goes on."""
 _LOOK_EVERY_S = 0.25
 _TOLD_EVERY_S = 20.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
@@ -57,6 +60,7 @@ class Play:
         self._say = say
         self._owners: dict[str, str] = {}
         self._tell_at = 0.0
+        self._answered_at = time.monotonic()
 
     def run(self, faults: int) -> None:
         """Play.
@@ -93,7 +97,7 @@ class Play:
         for fault in self.faults.mend_what_is_due():
             self._say(f"mended: {_told(fault)}")
         self.ends.append((time.time(), self._parts.producer.ends))
-        for event in self.catalogue.read():
+        for event in self._asked(self.catalogue.read) or ():
             self._take(event.kind, event.member, event.partitions)
             self._say(f"{event.member}: {event.text}")
         self._check_parts()
@@ -101,6 +105,17 @@ class Play:
             self._tell_at = time.monotonic() + _TOLD_EVERY_S
             self._say(self._state())
         time.sleep(_LOOK_EVERY_S)
+
+    def _asked(self, question: Callable[[], _T]) -> _T | None:
+        """What Dagster's storage answers; None while it does not."""
+        try:
+            answer = question()
+        except Exception:  # whatever it raises
+            if time.monotonic() - self._answered_at > STORAGE_LIMIT_S:
+                raise
+            return None
+        self._answered_at = time.monotonic()
+        return answer
 
     def _take(self, kind: str, member: str, partitions: tuple[str, ...]) -> None:
         if kind == "assigned":
@@ -145,13 +160,15 @@ class Play:
         return sum(record.dagster_run.status not in _OVER for record in runs)
 
     def _is_worked_off(self) -> bool:
-        return not self._lags() and not self._live_runs()
+        return not self._lags() and self._asked(self._live_runs) == 0
 
     def _state(self) -> str:
         lags = self._lags()
         behind = ", ".join(f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4])
         owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in MEMBERS)
-        return f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; {self._live_runs()} runs live"
+        live = self._asked(self._live_runs)
+        runs = "Dagster's storage does not answer" if live is None else f"{live} runs live"
+        return f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; {runs}"
 
 
 def _told(fault: Fault) -> str:

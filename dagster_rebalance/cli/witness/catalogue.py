@@ -100,6 +100,7 @@ class CatalogueReader:
         self._assets = GroupAssets.of(group)
         self._newest_observation: int | None = None
         self._newest_materialisation: int | None = None
+        self._returned = 0
 
     @property
     def holds(self) -> list[HoldSeen]:
@@ -107,11 +108,13 @@ class CatalogueReader:
         return [_hold(event) for event in self.events if event.kind == "hold"]
 
     def read(self) -> list[Event]:
-        """See what is new, and return the new events."""
-        known = len(self.events)
-        self.events += [_event(observation, at) for observation, at in self._observations()]
-        self.recorded += [_recorded(materialisation) for materialisation in self._materialisations()]
-        return self.events[known:]
+        """See what is new, and return the new events. Should Dagster's storage fail on the way, the next call goes on from there."""
+        for observation, at in self._observations():
+            self.events.append(_event(observation, at))
+        for materialisation in self._materialisations():
+            self.recorded.append(_recorded(materialisation))
+        new, self._returned = self.events[self._returned :], len(self.events)
+        return new
 
     def _observations(self) -> Iterator[tuple[dg.AssetObservation, float]]:
         while True:
