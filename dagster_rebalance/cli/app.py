@@ -16,6 +16,7 @@ except ModuleNotFoundError:
     sys.exit("dagster-rebalance needs typer and rich, which are not installed. Install the extra: pip install 'dagster-rebalance[testing]'")
 
 import dagster_rebalance
+from dagster_rebalance.cli.interrupts import INTERRUPTED
 from dagster_rebalance.core.errors import DagsterRebalanceError
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ COMMANDS = {
     "simulate": "dagster_rebalance.cli.simulate",
 }
 """Each command's module; the function in it has the command's name."""
-_INTERRUPTED = 130
-"""What a shell makes of Ctrl-C."""
 
 
 def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of a callback
@@ -64,4 +63,4 @@ def main() -> None:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(_INTERRUPTED)
+        sys.exit(INTERRUPTED)

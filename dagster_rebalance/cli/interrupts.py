@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import FrameType
 
+INTERRUPTED = 130
+"""The exit code that a shell gives to a program that Ctrl-C ended."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 

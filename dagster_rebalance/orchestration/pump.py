@@ -283,7 +283,7 @@ class Pump:
     def _show(self, action: Callable[[], _T]) -> _T | None:
         """Do something with the catalogue that the member's work does not depend on."""
         try:
-            with self._timed("Dagster's storage"):
+            with self._timed("showing the state of the group in Dagster"):
                 return action()
         except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises
             self._note(f"Dagster's storage did not answer: {error}")

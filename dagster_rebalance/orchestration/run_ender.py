@@ -41,9 +41,7 @@ class RunEnder:
         start: Starts work, with a name for people. It should not wait.
     """
 
-    def __init__(
-        self, ledger: RunLedger, note: Callable[[str], None], start: Callable[[str, Callable[[], None]], None] = in_thread
-    ) -> None:
+    def __init__(self, ledger: RunLedger, note: Callable[[str], None], start: Callable[[str, Callable[[], None]], None]) -> None:
         self._ledger = ledger
         self._note = note
         self._start = start

@@ -16,10 +16,8 @@ from rich.console import Console
 
 from dagster_rebalance.cli.bench import hold, poll, tracker
 from dagster_rebalance.cli.bench.entries import table_of, write_json
-from dagster_rebalance.cli.interrupts import Interrupts
+from dagster_rebalance.cli.interrupts import INTERRUPTED, Interrupts
 from dagster_rebalance.testing.broker import KafkaCluster
-
-_INTERRUPTED = 130
 
 
 class Benchmark(enum.Enum):
@@ -62,7 +60,7 @@ def bench(
             if Benchmark.TRACKER in chosen:
                 entries += tracker.measure(runs=runs, marks=marks, step=step)
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
     write_json(entries, output)
     console.print(table_of(entries))
     console.print(f"the figures are in {output}")

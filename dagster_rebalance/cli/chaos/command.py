@@ -22,13 +22,13 @@ from dagster_rebalance.cli.chaos.parts import all_parts
 from dagster_rebalance.cli.chaos.play import Play
 from dagster_rebalance.cli.chaos.report import Report, make_report
 from dagster_rebalance.cli.chaos.stalls import clock
-from dagster_rebalance.cli.interrupts import Interrupts
+from dagster_rebalance.cli.interrupts import INTERRUPTED, Interrupts
 from dagster_rebalance.core.errors import DagsterRebalanceError
 
 if TYPE_CHECKING:
     from dagster_rebalance.cli.chaos.parts import Parts
 
-_FAILED, _INTERRUPTED = 1, 130
+_FAILED = 1
 _PROBLEMS_SHOWN = 20
 
 
@@ -77,8 +77,8 @@ def chaos(
                 code = _FAILED
                 say(f"the logs are in {_keep_logs(parts, output)}")
     except KeyboardInterrupt:
-        code = _INTERRUPTED
-    say("everything that was started is gone" + (", stopped before its end" if code == _INTERRUPTED else ""))
+        code = INTERRUPTED
+    say("everything that was started is gone" + (", stopped before its end" if code == INTERRUPTED else ""))
     raise typer.Exit(code)
 
 

@@ -95,9 +95,10 @@ def _given_to_leaving_members(evidence: Evidence, history: History, until: float
             continue
         ids = {event.metadata["member_id"] for event in evidence.assigned if event.member == fault.target and event.at < fault.began_at}
         left_at = next((event.at for event in evidence.left if event.member == fault.target and event.at >= fault.began_at), until)
-        for (since, owner), (end, _) in pairwise([*history.owners, (until, None)]):
-            if owner in ids and fault.began_at <= since < left_at:
-                yield Explained(Span(since, min(end, left_at, fault.began_at + GONE_LIMIT_S)), fault.kind.value, history.name)
+        for span, owner in history.owned(until):
+            if owner in ids and fault.began_at <= span.begin < left_at:
+                end = min(span.end, left_at, fault.began_at + GONE_LIMIT_S)
+                yield Explained(Span(span.begin, end), fault.kind.value, history.name)
 
 
 def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explained]:
@@ -110,8 +111,8 @@ def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explain
 
 
 def _without_ticks(ticks: Mapping[str, Sequence[float]], history: History, until: float) -> Iterator[Explained]:
-    for (since, owner), (end, _) in pairwise([*history.owners, (until, None)]):
+    for span, owner in history.owned(until):
         for before, after in pairwise([*ticks.get(owner or "", ()), until]):
-            gap = Span(max(since, before + PATIENCE_S), min(end, after + 1))
+            gap = Span(max(span.begin, before + PATIENCE_S), min(span.end, after + 1))
             if gap.seconds > 0:
                 yield Explained(gap, "Dagster did not evaluate the sensor of its owner", history.name)

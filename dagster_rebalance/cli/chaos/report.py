@@ -89,7 +89,8 @@ def make_report(parts: Parts, play: Play) -> Report:
     commits, went_back = commits_in(one for one in log if isinstance(one, StoredOffset))
     runs = list(_runs(parts.instance))
     recorded = play.catalogue.recorded
-    names = {str(event.metadata["member_id"]): event.member for event in play.catalogue.events if event.kind == "assigned"}
+    assigned = [event for event in play.catalogue.events if event.kind == "assigned"]
+    names = {str(event.metadata["member_id"]): event.member for event in assigned}
     recorded_by: dict[OffsetRange, list[str]] = defaultdict(list)
     for one in recorded:
         recorded_by[one.range] += [] if one.is_late else [one.member]
@@ -101,8 +102,8 @@ def make_report(parts: Parts, play: Play) -> Report:
     evidence = Evidence(
         faults=play.faults.done,
         holds=play.catalogue.holds,
-        assigned=[one for one in play.catalogue.events if one.kind == "assigned"],
-        left=[one for one in play.catalogue.events if one.kind == "left"],
+        assigned=assigned,
+        left=[event for event in play.catalogue.events if event.kind == "left"],
         ticks=ticks,
     )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)

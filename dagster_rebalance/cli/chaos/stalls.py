@@ -11,12 +11,13 @@ import bisect
 from collections import defaultdict
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.cli.chaos.spans import Span, total_s, without
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 STALL_S = 2.0
 TICKS_WAITED = 2
@@ -61,6 +62,11 @@ class History:
     claims: Sequence[tuple[float, int]]
     runs: Sequence[RunSeen]
     owners: Sequence[tuple[float, str | None]]
+
+    def owned(self, until: float) -> Iterator[tuple[Span, str | None]]:
+        """Who had it, and for how long, until a time."""
+        for (since, owner), (end, _) in pairwise([*self.owners, (until, None)]):
+            yield Span(since, end), owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +186,6 @@ def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence
 
 
 def _nobody(history: History, until: float) -> list[Explained]:
-    ends = [since for since, _ in history.owners[1:]] + [until]
     first = history.owners[0][0] if history.owners else until
-    spans = [Span(0.0, first)] + [
-        Span(since, end) for (since, owner), end in zip(history.owners, ends, strict=True) if owner is None and since < end
-    ]
+    spans = [Span(0.0, first), *(span for span, owner in history.owned(until) if owner is None and span.seconds > 0)]
     return [Explained(span, "Kafka has given it to nobody") for span in spans]

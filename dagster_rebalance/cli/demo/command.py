@@ -19,14 +19,14 @@ from dagster_rebalance.cli.demo.parts import GROUP, all_parts
 from dagster_rebalance.cli.demo.report import make_report, tell, write_json
 from dagster_rebalance.cli.demo.state import Watcher
 from dagster_rebalance.cli.demo.view import View
-from dagster_rebalance.cli.interrupts import Interrupts
+from dagster_rebalance.cli.interrupts import INTERRUPTED, Interrupts
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.testing.kafka_node import admin_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.cli.demo.parts import Parts
 
-_FAILED, _INTERRUPTED = 1, 130
+_FAILED = 1
 
 
 class Protocol(enum.Enum):
@@ -60,8 +60,8 @@ def demo(
             if view.is_terminal if stay is None else stay:
                 _stay(parts, view)
     except KeyboardInterrupt:
-        code = _INTERRUPTED
-    view.say("everything that was started is gone" + (", stopped before its end" if code == _INTERRUPTED else ""))
+        code = INTERRUPTED
+    view.say("everything that was started is gone" + (", stopped before its end" if code == INTERRUPTED else ""))
     raise typer.Exit(code)
 
 

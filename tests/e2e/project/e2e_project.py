@@ -20,7 +20,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "handover": {"max_ranges_per_run": 1},
     "queued": {"max_ranges_per_run": 1},
     "idle": {},
-    "deadline": {"hold_limit_s": 12.0, "hold_commit_slice_s": 6.0},
+    "deadline": {"hold_limit_s": 12.0, "hold_commit_slice_s": 6.0, "max_ranges_per_run": 1},
     "fenced": {"max_ranges_per_run": 1},
     "grown": {"max_ranges_per_run": 1},
     "failing": {"max_attempts": 3},
