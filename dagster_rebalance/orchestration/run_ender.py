@@ -55,19 +55,19 @@ class RunEnder:
         """Begin to end runs whose process has gone, one after the other."""
         self._begin("ending", run_ids, self._ledger.end_dead)
 
-    def _begin(self, what: str, run_ids: Iterable[str], end: Callable[[list[str]], None]) -> None:
+    def _begin(self, what: str, run_ids: Iterable[str], end: Callable[[str], None]) -> None:
         fresh = [run_id for run_id in run_ids if (what, run_id) not in self._under_way]
         if fresh:
             self._under_way.update((what, run_id) for run_id in fresh)
             self._start(f"{what} {', '.join(fresh)}", partial(self._end_all, what, fresh, end))
 
-    def _end_all(self, what: str, run_ids: list[str], end: Callable[[list[str]], None]) -> None:
+    def _end_all(self, what: str, run_ids: list[str], end: Callable[[str], None]) -> None:
         for run_id in run_ids:
             self._end(what, run_id, end)
 
-    def _end(self, what: str, run_id: str, end: Callable[[list[str]], None]) -> None:
+    def _end(self, what: str, run_id: str, end: Callable[[str], None]) -> None:
         try:
-            end([run_id])
+            end(run_id)
         except Exception as error:  # noqa: BLE001 - whatever Dagster raises: the core asks again for as long as the run is live
             self._note(f"{what} run {run_id} failed: {error}")
             _log.warning("%s run %s failed", what, run_id, exc_info=True)

@@ -81,40 +81,38 @@ class RunLedger:
             error = error.cause
         return "\ncaused by: ".join(messages)
 
-    def cancel(self, run_ids: Iterable[str]) -> None:
-        """Cancel runs, and mark them, so that they do not count as failed attempts.
+    def cancel(self, run_id: str) -> None:
+        """Cancel a run, and mark it, so that it does not count as a failed attempt.
 
         A run that is being launched cannot be cancelled yet; the core asks again.
         """
-        for run_id in run_ids:
-            run = self._instance.get_run_by_id(run_id)
-            if run is None or run.is_finished or run.status in {dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING}:
-                continue
-            self._instance.add_run_tags(run_id, {TAKEN_BACK_TAG: run_id})
-            self._instance.run_coordinator.cancel_run(run_id)
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished or run.status in {dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING}:
+            return
+        self._instance.add_run_tags(run_id, {TAKEN_BACK_TAG: run_id})
+        self._instance.run_coordinator.cancel_run(run_id)
 
-    def end_dead(self, run_ids: Iterable[str]) -> None:
-        """End runs whose process has gone: first their Spark work, so that nothing of them is left, then the run in Dagster."""
-        for run_id in run_ids:
-            run = self._instance.get_run_by_id(run_id)
-            if run is None or run.is_finished:
-                continue
-            try:
-                if self._stop_spark_work is not None:
-                    self._stop_spark_work(run_id)
-            except Exception:  # noqa: BLE001 - whatever the Spark client raises: the other runs are dead all the same
-                _log.warning("the Spark work of run %s may go on, so the run is not ended yet", run_id, exc_info=True)
-                continue
-            try:
-                self._instance.run_launcher.terminate(run_id)
-            except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
-                _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
-            run = self._instance.get_run_by_id(run_id)
-            if run is None or run.is_finished:  # ended meanwhile: it must not be made a failure of a success
-                continue
-            self._instance.report_run_failed(
-                run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
-            )
+    def end_dead(self, run_id: str) -> None:
+        """End a run whose process has gone: first its Spark work, so that nothing of it is left, then the run in Dagster.
+
+        Raises:
+            Exception: Whatever the Spark client raises; its work may go on, so the run is not ended yet.
+        """
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:
+            return
+        if self._stop_spark_work is not None:
+            self._stop_spark_work(run_id)
+        try:
+            self._instance.run_launcher.terminate(run_id)
+        except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
+            _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
+        run = self._instance.get_run_by_id(run_id)
+        if run is None or run.is_finished:  # ended meanwhile: it must not be made a failure of a success
+            return
+        self._instance.report_run_failed(
+            run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
+        )
 
     def _seen(self, record: dg.RunRecord, *, is_retried: bool) -> RunSeen:
         run = record.dagster_run

@@ -155,8 +155,9 @@ def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
 def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it() -> None:
     """It drains what it has; what it is given meanwhile leaves with it. The process that comes after it is a member of its own."""
     fault = Fault(Kind.MEMBER_TERMINATED, "blue", 20.0, frozenset({5}), 40.0)
-    told = tuple(Event("assigned", "blue", "", (), {"member_id": member}, at) for member, at in (("id-1", 5.0), ("id-9", 38.0)))
-    left = (Event("left", "blue", "", (), {}, 35.0),)
+    lives = (("id-1", "old", 21.0), ("id-9", "new", 38.0))
+    told = tuple(Event("assigned", "blue", "", (), {"member_id": member, "incarnation": life}, at) for member, life, at in lives)
+    left = (Event("left", "blue", "", (), {"incarnation": "old"}, 35.0),)
 
     def explained(*owners: tuple[float, str | None]) -> list[str]:
         history = replace(WORKED_OFF, owners=owners)
@@ -165,6 +166,7 @@ def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it()
     assert explained((1.0, "id-2"), (25.0, "id-1"), (36.0, "id-2")) == ["member terminated (SIGTERM), as in a deploy: 25 to 35"]
     assert explained((1.0, "id-2"), (25.0, "id-1"), (30.0, "id-2")) == ["member terminated (SIGTERM), as in a deploy: 25 to 30"]
     assert explained((1.0, "id-1"), (36.0, "id-9")) == [], "it had it before, or has another owner now"
+    assert explained((1.0, "id-2"), (25.0, "id-9")) == []
     assert explained((1.0, "id-1"), (25.0, "id-2")) == []
 
 

@@ -19,18 +19,18 @@ class _Ledger:
     """Ends a run when the test lets it."""
 
     def __init__(self, problem: Exception | None = None) -> None:
-        self.asked: list[tuple[str, list[str]]] = []
+        self.asked: list[tuple[str, str]] = []
         self.may_go_on = threading.Event()
         self._problem = problem
 
-    def cancel(self, run_ids: list[str]) -> None:
-        self._ask("cancel", run_ids)
+    def cancel(self, run_id: str) -> None:
+        self._ask("cancel", run_id)
 
-    def end_dead(self, run_ids: list[str]) -> None:
-        self._ask("end", run_ids)
+    def end_dead(self, run_id: str) -> None:
+        self._ask("end", run_id)
 
-    def _ask(self, what: str, run_ids: list[str]) -> None:
-        self.asked.append((what, run_ids))
+    def _ask(self, what: str, run_id: str) -> None:
+        self.asked.append((what, run_id))
         self.may_go_on.wait(10)
         if self._problem is not None:
             raise self._problem
@@ -61,10 +61,10 @@ def test_each_run_is_asked_for_once_at_a_time() -> None:
     assert len(threads) == 3
     ledger.may_go_on.set()
     _wait(threads)
-    assert sorted(ledger.asked) == [("cancel", ["run-1"]), ("end", ["run-1"]), ("end", ["run-2"]), ("end", ["run-3"])]
+    assert sorted(ledger.asked) == [("cancel", "run-1"), ("end", "run-1"), ("end", "run-2"), ("end", "run-3")]
     ender.end_dead(["run-1"])
     _wait(threads)
-    assert ledger.asked[4:] == [("end", ["run-1"])]
+    assert ledger.asked[4:] == [("end", "run-1")]
 
 
 def test_an_error_is_noted() -> None:

@@ -90,15 +90,17 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
 
 def _given_to_leaving_members(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
     """Kafka does not know that a member which still drains is about to leave, and gives it more."""
-    for fault in evidence.faults:
-        if fault.kind not in LEAVING:
+    for left in evidence.left:
+        causes = [fault for fault in evidence.faults if fault.kind in LEAVING and fault.target == left.member and fault.began_at <= left.at]
+        if not causes:
             continue
-        ids = {event.metadata["member_id"] for event in evidence.assigned if event.member == fault.target and event.at < fault.began_at}
-        left_at = next((event.at for event in evidence.left if event.member == fault.target and event.at >= fault.began_at), until)
+        cause = max(causes, key=lambda fault: fault.began_at)
+        process = left.metadata["incarnation"]
+        ids = {event.metadata["member_id"] for event in evidence.assigned if event.metadata["incarnation"] == process}
         for span, owner in history.owned(until):
-            if owner in ids and fault.began_at <= span.begin < left_at:
-                end = min(span.end, left_at, fault.began_at + GONE_LIMIT_S)
-                yield Explained(Span(span.begin, end), fault.kind.value, history.name)
+            if owner in ids and cause.began_at <= span.begin < left.at:
+                end = min(span.end, left.at, cause.began_at + GONE_LIMIT_S)
+                yield Explained(Span(span.begin, end), cause.kind.value, history.name)
 
 
 def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explained]:

@@ -75,26 +75,24 @@ class SimulatedDagster:
             found |= {run.run_id for run in self.runs.values() if run.state in LIVE}
         return tuple(self._beating(run_id) for run_id in sorted(found, key=lambda run_id: int(run_id[1:])))
 
-    def cancel(self, run_ids: Iterable[str], *, by_member: bool = True) -> None:
-        """Cancel runs: one that waits is over at once, one that works is asked to stop, one that is being launched cannot be."""
-        for run_id in run_ids:
-            run = self.runs[run_id]
-            if run.state not in {RunState.WAITING, RunState.STARTED}:
-                continue
-            waits = run.state is RunState.WAITING
-            self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)
-            if not waits:
-                self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
+    def cancel(self, run_id: str, *, by_member: bool = True) -> None:
+        """Cancel a run: one that waits is over at once, one that works is asked to stop, one that is being launched cannot be."""
+        run = self.runs[run_id]
+        if run.state not in {RunState.WAITING, RunState.STARTED}:
+            return
+        waits = run.state is RunState.WAITING
+        self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)
+        if not waits:
+            self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
 
-    def end_dead(self, run_ids: Iterable[str]) -> None:
-        """End runs without a sign of life. Their Spark work is stopped first, so nothing of them goes on."""
-        for run_id in run_ids:
-            if self.runs[run_id].state in LIVE:
-                if self.processes[run_id].is_working and self.processes[run_id].silent_since is None:
-                    msg = f"{run_id} was ended as dead although it works and gives signs of life"
-                    raise Violation(msg)
-                self._gone(run_id)
-                self._move(run_id, RunState.FAILED)
+    def end_dead(self, run_id: str) -> None:
+        """End a run without a sign of life. Its Spark work is stopped first, so nothing of it goes on."""
+        if self.runs[run_id].state in LIVE:
+            if self.processes[run_id].is_working and self.processes[run_id].silent_since is None:
+                msg = f"{run_id} was ended as dead although it works and gives signs of life"
+                raise Violation(msg)
+            self._gone(run_id)
+            self._move(run_id, RunState.FAILED)
 
     def die(self, run_id: str) -> None:
         """The process of a run is killed; Dagster hears nothing."""

@@ -158,7 +158,7 @@ class Disturbances:
     def _a_person_cancels_a_run(self) -> None:
         live = [run.run_id for run in self._world.dagster.runs.values() if run.state in LIVE]
         if live:
-            self._world.dagster.cancel([self._clockwork.chance.choice(live)], by_member=False)
+            self._world.dagster.cancel(self._clockwork.chance.choice(live), by_member=False)
 
     def _a_run_is_executed_again(self) -> None:
         """From Dagster's page: whatever became of it, and although its batch may be done."""

@@ -34,15 +34,15 @@ class SimulatedLedger:
         self._process.must_reach("dagster")
         return found
 
-    def cancel(self, run_ids: Iterable[str]) -> None:
-        """Cancel runs."""
+    def cancel(self, run_id: str) -> None:
+        """Cancel a run."""
         self._process.must_reach("dagster")
-        self._dagster.cancel(run_ids)
+        self._dagster.cancel(run_id)
 
-    def end_dead(self, run_ids: Iterable[str]) -> None:
-        """End runs without a sign of life."""
+    def end_dead(self, run_id: str) -> None:
+        """End a run without a sign of life."""
         self._process.must_reach("dagster")
-        self._dagster.end_dead(run_ids)
+        self._dagster.end_dead(run_id)
 
 
 class SimulatedCatalogue:
