@@ -55,7 +55,7 @@ imports: install  ## layers and third-party packages (import-linter)
 	$(BIN)/lint-imports
 
 core-coverage: install  ## the core's own tests must reach every branch of it
-	$(BIN)/python -m pytest -q tests/core --cov=dagster_rebalance.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
+	$(BIN)/python -m pytest -q -n 2 tests/core --cov=dagster_rebalance.core --cov-branch --cov-fail-under=100 --cov-report=term-missing:skip-covered
 
 lock: install  ## resolve again, keeping pins that still fit (ARGS=--upgrade for the newest)
 	$(UV) pip compile pyproject.toml --output-file requirements/dev.txt --custom-compile-command "make lock" $(ARGS) \
