@@ -131,7 +131,7 @@ def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInsta
     runs = [bench.run(Status.NOT_STARTED, number) for number in (0, 1)]
     bench.until(lambda: not bench.mailbox.mail.offers)
     cancelled: list[str] = []
-    bench.pump.parts.ledger.cancel = cancelled.extend  # type: ignore[method-assign,assignment]
+    bench.pump.parts.ledger.cancel = cancelled.append  # type: ignore[method-assign,assignment]
     bench.joined_by_another()
     bench.until(lambda: cancelled)
     (held,) = bench.driver.held
@@ -390,7 +390,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
     healthy = bench.run(Status.STARTED, 1)
     answers, waiting = threading.Event(), list[threading.Thread]()
 
-    def hangs(_run_ids: list[str]) -> None:
+    def hangs(_run_id: str) -> None:
         waiting.append(threading.current_thread())
         answers.wait(10)
 
