@@ -32,10 +32,9 @@ chaos: install  ## faults on real brokers, members and runs, into build/chaos.js
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)
 
-# Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once;
-# in the order of their names, for those with few and long tests would else come last, and one of the two would wait.
+# Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once.
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: install format-check lint types imports core-coverage test  ## all that CI asks for
 
