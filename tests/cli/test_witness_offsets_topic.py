@@ -75,7 +75,7 @@ def _topic(*partitions: int) -> bytes:
 def test_a_member_still_has_what_it_must_give_up() -> None:
     """It has until it says that it gave it up (KIP-848)."""
     value = struct.pack(">hiib", 0, 3, 2, 1) + _topic(0, 200) + _topic(7) + b"\x00"
-    assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned("shop", "blue", frozenset({0, 7, 200}), 1.5)
+    assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned("shop", "blue", frozenset({0, 7, 200}), 1.5, asked_back=frozenset({7}))
     assert parse(MEMBER_KEY, None, 1.5) == MemberAssigned("shop", "blue", None, 1.5)
 
 

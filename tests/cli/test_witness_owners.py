@@ -11,8 +11,8 @@ from dagster_rebalance.core.partition import OffsetRange
 NAMES = {"id-1": "blue", "id-2": "green"}
 
 
-def _member(member_id: str, *partitions: int) -> MemberAssigned:
-    return MemberAssigned("shop", member_id, frozenset(partitions), 0.0)
+def _member(member_id: str, *partitions: int, asked_back: tuple[int, ...] = ()) -> MemberAssigned:
+    return MemberAssigned("shop", member_id, frozenset(partitions), 0.0, frozenset(asked_back))
 
 
 def _generation(**members: tuple[int, ...]) -> GenerationAssigned:
@@ -38,6 +38,21 @@ def test_who_has_a_partition_may_store_its_offset() -> None:
 def test_what_was_stored_while_nobody_had_the_partition_is_told(log: list[GroupRecord]) -> None:
     """Before the first assignment, and after a member was thrown out."""
     assert _found(*log) == ["offset 5 of orders-0 was stored while nobody had the partition"]
+
+
+def test_a_member_that_gave_a_partition_up_stores_nothing_for_it_any_more() -> None:
+    """It was asked for it, so it knows."""
+    log = (_member("id-1", 0, 1), _member("id-1", 0, 1, asked_back=(1,)), _stored(1, 5), _member("id-1", 0), _stored(1, 9))
+    assert _found(*log) == ["offset 9 of orders-1 was stored while nobody had the partition"]
+
+
+def test_a_member_that_was_not_asked_for_a_partition_cannot_know_that_it_was_taken() -> None:
+    """Seen with a member that joined a busy broker: its heartbeats said that it had nothing yet. With its next record it knows."""
+    taken = (_member("id-1", 0, 1), _member("id-1", 0), _stored(1, 0))
+    assert not _found(*taken)
+    assert _found(*taken, _member("id-1", 0), _stored(1, 0)) == ["offset 0 of orders-1 was stored while nobody had the partition"]
+    assert _found(*taken, MemberAssigned("shop", "id-1", None, 0.0), _stored(1, 0))
+    assert _found(*taken, _member("id-2", 1), MemberAssigned("shop", "id-2", None, 0.0), _stored(1, 0))
 
 
 def test_a_commit_by_the_former_owner_is_told() -> None:

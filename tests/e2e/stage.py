@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 PROTOCOLS = ("consumer", "classic")
-PATIENCE_S = 90.0
+PATIENCE_S = 150.0
 SETTINGS = {
     "sensors": {"use_threads": True, "num_workers": 4},
     "run_coordinator": {

@@ -57,12 +57,14 @@ class MemberAssigned:
         member_id: The member.
         partitions: The numbers of its partitions, whatever their topic is; None when it is no member any more.
         at: When Kafka stored it, in seconds since 1970.
+        asked_back: Those of them that it has to give up.
     """
 
     group: str
     member_id: str
     partitions: frozenset[int] | None
     at: float
+    asked_back: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +158,10 @@ def parse(key: bytes, value: bytes | None, at: float = 0.0) -> GroupRecord | Non
         return _offset(fields, _Reader(value))
     if kind == _MEMBER_KEY:
         group, member_id = fields.string(), fields.string()
-        return MemberAssigned(group, member_id, None if value is None else _member_partitions(_Reader(value)), at)
+        if value is None:
+            return MemberAssigned(group, member_id, None, at)
+        kept, asked_back = _member_partitions(_Reader(value))
+        return MemberAssigned(group, member_id, kept | asked_back, at, asked_back)
     if kind == _GROUP_KEY:
         return GenerationAssigned(fields.string(), {} if value is None else dict(_generation(_Reader(value))), at)
     return None
@@ -174,16 +179,19 @@ def _offset(key: _Reader, fields: _Reader) -> StoredOffset:
     return StoredOffset(group, topic, partition, offset, fields.number("q") / 1000, metadata.rstrip("\0"))
 
 
-def _member_partitions(fields: _Reader) -> frozenset[int]:
-    """What a member has: what it keeps, and what it was asked to give up and has not given up yet."""
+def _member_partitions(fields: _Reader) -> tuple[frozenset[int], frozenset[int]]:
+    """What a member keeps, and what it was asked to give up and has not given up yet."""
     _refuse_newer(fields.number("h"), _MEMBER_VALUE, "a member's assignment")
     fields.bytes(struct.calcsize(">iib"))  # its epoch, the one before it, and its state
-    found = set()
-    for _kept_then_to_be_given_up in range(2):
-        for _topic in range(fields.varint() - 1):
-            fields.bytes(_UUID_BYTES)
-            found |= {fields.number("i") for _ in range(fields.varint() - 1)}
-            fields.varint()  # tagged fields: there are none
+    return _numbers(fields), _numbers(fields)
+
+
+def _numbers(fields: _Reader) -> frozenset[int]:
+    found: set[int] = set()
+    for _topic in range(fields.varint() - 1):
+        fields.bytes(_UUID_BYTES)
+        found |= {fields.number("i") for _ in range(fields.varint() - 1)}
+        fields.varint()  # tagged fields: there are none
     return frozenset(found)
 
 

@@ -21,31 +21,52 @@ class Owners:
     """Follows a group's records, oldest first."""
 
     def __init__(self) -> None:
-        self._members: dict[str, frozenset[int]] = {}
+        self._members: dict[str, MemberAssigned] = {}
+        self._taken_unasked: dict[int, str] = {}
         self._generation: dict[int, str] = {}
 
     def take(self, record: GroupRecord) -> None:
         """Take the next record in."""
         if isinstance(record, MemberAssigned):
-            self._members.pop(record.member_id, None)
-            if record.partitions is not None:
-                self._members[record.member_id] = record.partitions
+            self._take_member(record)
         elif isinstance(record, GenerationAssigned):
             # Between the two rebalances of a cooperative hand-over the partition is assigned to nobody: the old owner still has it.
             kept = {number: member for number, member in self._generation.items() if member in record.members}
             self._generation = kept | {number: member for member, numbers in record.members.items() for number in numbers}
 
+    def _take_member(self, record: MemberAssigned) -> None:
+        before = self._members.pop(record.member_id, None)
+        has = record.partitions or frozenset[int]()
+        self._taken_unasked = {
+            number: member for number, member in self._taken_unasked.items() if member != record.member_id and number not in has
+        }
+        if record.partitions is None:
+            return
+        self._members[record.member_id] = record
+        if before is not None and before.partitions is not None:
+            taken = before.partitions - before.asked_back - record.partitions
+            self._taken_unasked.update(dict.fromkeys(taken, record.member_id))
+
     @property
     def partitions(self) -> set[int]:
         """The partitions that somebody has."""
-        return set(self._generation).union(*self._members.values())
+        return set(self._generation).union(*(member.partitions or () for member in self._members.values()))
 
     def of(self, partition: int) -> str | None:
         """The id of the member that has a partition."""
-        for member, numbers in self._members.items():
-            if partition in numbers:
+        for member, record in self._members.items():
+            if partition in (record.partitions or ()):
                 return member
         return self._generation.get(partition)
+
+    def is_taken_unasked(self, partition: int) -> bool:
+        """Whether the coordinator has taken a partition from a member without asking for it, and that member cannot know yet.
+
+        While librdkafka looks for the names of the topics of its first assignment, its heartbeats say that it has nothing. A coordinator
+        that has a new assignment by then gives those partitions to others at once, and the member still begins with what it was told
+        first; it is asked for them a moment later. What both of them store is told apart by the claims.
+        """
+        return partition in self._taken_unasked
 
 
 def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, str | None]]]:
@@ -84,6 +105,8 @@ def stored_without_owning(
         before, last[record.partition] = last.get(record.partition, 0), record.offset
         what = f"offset {record.offset} of {record.topic}-{record.partition} was stored"
         if owner is None:
+            if owners.is_taken_unasked(record.partition):
+                continue
             found.append(f"{what} while nobody had the partition")
             continue
         writers = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ()) if record.offset > before else ()
