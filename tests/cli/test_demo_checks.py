@@ -113,6 +113,8 @@ def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
     assert check_holds([HOLD, idle, HOLD]) == Check(
         "retained partitions went on during holds", passed=True, detail="600 records during 2 holds"
     )
+    leave = replace(HOLD, cause="leave", retained_records=0)
+    assert check_holds([HOLD, leave]).passed, "who leaves retains nothing, and the batches of others end when they end"
 
 
 @pytest.mark.parametrize(
