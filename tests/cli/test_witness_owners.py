@@ -50,6 +50,9 @@ def test_a_member_that_was_not_asked_for_a_partition_cannot_know_that_it_was_tak
     """Seen with a member that joined a busy broker: its heartbeats said that it had nothing yet. With its next record it knows."""
     taken = (_member("id-1", 0, 1), _member("id-1", 0), _stored(1, 0))
     assert not _found(*taken)
+    assert _found(*taken, _stored(1, 5)) == ["offset 5 of orders-1 was stored while nobody had the partition"], (
+        "claims are all it can store so soon"
+    )
     assert _found(*taken, _member("id-1", 0), _stored(1, 0)) == ["offset 0 of orders-1 was stored while nobody had the partition"]
     assert _found(*taken, MemberAssigned("shop", "id-1", None, 0.0), _stored(1, 0))
     assert _found(*taken, _member("id-2", 1), MemberAssigned("shop", "id-2", None, 0.0), _stored(1, 0))

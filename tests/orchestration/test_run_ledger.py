@@ -10,6 +10,7 @@ import pytest
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import runs as runs_module
+from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import BATCH_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG
 from dagster_rebalance.testing.fixtures import unique_name
@@ -229,6 +230,23 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(instance: dg.Dagster
     with pytest.raises(ConfigurationError, match="no server answers"):
         RunLedger(instance, "etl", stop_spark_work=stop).end_dead(run.run_id)
     assert status_of(instance, run) is Status.STARTED
+
+
+@pytest.mark.parametrize("problem", [ConfigurationError("no server answers"), OSError("not an error of this package")])
+def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
+    instance: dg.DagsterInstance, batch_id: str, problem: Exception
+) -> None:
+    """The Spark client may raise what it likes; each dead run is looked at."""
+    stuck, other = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
+
+    def stop(run_id: str) -> None:
+        if run_id == stuck.run_id:
+            raise problem
+
+    ledger = RunLedger(instance, "etl", stop_spark_work=stop)
+    RunEnder(ledger, lambda _text: None, at_once).end_dead([stuck.run_id, other.run_id])
+    assert status_of(instance, stuck) is Status.STARTED
+    assert status_of(instance, other) is Status.FAILURE
 
 
 def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(instance: dg.DagsterInstance) -> None:

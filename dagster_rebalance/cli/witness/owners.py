@@ -62,9 +62,9 @@ class Owners:
     def is_taken_unasked(self, partition: int) -> bool:
         """Whether the coordinator has taken a partition from a member without asking for it, and that member cannot know yet.
 
-        While librdkafka looks for the names of the topics of its first assignment, its heartbeats say that it has nothing. A coordinator
-        that has a new assignment by then gives those partitions to others at once, and the member still begins with what it was told
-        first; it is asked for them a moment later. What both of them store is told apart by the claims.
+        Deduced from librdkafka's source and one broker's log: while the client looks for the names of the topics of its first assignment,
+        its heartbeats say that it has nothing. A coordinator that has a new assignment by then gives those partitions to others at once,
+        and the member still begins with what it was told first; it is asked for them a moment later. The claims tell apart what both store.
         """
         return partition in self._taken_unasked
 
@@ -105,9 +105,8 @@ def stored_without_owning(
         before, last[record.partition] = last.get(record.partition, 0), record.offset
         what = f"offset {record.offset} of {record.topic}-{record.partition} was stored"
         if owner is None:
-            if owners.is_taken_unasked(record.partition):
-                continue
-            found.append(f"{what} while nobody had the partition")
+            if record.offset > before or not owners.is_taken_unasked(record.partition):
+                found.append(f"{what} while nobody had the partition")
             continue
         writers = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ()) if record.offset > before else ()
         if writers and names.get(owner, owner) not in writers:
