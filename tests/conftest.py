@@ -15,7 +15,7 @@ pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("any machine")
 
-REAL_PARTS = ("broker", "spark", "e2e")
+REAL_PARTS = ("postgres", "broker", "spark", "e2e")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Pytest fixtures with a real Kafka and a real Spark.
+"""Pytest fixtures with a real Kafka, a real Spark and a real Postgres.
 
 A project that wants them says so in its top `conftest.py`:
 
@@ -17,7 +17,9 @@ def test_orders_arrive(kafka_broker, kafka_topic):
 `kafka_broker` (session): a `KafkaCluster` of one node. `kafka_topic`: makes topics whose names no other test has.
 `secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
 `spark_connect_server` (session): a `SparkConnectServer`.
-Needs Java 17 to 23. The first use ever fetches the jars, about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it).
+`postgres` (session): a `Postgres`, for Dagster's storage.
+All but Postgres need Java 17 to 23. The first use ever fetches the jars, about 60 MB, into the user's cache folder
+(DAGSTER_REBALANCE_CACHE moves it).
 DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 plays the tests on another Kafka than 4.1.1.
 """
 
@@ -30,6 +32,7 @@ import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.jars import tell_on_stderr
+from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.secured import SecuredKafka
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
@@ -92,4 +95,11 @@ def secured_kafka(pytestconfig: pytest.Config) -> Iterator[SecuredKafka]:
 def spark_connect_server(pytestconfig: pytest.Config) -> Iterator[SparkConnectServer]:
     """A Spark Connect server with the Kafka connector, for the whole session."""
     with SparkConnectServer(tell=_teller(pytestconfig)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A real Postgres, for the whole session."""
+    with Postgres() as server:
         yield server

@@ -1,0 +1,116 @@
+"""A real Postgres for tests, with a database for each Dagster instance that asks.
+
+Needs the programs of Postgres (Debian's package `postgresql`) and, for Dagster, the package `dagster-postgres`. Postgres
+refuses to work for root: there it is run by the user `nobody`. It keeps nothing safe (`fsync` is off), and is gone with its
+folder afterwards.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.processes import ChildProcess
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+_START_LIMIT_S = 60.0
+_DEBIAN = Path("/usr/lib/postgresql")
+_QUICK = ("fsync=off", "synchronous_commit=off", "full_page_writes=off", "timezone=UTC")
+
+
+class Postgres:
+    """A server on a port of 127.0.0.1.
+
+    Example:
+        ```python
+        with Postgres() as postgres, dg.instance_for_test(overrides=postgres.dagster_settings("shop")) as instance:
+            ...
+        ```
+    """
+
+    def __init__(self) -> None:
+        self.port = free_port()
+        self._folder = Path(tempfile.mkdtemp(prefix="dagster_rebalance_postgres_"))
+        self._server: ChildProcess | None = None
+
+    @property
+    def server(self) -> ChildProcess:
+        """The running server, to suspend or kill it.
+
+        Raises:
+            DagsterRebalanceError: It was not started.
+        """
+        if self._server is None:
+            msg = "this Postgres is not started: use it as a context manager"
+            raise DagsterRebalanceError(msg)
+        return self._server
+
+    def create_database(self, name: str) -> None:
+        """Create an empty database."""
+        _run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "dagster", name)
+
+    def url(self, database: str, *, port: int | None = None) -> str:
+        """The address of a database, perhaps behind a proxy on another port.
+
+        It names the driver: SQLAlchemy 2.1 takes another one where the scheme is only `postgresql`.
+        """
+        return f"postgresql+psycopg2://dagster@127.0.0.1:{port or self.port}/{database}"
+
+    def dagster_settings(self, database: str, *, port: int | None = None) -> dict[str, Any]:
+        """What `dagster.yaml` says so that an instance keeps all its storage in a database. The database must exist."""
+        return {"storage": {"postgres": {"postgres_url": self.url(database, port=port)}}}
+
+    def __enter__(self) -> Self:
+        """Make the server's files, start it, and wait until it answers."""
+        data = self._folder / "data"
+        if os.geteuid() == 0:
+            shutil.chown(self._folder, "nobody")
+        _run("initdb", "-D", str(data), "-U", "dagster", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")
+        settings = [part for setting in _QUICK for part in ("-c", setting)]
+        server = [_program("postgres"), "-D", str(data), "-p", str(self.port), "-k", str(self._folder), "-h", "127.0.0.1"]
+        self._server = ChildProcess("Postgres", [*_as_other(), *server, *settings], log=self._folder / "server.log", cwd=self._folder)
+        self._server.wait_until_ready(self._answers, timeout_s=_START_LIMIT_S)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._server is not None:
+            self._server.stop_at_once()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        with suppress(DagsterRebalanceError):
+            _run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port))
+            return True
+        return False
+
+
+def _program(name: str) -> str:
+    """The path of a program of Postgres: Debian keeps most of them out of PATH."""
+    found = shutil.which(name) or next((str(path) for path in sorted(_DEBIAN.glob(f"*/bin/{name}"), reverse=True)), None)
+    if found is None:
+        msg = f"Postgres' program {name} was not found: install Postgres (Debian: apt-get install postgresql)"
+        raise DagsterRebalanceError(msg)
+    return found
+
+
+def _as_other() -> list[str]:
+    return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+
+
+def _run(name: str, *arguments: str) -> None:
+    command = [*_as_other(), _program(name), *arguments]
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)  # noqa: S603 - our own, no shell
+    if done.returncode != 0:
+        msg = f"{name} of Postgres failed: {done.stdout}{done.stderr}".strip()
+        raise DagsterRebalanceError(msg)
