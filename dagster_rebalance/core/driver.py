@@ -16,7 +16,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, Outcome, named, receipt_of
+from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, LeavePolicy, Outcome, named, receipt_of
 from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
@@ -106,15 +106,23 @@ class Driver:
         self._give_up(event.partitions, Cause.REVOKE, self.settings.budget, now)
 
     def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
-        if self.leaving is not None:
-            return
-        self.leaving = event.reason
+        hands_over = event.has_successor and self.settings.on_leave is LeavePolicy.RELEASE
+        budget = self._budget_of(event.limit_s, hands_over=hands_over)
+        if self.leaving is None:
+            self.leaving = event.reason
+            yield do.Note(f"leaving the group: {event.reason}")
+            self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
+        # What is under way can only get faster: a code server is killed when its time is up, whatever the member began before.
+        self.holds = tuple(hold.hastened(budget, now, hands_over=hands_over) if hold.cause is Cause.LEAVE else hold for hold in self.holds)
+
+    def _budget_of(self, limit_s: float | None, *, hands_over: bool) -> HoldBudget:
+        """The time of a leave. One that hands over waits for commits alone, which the end of a hold is kept for."""
         budget = self.settings.budget
-        if event.limit_s is not None and event.limit_s < budget.limit_s:
-            limit_s = max(event.limit_s, _SHORTEST_LEAVE_S)
-            budget = HoldBudget(limit_s, min(budget.commit_slice_s, limit_s / 2))
-        yield do.Note(f"leaving the group: {event.reason}")
-        self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
+        limits = [limit for limit in (limit_s, budget.commit_slice_s if hands_over else None) if limit is not None]
+        if not limits or min(limits) >= budget.limit_s:
+            return budget
+        shortest_s = max(min(limits), _SHORTEST_LEAVE_S)
+        return HoldBudget(shortest_s, min(budget.commit_slice_s, shortest_s / 2))
 
     def _give_up(self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float) -> None:
         epochs = {}
@@ -353,9 +361,10 @@ class Driver:
         held = [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
         draining = [owned for owned in held if owned.phase is Phase.DRAINING]
         live = frozenset[str]().union(*(owned.live_runs for owned in held))
-        is_late = now >= hold.deadline_at
-        cancels_all = is_late and self.settings.on_deadline is DeadlinePolicy.CANCEL
-        unwanted = live if cancels_all else frozenset[str]().union(*(owned.waiting_runs for owned in held))
+        is_late = hold.hands_over or now >= hold.deadline_at
+        cancels_all = is_late and not hold.hands_over and self.settings.on_deadline is DeadlinePolicy.CANCEL
+        waiting = frozenset[str]() if hold.hands_over else frozenset[str]().union(*(owned.waiting_runs for owned in held))
+        unwanted = live if cancels_all else waiting
         is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= self.settings.retry_s
         due = unwanted if is_due_again else unwanted - hold.cancelled
         hold = replace(hold, run_ids=hold.run_ids | live)
@@ -365,14 +374,15 @@ class Driver:
             cancels.append(do.CancelRuns(tuple(sorted(due)), f"{named(hold.epochs)} must be given up, and {reason}"))
             hold = replace(hold, cancelled=hold.cancelled | due, cancelled_at=now)
         waits_for_commits_only = is_late and not cancels_all
-        overdue = [o for o in draining if now >= hold.limit_at or (waits_for_commits_only and not o.is_committing)]
+        overdue = [o for o in draining if now >= hold.limit_at or (waits_for_commits_only and o.runs_are_known and not o.is_committing)]
         for owned in overdue:
             self.partitions[owned.partition] = owned.changed(Change.DEADLINE_PASSED)
         return replace(hold, is_past_deadline=hold.is_past_deadline or bool(overdue) or (cancels_all and bool(live))), cancels
 
     def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
         # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
-        outcome = Outcome.DEADLINE if any(owned.live_runs for owned in held) else None
+        left = Outcome.HANDED_OVER if hold.hands_over else Outcome.DEADLINE
+        outcome = left if any(owned.live_runs for owned in held) else None
         self.holds = tuple(other for other in self.holds if other is not hold)
         if hold.cause is Cause.REVOKE:
             for owned in held:

@@ -64,15 +64,17 @@ class HoldSuperseded:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The member shall drain all its partitions and leave the group.
+    """The member shall give all its partitions up and leave the group. A later request can only make it faster.
 
     Attributes:
         reason: Why, as the end of a sentence.
         limit_s: How long it may take, at most the usual limit of a hold; None for that limit.
+        has_successor: Whether a newer process has joined through the same Dagster instance, so that it can adopt live runs.
     """
 
     reason: str
     limit_s: float | None = None
+    has_successor: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,8 +27,11 @@ def explain_hold(hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition]
         `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240); 278 s left`
     """
     held = [owned for owned in (partitions.get(partition) for partition in sorted(hold.epochs)) if owned is not None]
-    waits = [text for owned in held if owned.phase is Phase.DRAINING for text in _waits_for(owned)]
+    draining = [owned for owned in held if owned.phase is Phase.DRAINING]
+    waits = [text for owned in draining for text in (_commits_of(owned) if hold.hands_over else _waits_for(owned))]
     verb = "holding" if hold.cause is Cause.REVOKE else "leaving the group with"
+    if hold.hands_over:
+        verb = "handing over to the successor"
     what = f"waiting for {', '.join(waits)}" if waits else "nothing left to wait for"
     return f"{verb} {compact(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {_time_left(hold, now)}"
 
@@ -89,11 +92,17 @@ def _row(row: list[TopicPartition]) -> str:
 def _waits_for(owned: OwnedPartition) -> tuple[str, ...]:
     """What a partition that must be given up waits for, each as a noun."""
     waits = [f"{_runs(entry.progress.run_ids)} on {entry.range}" for entry in owned.entries if isinstance(entry.progress, InFlight)]
+    return (*waits, *_commits_of(owned)) or (f"Dagster to say which runs work on {owned.partition}",)
+
+
+def _commits_of(owned: OwnedPartition) -> tuple[str, ...]:
+    """Its writes and records under way, each as a noun."""
+    waits = []
     if owned.pending is not None:
         waits.append(f"Kafka to confirm {_write(owned.pending)} of {owned.partition}")
     if owned.unrecorded is not None:
         waits.append(f"Dagster to record the commit of {owned.unrecorded.range}")
-    return tuple(waits) or (f"Dagster to say which runs work on {owned.partition}",)
+    return tuple(waits)
 
 
 def _time_left(hold: Hold, now: float) -> str:

@@ -7,7 +7,7 @@ A member that leaves the group on its own account holds all its partitions in th
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -25,6 +25,8 @@ class Outcome(enum.Enum):
     """No run was working on the partitions: released at once."""
     DRAINED = "drained"
     """All live runs ended, and what succeeded is committed."""
+    HANDED_OVER = "handed over"
+    """The member left for its successor: what was done is committed, live runs go on, and the successor adopts them."""
     DEADLINE = "deadline"
     """Time was up: released with claims in place, which the next owner takes over."""
     SUPERSEDED = "superseded"
@@ -49,6 +51,15 @@ class DeadlinePolicy(enum.Enum):
     """They are cancelled; the release waits, within the limit, until Dagster shows them ended."""
     RELEASE = "release"
     """They go on, and the next owner adopts them through their claims."""
+
+
+class LeavePolicy(enum.Enum):
+    """How a member leaves for its successor: a newer process of its code location, found through the same Dagster instance."""
+
+    RELEASE = "release"
+    """It commits what is done and leaves at once; the successor adopts the live runs."""
+    DRAIN = "drain"
+    """It waits for its live runs, as for a revoke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +100,7 @@ class Hold:
         cancelled_at: When runs were last cancelled.
         committed: The offsets committed meanwhile, by partition.
         is_past_deadline: Whether runs were still live at the deadline, so that its policy was applied.
+        hands_over: Whether live runs are left to the successor: only commits are waited for.
     """
 
     cause: Cause
@@ -100,6 +112,14 @@ class Hold:
     cancelled_at: float | None = None
     committed: dict[TopicPartition, int] = field(default_factory=dict)
     is_past_deadline: bool = False
+    hands_over: bool = False
+
+    def hastened(self, budget: HoldBudget, now: float, *, hands_over: bool) -> Hold:
+        """The hold with the time of another request if that ends earlier: a deploy in the middle of a slow leave, say."""
+        if now + budget.limit_s >= self.limit_at:
+            return replace(self, hands_over=self.hands_over or hands_over)
+        shorter = replace(budget, limit_s=now - self.requested_at + budget.limit_s)
+        return replace(self, budget=shorter, hands_over=self.hands_over or hands_over)
 
     @property
     def deadline_at(self) -> float:
@@ -115,7 +135,7 @@ class Hold:
     def outcome(self) -> Outcome:
         """How the hold ends if it is released now."""
         if self.is_past_deadline:
-            return Outcome.DEADLINE
+            return Outcome.HANDED_OVER if self.hands_over else Outcome.DEADLINE
         if self.run_ids or self.committed:
             return Outcome.DRAINED
         return Outcome.NOTHING_TO_DO
@@ -131,7 +151,7 @@ class Receipt:
         partitions: What was held.
         seconds: From the request to the end.
         committed: The offsets committed meanwhile, by partition.
-        run_ids: The runs that were waited for.
+        run_ids: The runs that were waited for, or left at work for the successor.
         cancelled: The runs that were cancelled.
         handed_over: Partitions that were given up with claims in place.
     """
@@ -148,7 +168,8 @@ class Receipt:
     def __str__(self) -> str:
         text = f"{self.cause.value} of {named(self.partitions)} {_VERB[self.outcome]} after {self.seconds:.1f} s"
         if self.run_ids:
-            text += f", {len(self.run_ids)} run{'s' * (len(self.run_ids) != 1)} waited for"
+            went_on = self.outcome is Outcome.HANDED_OVER
+            text += f", {len(self.run_ids)} run{'s' * (len(self.run_ids) != 1)} {'left at work' if went_on else 'waited for'}"
         if self.cancelled:
             text += f", {len(self.cancelled)} cancelled"
         if self.handed_over:
@@ -159,6 +180,7 @@ class Receipt:
 _VERB = {
     Outcome.NOTHING_TO_DO: "released with nothing to do",
     Outcome.DRAINED: "drained and released",
+    Outcome.HANDED_OVER: "handed over to the successor",
     Outcome.DEADLINE: "released at the deadline",
     Outcome.SUPERSEDED: "superseded",
     Outcome.LOST: "lost",

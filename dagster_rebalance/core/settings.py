@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
+from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
@@ -28,6 +28,7 @@ class DriverSettings:
         limits: How large batches get.
         budget: How long a hold may take.
         on_deadline: What happens to live runs at the deadline of a hold.
+        on_leave: Whether a member that leaves for its successor waits for live runs.
         on_lost: What happens to live runs of partitions that were lost.
         max_attempts: Runs that may fail on a range before it is given up. Dagster's own retries are not counted.
         dead_letter_topic: Where a range that was given up is recorded, so that its partition goes on; without it, the partition is stopped.
@@ -44,6 +45,7 @@ class DriverSettings:
     limits: BatchLimits = field(default_factory=BatchLimits)
     budget: HoldBudget = field(default_factory=HoldBudget)
     on_deadline: DeadlinePolicy = DeadlinePolicy.CANCEL
+    on_leave: LeavePolicy = LeavePolicy.RELEASE
     on_lost: LossPolicy = LossPolicy.LEAVE
     max_attempts: int = 3
     dead_letter_topic: str | None = None

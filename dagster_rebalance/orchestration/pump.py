@@ -41,6 +41,8 @@ _T = TypeVar("_T")
 _log = logging.getLogger("dagster_rebalance")
 _POLL_S = 0.1
 _SUCCESSOR_POLL_S = 5.0
+_SUCCESSOR_POLL_LEAVING_S = 1.0
+"""A member that drains for a deploy keeps its successor waiting until it finds it."""
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
 """Within so long a member that was thrown out hears of it."""
@@ -273,12 +275,13 @@ class Pump:
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()
-        if now - self._looked_for_successor_at < _SUCCESSOR_POLL_S or self.parts.driver.leaving is not None:
+        wait_s = _SUCCESSOR_POLL_S if self.parts.driver.leaving is None else _SUCCESSOR_POLL_LEAVING_S
+        if now - self._looked_for_successor_at < wait_s:
             return
         self._looked_for_successor_at = now
         newer = self._show(self.parts.catalogue.successor)
         if newer is not None:
-            self._feed(seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})"))
+            self._feed(seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})", has_successor=True))
 
     def _show(self, action: Callable[[], _T]) -> _T | None:
         """Do something with the catalogue that the member's work does not depend on."""

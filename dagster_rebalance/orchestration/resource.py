@@ -16,7 +16,7 @@ from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
+from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
 from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
@@ -90,6 +90,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     on_lost: Literal["leave", "cancel"] = Field(
         default="leave", description="Runs of partitions that were lost: `leave` them to be adopted by the next owner, or `cancel` them."
+    )
+    on_leave: Literal["release", "drain"] = Field(
+        default="release",
+        description="A reload or deploy: `release` commits what is done and leaves live runs to the newer process, `drain` waits for them.",
     )
     foreign_metadata: Literal["refuse", "overwrite"] = Field(
         default="refuse", description="What to do with offsets that another application committed in this group with a text of its own."
@@ -195,6 +199,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ),
             budget=HoldBudget(self.hold_limit_s, self.hold_commit_slice_s),
             on_deadline=DeadlinePolicy(self.on_deadline),
+            on_leave=LeavePolicy(self.on_leave),
             on_lost=LossPolicy(self.on_lost),
             max_attempts=self.max_attempts,
             dead_letter_topic=self.dead_letter_topic,

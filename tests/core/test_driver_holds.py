@@ -8,7 +8,8 @@ import pytest
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.holds import Cause, DeadlinePolicy, HoldBudget, Outcome
+from dagster_rebalance.core.explain import explain_hold
+from dagster_rebalance.core.holds import Cause, DeadlinePolicy, HoldBudget, LeavePolicy, Outcome
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
@@ -413,6 +414,79 @@ def test_a_leave_keeps_its_limit(limit_s: float, seconds: float) -> None:
     world.wait(seconds - 0.25, member)
     assert member.left is None
     world.wait(0.25, member)
+    assert member.left == "shutdown"
+
+
+def test_a_leave_for_a_successor_commits_what_is_done_and_goes_at_once() -> None:
+    """A reload must stand no partition still for the longest run of the old process: the successor adopts what is at work."""
+    world, member, (done, at_work_) = at_work(partitions=2)
+    world.succeed(done)
+    member.feed(seen.LeaveRequested("a reload", has_successor=True))
+    world.wait(1, member)
+    assert member.left == "a reload"
+    assert world.kafka.commits == [(tp(0), 100)]
+    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [(Outcome.HANDED_OVER, (), (tp(1),))]
+    assert str(member.receipts[0]).endswith("2 runs left at work, claims of orders-1 left to the next owner")
+    heir = world.member(owns=2)
+    assert world.dagster.runs[at_work_].state is RunState.STARTED
+    assert heir.driver.partitions[tp(1)].live_runs == {at_work_}
+
+
+def test_a_queued_run_is_not_cancelled_for_a_successor() -> None:
+    """The successor adopts it; cancelling it would only cost the place in the queue."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick()
+    world.wait(1, member)
+    member.feed(seen.LeaveRequested("a reload", has_successor=True))
+    world.wait(0.25, member)
+    assert member.left == "a reload"
+    assert world.dagster.runs[run_id].state is RunState.WAITING
+
+
+def test_a_member_that_is_to_drain_waits_for_its_runs_also_before_a_successor() -> None:
+    """`on_leave="drain"`, for runs that end with their code server."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, on_leave=LeavePolicy.DRAIN))
+    member.feed(seen.LeaveRequested("a reload", has_successor=True))
+    world.wait(5, member)
+    assert member.left is None
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert [r.outcome for r in member.receipts] == [Outcome.DRAINED]
+
+
+def test_a_hand_over_waits_for_dagster_no_longer_than_for_the_last_commit() -> None:
+    """While Dagster's storage is away nobody knows what is done; the claims tell the successor."""
+    world, member, (run_id,) = at_work()
+    member.fails.add(do.ReadRuns)
+    world.succeed(run_id)
+    member.feed(seen.LeaveRequested("a reload", has_successor=True))
+    world.wait(4.75, member)
+    assert member.left is None
+    assert explain_hold(member.driver.holds[0], member.driver.partitions, world.now).startswith("handing over to the successor orders-0")
+    world.wait(0.25, member)
+    assert member.left == "a reload"
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
+@pytest.mark.parametrize("second", [seen.LeaveRequested("shutdown", 8.0), seen.LeaveRequested("a reload", has_successor=True)])
+def test_a_later_request_hastens_a_leave(second: seen.LeaveRequested) -> None:
+    """A code server is killed when its grace period is over, also if the member began to leave slowly before."""
+    world, member, _ = at_work()
+    member.feed(seen.LeaveRequested("its sensor is off"))
+    world.wait(10, member)
+    member.feed(second)
+    world.wait(8, member)
+    assert member.left == "its sensor is off"
+
+
+def test_a_later_request_never_prolongs_a_leave() -> None:
+    """The first limit was given for a reason as well."""
+    world, member, _ = at_work()
+    member.feed(seen.LeaveRequested("shutdown", 8.0))
+    world.wait(4, member)
+    member.feed(seen.LeaveRequested("its sensor is off"))
+    world.wait(4, member)
     assert member.left == "shutdown"
 
 

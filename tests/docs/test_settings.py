@@ -52,4 +52,3 @@ def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
     fixed = DriverSettings()
     assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in text
     assert f"looked at again every {fixed.recheck_s:g} s" in text
-    assert f"launched for {fixed.pulse.start_timeout_s:g} s" in text

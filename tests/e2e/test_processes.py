@@ -106,18 +106,20 @@ def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: St
     _restart(stage, "blue")
 
 
-def test_after_a_reload_the_old_process_drains_and_the_new_one_goes_on(stage: Stage) -> None:
-    """Two members of one code location overlap; the old one gets no ticks, but lives until its runs have ended."""
+def test_after_a_reload_the_new_process_adopts_the_runs_of_the_old_one(stage: Stage) -> None:
+    """A reload stands no partition still: the old member leaves while its run works, and the new one commits it."""
     groups = stage.groups("reloaded", partitions=2)
     _in_flight(groups, "purple", 1)
     stage.dagster.reload("purple")
     for group in groups:
         group.wait("the new process to join", lambda group: len(group.events("joined", "purple")) == 2)
+        group.wait("the old process to leave", lambda group: group.events("left", "purple"), TAKE_OVER_S)
+        assert "newer process" in group.events("left", "purple")[0]["reason"]
+        assert [event["outcome"] for event in group.events("hold", "purple")] == ["handed over"]
+        assert not group.is_done(), "its run still works"
         group.open()
         group.produce([0, 1], 10)
     for group in groups:
-        group.wait("the old process to leave", lambda group: group.events("left", "purple"), TAKE_OVER_S)
-        assert "newer process" in group.events("left", "purple")[0]["reason"]
         group.wait("all records to be committed", lambda group: group.is_done(20))
         group.check_exactly_once()
 

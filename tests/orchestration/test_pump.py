@@ -362,6 +362,34 @@ def test_it_leaves_for_a_newer_process_of_its_code_location(instance: dg.Dagster
     assert bench.group.clock() - before < 10
 
 
+def test_it_hands_a_run_over_to_its_successor(instance: dg.DagsterInstance) -> None:
+    """A reload must stand no partition still until the longest run of the old process ends."""
+    bench = Bench(instance)
+    bench.catalogue.record_joined()
+    bench.offers()
+    bench.run(Status.STARTED)
+    bench.turn(20)
+    Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
+    bench.until(lambda: bench.pump._left)
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["handed over"]
+    assert bench.offset() == 0
+
+
+def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(instance: dg.DagsterInstance) -> None:
+    """The new process often starts only after the old one was told to end."""
+    bench = Bench(instance)
+    bench.catalogue.record_joined()
+    bench.offers()
+    bench.run(Status.STARTED)
+    bench.mailbox.tell(seen.LeaveRequested("its process ends", 40.0))
+    bench.turn(20)
+    assert bench.pump._left is None, "nobody is there who could adopt the run"
+    Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
+    before = bench.group.clock()
+    bench.until(lambda: bench.pump._left)
+    assert bench.group.clock() - before < 5
+
+
 def test_a_topic_that_does_not_exist_ends_it_before_it_joins(instance: dg.DagsterInstance) -> None:
     """A member without partitions would look as if there was nothing to do."""
     bench = Bench(instance, topic="missing")
