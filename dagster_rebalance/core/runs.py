@@ -45,7 +45,9 @@ class RunSeen:
         batch_id: The batch that it was requested for.
         ranges: The ranges that it was given.
         state: Where it is in its life.
-        is_retry: Whether Dagster or a person started it as a retry of another run; only first runs count as attempts.
+        attempt: Which attempt it was requested as; 0 where Dagster does not say.
+        parent_id: The run that Dagster or a person executed again with it; empty for a first run. Only first runs count as attempts.
+        has_started: Whether it ever reached its process. One that did not has touched nothing.
         awaits_retry: It failed, and Dagster is about to start it again.
         is_refused: It refused itself, so it does not work although it may not have ended yet; not an attempt.
         is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still work until it ended.
@@ -56,11 +58,18 @@ class RunSeen:
     batch_id: str
     ranges: tuple[OffsetRange, ...]
     state: RunState
-    is_retry: bool = False
+    attempt: int = 0
+    parent_id: str = ""
+    has_started: bool = True
     awaits_retry: bool = False
     is_refused: bool = False
     is_taken_back: bool = False
     heartbeat: str = ""
+
+    @property
+    def is_retry(self) -> bool:
+        """Whether it executes another run again."""
+        return bool(self.parent_id)
 
     @property
     def is_live(self) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.runs import RunSeen, RunState
-from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG, ranges_in
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG, ranges_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -123,7 +123,9 @@ class RunLedger:
             batch_id=batch_id,
             ranges=ranges_in(run.run_config, batch_id),
             state=state,
-            is_retry=run.parent_run_id is not None,
+            attempt=_number(run.tags.get(ATTEMPT_TAG, "")),
+            parent_id=run.parent_run_id or "",
+            has_started=record.start_time is not None,
             awaits_retry=state is RunState.FAILED and not is_retried and self._will_be_retried(record),
             is_refused=run.tags.get(REFUSED_TAG) == run.run_id,
             is_taken_back=run.tags.get(TAKEN_BACK_TAG) == run.run_id,
@@ -138,3 +140,8 @@ class RunLedger:
             datetime.now(timezone.utc) - record.update_timestamp.replace(tzinfo=record.update_timestamp.tzinfo or timezone.utc)
         ).total_seconds()
         return age_s < RETRY_PATIENCE_S and record.dagster_run.tags.get(_WILL_RETRY_TAG, "true").lower() == "true"
+
+
+def _number(text: str) -> int:
+    """The number in a tag; 0 when a person has spoilt it."""
+    return int(text) if text.isdecimal() else 0

@@ -68,7 +68,7 @@ def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuse
     assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
     world.kafka.stored[tp(0)] = OffsetAndMetadata(40)
     again = world.dagster.add("b1", (span(0, 0, 100),), RunState.WAITING)
-    world.dagster.move(again, RunState.WAITING, is_retry=True)
+    world.dagster.move(again, RunState.WAITING, parent_id="r1")
     assert world.start(again) is not None
     world.wait(5, member)
     assert member.driver.partitions[tp(0)].phase is Phase.OWNED
@@ -141,7 +141,7 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     assert member.shown == [(failing.topic_partition, stopped.stop_reason)]
     assert member.driver.offers == ()
     again = world.dagster.add("b1", (failing,))
-    world.dagster.move(again, RunState.STARTED, is_retry=True)
+    world.dagster.move(again, RunState.STARTED, parent_id="r1")
     assert world.check(again) is None
     world.wait(1, member)
     assert member.shown[-1] == (failing.topic_partition, "")
@@ -182,7 +182,7 @@ def test_dagsters_own_retry_is_waited_for() -> None:
     assert member.driver.offers == ()
     retry = world.dagster.add("b1", (span(0, 0, 100),))
     world.dagster.move(run_id, RunState.FAILED, awaits_retry=False)
-    world.dagster.move(retry, RunState.STARTED, is_retry=True)
+    world.dagster.move(retry, RunState.STARTED, parent_id="r1")
     assert world.check(retry) is None
     world.succeed(retry)
     world.wait(1, member)

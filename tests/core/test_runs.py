@@ -13,7 +13,7 @@ RANGE = span(0, 0, 10)
 S = RunState
 
 
-def run(run_id: str, state: RunState, **more: bool) -> RunSeen:
+def run(run_id: str, state: RunState, **more: bool | str) -> RunSeen:
     """A run of batch b on RANGE and on another partition."""
     return replace(RunSeen(run_id, "b", (RANGE, span(1, 5, 9)), state), **more)  # type: ignore[arg-type]
 
@@ -41,13 +41,13 @@ def run(run_id: str, state: RunState, **more: bool) -> RunSeen:
         ),
         # Dagster's own retries are not attempts of ours.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
-        ([run("r1", S.FAILED), run("r2", S.STARTED, is_retry=True)], InFlight(("r2",))),
-        ([run("r1", S.FAILED), run("r2", S.FAILED, is_retry=True), run("r3", S.FAILED, is_retry=True)], ToRequest(2)),
+        ([run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")], InFlight(("r2",))),
+        ([run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1"), run("r3", S.FAILED, parent_id="r1")], ToRequest(2)),
         # A refused run that has not ended is waited for: it may be the one whose start the other saw.
         ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",))),
         # A person executes a run again with all of its ranges; when it has to refuse itself, this one is tried again, once.
         (
-            [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.FAILED, is_retry=True, is_refused=True)],
+            [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.FAILED, parent_id="r1", is_refused=True)],
             ToRequest(4),
         ),
         (
@@ -55,14 +55,14 @@ def run(run_id: str, state: RunState, **more: bool) -> RunSeen:
                 run("r1", S.FAILED),
                 run("r2", S.FAILED),
                 run("r3", S.FAILED),
-                run("r4", S.FAILED, is_retry=True, is_refused=True),
+                run("r4", S.FAILED, parent_id="r1", is_refused=True),
                 run("r5", S.FAILED),
             ],
             GaveUp(("r1", "r2", "r3", "r5")),
         ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
-        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.SUCCEEDED, is_retry=True)], Succeeded("r4")),
+        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.SUCCEEDED, parent_id="r1")], Succeeded("r4")),
         # Taken back too late.
         ([run("r1", S.SUCCEEDED, is_taken_back=True)], Succeeded("r1")),
     ],

@@ -12,7 +12,7 @@ from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import runs as runs_module
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import BATCH_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import idle_job, make_run, offer, span, status_of, tags_of
 
@@ -132,6 +132,16 @@ def test_marks_that_a_retry_has_copied_do_not_count_for_it(instance: dg.DagsterI
     assert getattr(before, mark)
     assert not getattr(after, mark)
     assert after.is_retry
+
+
+def test_attempt_parent_and_start_of_a_run_are_read(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """What counts as an attempt is decided by them; a tag that a person has spoilt must not stop the reading."""
+    first = make_run(instance, offer(batch_id, attempt=3), Status.STARTED)
+    make_run(instance, offer(batch_id), Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"})
+    instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_START", job_name="idle_job"), first.run_id)
+    before, after = RunLedger(instance, "etl").read([batch_id])
+    assert (before.attempt, before.parent_id, before.has_started) == (3, "", True)
+    assert (after.attempt, after.parent_id, after.has_started) == (0, first.run_id, False)
 
 
 def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:

@@ -57,15 +57,15 @@ class SimulatedDagster:
         """A run request of a tick; a key that was seen starts nothing."""
         if offer.run_key not in self._keys:
             self._keys.add(offer.run_key)
-            self.start(offer.batch_id, offer.ranges)
+            self.start(offer.batch_id, offer.ranges, attempt=offer.attempt)
 
-    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, is_retry: bool = False) -> None:
+    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, attempt: int = 0, parent_id: str = "") -> None:
         """A run is created."""
         run_id = f"r{len(self.runs) + 1}"
-        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, RunState.WAITING, is_retry=is_retry)
+        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, RunState.WAITING, attempt=attempt, parent_id=parent_id, has_started=False)
         self.processes[run_id] = RunProcess()
         self._by_batch.setdefault(batch_id, []).append(run_id)
-        self._clockwork.tell(run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{' (a retry)' if is_retry else ''}")
+        self._clockwork.tell(run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{' (a retry)' if parent_id else ''}")
         self._later(self._weather.queueing(), run_id, RunState.STARTING)
 
     def seen(self, batch_ids: Iterable[str], *, live_too: bool) -> tuple[RunSeen, ...]:
@@ -138,7 +138,7 @@ class SimulatedDagster:
                 self.die(run_id)
             self._later(self._weather.launching(), run_id, RunState.STARTED)
         elif run.state is RunState.STARTING:
-            self._move(run_id, RunState.STARTED)
+            self._move(run_id, RunState.STARTED, has_started=True)
             self._clockwork.after(self._weather.reaching_its_check(), run_id, lambda: self._make_check(run_id))
 
     def _make_check(self, run_id: str) -> None:
@@ -204,7 +204,7 @@ class SimulatedDagster:
     def _retry(self, run_id: str) -> None:
         run = self.runs[run_id]
         if not self._clockwork.happens(self._weather.retries_lost):
-            self.start(run.batch_id, run.ranges, is_retry=True)
+            self.start(run.batch_id, run.ranges, parent_id=run_id)
         self.runs[run_id] = replace(run, awaits_retry=False)
 
     def _stop(self, run_id: str) -> None:

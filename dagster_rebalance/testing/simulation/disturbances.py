@@ -165,7 +165,7 @@ class Disturbances:
         ended = [run for run in self._world.dagster.runs.values() if run.state in {RunState.FAILED, RunState.SUCCEEDED, RunState.CANCELED}]
         if ended:
             run = self._clockwork.chance.choice(ended[-5:])
-            self._world.dagster.start(run.batch_id, run.ranges, is_retry=True)
+            self._world.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)
 
     def _a_run_is_killed(self) -> None:
         working = self._world.dagster.working()

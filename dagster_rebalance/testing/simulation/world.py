@@ -142,7 +142,7 @@ class World:
         batch = [other for other in self.dagster.runs.values() if other.batch_id == run.batch_id]
         if not any(other.state in LIVE or other.awaits_retry for other in batch):
             self.clockwork.tell("a person", f"executes {run_id} again")
-            self.dagster.start(run.batch_id, run.ranges, is_retry=True)
+            self.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)
 
     # What is promised
 
