@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+    from dagster_rebalance.orchestration.fixed import FixedResource
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
@@ -47,6 +48,7 @@ __all__ = [
     "ConfigurationError",
     "ConsumerRebalanceListener",
     "DagsterRebalanceError",
+    "FixedResource",
     "IllegalStateError",
     "KafkaBatch",
     "KafkaConsumerResource",
@@ -78,6 +80,7 @@ _HOMES = {
     "ConfigurationError": "core.errors",
     "ConsumerRebalanceListener": "consumer.listener",
     "DagsterRebalanceError": "core.errors",
+    "FixedResource": "orchestration.fixed",
     "IllegalStateError": "core.errors",
     "KafkaBatch": "orchestration.batch",
     "KafkaConsumerResource": "orchestration.resource",

@@ -96,7 +96,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         why_not = self._refusal(instance, run.run_id)
         if why_not is not None:
             instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id})
-            msg = f"This run must not process batch {self.batch_id}: {why_not}"
+            # Nothing of the config is shown: a launcher may have put the name of a variable there, and Dagster its value in the place.
+            msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
         with Heartbeat(instance, run.run_id, interval_s=self.kafka.heartbeat_timeout_s / _BEATS_PER_TIMEOUT):
             yield self
@@ -105,7 +106,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id])
         me = next((run for run in runs if run.run_id == run_id), None)
         if me is None:
-            return f"it does not carry the tag {BATCH_TAG}={self.batch_id}, by which its owner looks for it"
+            return f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its owner looks for it"
         if not me.ranges or me.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
         try:

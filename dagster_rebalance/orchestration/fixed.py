@@ -1,0 +1,31 @@
+"""`FixedResource`: gives a resource to jobs as the definitions configure it, so that the config of a run cannot change it.
+
+Owns that who may launch a run may not redirect it: Dagster lets a run's config override each setting of a resource, also with the value of
+an environment variable, so an address could be replaced by one that collects the login.
+"""
+
+# No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+
+
+class FixedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A resource without a config schema: assets, sensors and checks get the resource inside, configured once and for all.
+
+    `build_kafka_batch_defs` gives its resources to the job in this way. Do the same in definitions of your own.
+
+    Example:
+        ```python
+        resources = {"kafka": FixedResource(resource=kafka), "kafka_batch": KafkaBatch(kafka=kafka)}
+        ```
+    """
+
+    resource: dg.ResourceDependency[dg.ConfigurableResource]  # type: ignore[type-arg]
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Any]:  # noqa: ARG002 - Dagster's signature
+        """Hand the resource out. Dagster has set it up, and tears it down."""
+        yield self.resource

@@ -1,0 +1,145 @@
+"""What the config of a run can change, and what a run says about its config: real runs, edited by who may launch them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance import FixedResource, KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
+from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, tags_of, tp
+
+if TYPE_CHECKING:
+    from tests.orchestration.parts import KafkaInMemory
+
+SECRET = "hunter2-of-the-environment"  # noqa: S105 - what is looked for
+JAVA_AGENT = "-javaagent:/tmp/evil.jar"
+RESOURCE_OVERRIDES: list[dict[str, Any]] = [
+    {"spark": {"remote": "sc://attacker:1"}},
+    {"spark": {"remote": {"env": "ETL_SECRET"}}},
+    {"spark": {"spark_config": {"spark.driver.extraJavaOptions": JAVA_AGENT}}},
+    {"spark": {"resource": {"remote": "sc://attacker:1"}}},
+    {"kafka": {"bootstrap_servers": "attacker:9092"}},
+    {"kafka": {"resource": {"bootstrap_servers": "attacker:9092"}}},
+    {"kafka_batch": {"kafka": {"bootstrap_servers": "attacker:9092"}}},
+]
+
+
+class Stage:
+    """A job with a standing claim, whose asset keeps what it was given."""
+
+    def __init__(self, instance: dg.DagsterInstance, batch_id: str) -> None:
+        self.instance = instance
+        self.kafka: KafkaInMemory = kafka_in_memory()
+        self.offer = offer(batch_id)
+        GROUPS[self.kafka.group_id].committed[tp(0)] = claimed(0, 10, batch_id)
+        self.given: list[str | None] = []
+
+        @dg.asset(required_resource_keys={"kafka", "kafka_batch", "spark"})
+        def work(context) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
+            resources = context.resources
+            self.given += [resources.spark.remote, resources.kafka.bootstrap_servers, resources.kafka_batch.kafka.bootstrap_servers]
+
+        spark = KafkaSparkResource(remote="sc://ours:15002")
+        self.definitions = build_kafka_batch_defs(kafka=self.kafka, assets=[work], spark=spark)
+
+    def run(self, **resources: dict[str, Any]) -> tuple[dg.ExecuteInProcessResult, str]:
+        """Run the job as a person does who edited the config of its resources; also returns all that Dagster stored about it."""
+        config = run_config(self.offer, "kafka_batch")
+        for key, settings in resources.items():
+            given = config["resources"].setdefault(key, {"config": {}})["config"]
+            given.update(settings)
+        result = self.definitions.resolve_job_def("kafka_batches").execute_in_process(
+            instance=self.instance, tags=run_tags(self.offer, self.kafka.group_id), run_config=config, raise_on_error=False
+        )
+        return result, "\n".join(str(entry) for entry in self.instance.all_logs(result.run_id))
+
+
+@pytest.fixture
+def stage(instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> Stage:
+    """A claimed batch, and a secret in the environment of its run."""
+    monkeypatch.setenv("ETL_SECRET", SECRET)
+    return Stage(instance, batch_id)
+
+
+def test_a_run_gets_the_resources_that_the_definitions_configure(stage: Stage) -> None:
+    """The counterpart of the refusals below: without an override the same job works."""
+    result, said = stage.run()
+    assert result.success, said
+    assert stage.given == ["sc://ours:15002", "memory:1", "memory:1"]
+
+
+@pytest.mark.parametrize("override", RESOURCE_OVERRIDES, ids=str)
+def test_a_run_cannot_be_sent_elsewhere_by_its_config(stage: Stage, override: dict[str, Any]) -> None:
+    """A server of the launcher's own would be given the login, and a JVM option is code in the run."""
+    with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
+        stage.run(**override)
+    assert stage.given == []
+
+
+def test_the_config_of_a_run_has_room_for_its_batch_alone(stage: Stage) -> None:
+    """Whatever a later version adds to these resources must not become a thing that a launcher decides."""
+    schema: Any = stage.definitions.resolve_job_def("kafka_batches").run_config_schema.config_type
+    resources = schema.fields["resources"].config_type.fields
+    open_to_launchers = {
+        key: sorted(resources[key].config_type.fields["config"].config_type.fields) for key in ("kafka", "kafka_batch", "spark")
+    }
+    assert open_to_launchers == {"kafka": [], "kafka_batch": ["batch_id", "ranges"], "spark": []}
+
+
+def test_the_check_cannot_be_sent_elsewhere_either(stage: Stage) -> None:
+    """It logs in to Kafka as well, and who may launch runs may execute it."""
+    key = dg.AssetCheckKey(GroupAssets.of(stage.kafka.group_id).offsets, STOPPED_CHECK)
+    checks = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(key))
+    job = dg.Definitions.merge(stage.definitions, dg.Definitions(jobs=[checks])).resolve_job_def("checks")
+    with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
+        job.execute_in_process(
+            instance=stage.instance, run_config={"resources": {"kafka": {"config": {"bootstrap_servers": "attacker:9092"}}}}
+        )
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        {"batch_id": {"env": "ETL_SECRET"}},
+        {"ranges": [{"env": "ETL_SECRET"}]},
+        {"batch_id": {"env": "ETL_SECRET"}, "ranges": [{"env": "ETL_SECRET"}]},
+        {"batch_id": {"env": "ETL_SECRET"}, "ranges": []},
+    ],
+    ids=str,
+)
+def test_a_refusal_shows_no_variable_of_the_runs_environment(stage: Stage, edited: dict[str, Any]) -> None:
+    """Dagster takes {"env": NAME} for each text in a config, and puts the variable's value in its place."""
+    result, said = stage.run(kafka_batch=edited)
+    assert not result.success
+    assert stage.given == []
+    assert SECRET not in said
+    if edited.get("ranges") != []:
+        assert f"This run must not process batch {stage.offer.batch_id}: " in said
+        assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
+
+
+def test_definitions_of_ones_own_can_fix_their_resources(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who builds job and sensor alone needs the same: variables are still read, and the run still has its lifecycle."""
+    monkeypatch.setenv("ETL_BROKERS", "ours:9092")
+    seen = []
+
+    @dg.op
+    def look(kafka: KafkaConsumerResource, spark: KafkaSparkResource) -> None:
+        seen.append((kafka.bootstrap_servers, spark._run_id))
+
+    kafka = KafkaConsumerResource(bootstrap_servers=dg.EnvVar("ETL_BROKERS"), group_id="etl", topics=["orders"])
+    resources = {"kafka": FixedResource(resource=kafka), "spark": FixedResource(resource=KafkaSparkResource())}
+
+    @dg.job(resource_defs={**resources, "kafka_batch": KafkaBatch(kafka=kafka)})
+    def looks() -> None:
+        look()
+
+    result = looks.execute_in_process(instance=stage.instance)
+    assert seen == [("ours:9092", result.run_id)]
+    with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
+        looks.execute_in_process(run_config={"resources": {"kafka": {"config": {"bootstrap_servers": "attacker:9092"}}}})
