@@ -113,7 +113,10 @@ class Driver:
             yield do.Note(f"leaving the group: {event.reason}")
             self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
         # What is under way can only get faster: a code server is killed when its time is up, whatever the member began before.
-        self.holds = tuple(hold.hastened(budget, now, hands_over=hands_over) if hold.cause is Cause.LEAVE else hold for hold in self.holds)
+        # A revoke that the leave for a successor overtakes is handed over as well.
+        self.holds = tuple(
+            hold.hastened(budget, now, hands_over=hands_over) if hands_over or hold.cause is Cause.LEAVE else hold for hold in self.holds
+        )
 
     def _budget_of(self, limit_s: float | None, *, hands_over: bool) -> HoldBudget:
         """The time of a leave. One that hands over waits for commits alone, which the end of a hold is kept for."""

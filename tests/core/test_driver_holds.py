@@ -432,6 +432,17 @@ def test_a_leave_for_a_successor_commits_what_is_done_and_goes_at_once() -> None
     assert heir.driver.partitions[tp(1)].live_runs == {at_work_}
 
 
+def test_a_revoke_under_way_is_handed_over_with_the_leave_for_a_successor() -> None:
+    """Kafka asks for a share of the partitions as soon as the successor joins, before the member finds it."""
+    world, member, runs = at_work(partitions=2)
+    revoke(member, 1)
+    world.wait(1, member)
+    member.feed(seen.LeaveRequested("a reload", has_successor=True))
+    world.wait(1, member)
+    assert [(r.cause, r.outcome) for r in member.receipts] == [(Cause.REVOKE, Outcome.HANDED_OVER), (Cause.LEAVE, Outcome.HANDED_OVER)]
+    assert {world.dagster.runs[run_id].state for run_id in runs} == {RunState.STARTED}
+
+
 def test_a_queued_run_is_not_cancelled_for_a_successor() -> None:
     """The successor adopts it; cancelling it would only cost the place in the queue."""
     world = World(records=100)
