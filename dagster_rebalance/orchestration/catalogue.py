@@ -8,6 +8,7 @@ Everything is reported at once and without a run: events in a sensor's result ar
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import time
 from dataclasses import dataclass
@@ -57,6 +58,37 @@ class GroupAssets:
         return "/".join(self.offsets.path)
 
 
+class Seat:
+    """Which process of a code location is the member for a sensor: one value in Dagster's storage, written over and over.
+
+    With it two replicas of one code server settle: the one that made way can see whether the other still lives.
+
+    Args:
+        instance: Where the value is stored.
+        assets: The assets of the group.
+        location: The code location.
+        sensor: The sensor.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, assets: GroupAssets, location: str, sensor: str) -> None:
+        self._storage = instance.run_storage
+        name = json.dumps([assets.group.path, location, sensor])
+        self._key = f"dagster_rebalance/seat/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+    def keep(self, incarnation: str) -> None:
+        """Give a sign of life of the member that lives in a process."""
+        self._storage.set_cursor_values({self._key: f"{incarnation} {time.time():.0f}"})
+
+    def give_up(self, incarnation: str) -> None:
+        """Free the seat, unless another process has it by now."""
+        if self.sign().startswith(f"{incarnation} "):
+            self._storage.set_cursor_values({self._key: ""})
+
+    def sign(self) -> str:
+        """The last sign of whoever has the seat; empty when it is free."""
+        return self._storage.get_cursor_values({self._key}).get(self._key, "")
+
+
 @dataclass(frozen=True, slots=True)
 class Host:
     """The process that a member lives in.
@@ -81,6 +113,15 @@ class Catalogue:
         self._host = host
         self._known: set[str] = set()
         self._newest_event: int | None = None
+        self._seat = Seat(instance, assets, host.location, host.sensor)
+
+    def keep_seat(self) -> None:
+        """Show other processes of the code location that this one is the member, and lives."""
+        self._seat.keep(self._host.incarnation)
+
+    def give_seat_up(self) -> None:
+        """Let another process of the code location join at once."""
+        self._seat.give_up(self._host.incarnation)
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Make topic-partitions known as partitions of the offsets asset."""

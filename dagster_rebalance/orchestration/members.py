@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.succession import MadeWay
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.orchestration.shutdown import call_on_shutdown
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dagster_rebalance")
 _EXIT_MARGIN_S = 5.0
+_STANDS_BACK = (
+    "another process of this code location is the member of the group, so this one stays out of it: "
+    "run one replica of the code server, or give each replica a code location of its own"
+)
 
 
 class HostedMember:
@@ -41,6 +46,7 @@ class HostedMember:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._mailbox = Mailbox()
         self._failure: Exception | None = None
+        self.made_way = False
         self._thread = threading.Thread(target=self._main, name=f"dagster_rebalance member {name}", daemon=True)
         self._thread.start()
 
@@ -81,7 +87,9 @@ class HostedMember:
     def _main(self) -> None:
         try:
             with self._make_parts() as parts:
-                Pump(parts, self._mailbox).run()
+                pump = Pump(parts, self._mailbox)
+                pump.run()
+                self.made_way = pump.made_way
         except Exception as error:  # noqa: BLE001 - handed to the next tick, which shows it
             _log.exception("the member %s failed", self._name)
             self._failure = error
@@ -96,6 +104,7 @@ class Members:
 
     def __init__(self, call_on_shutdown: Callable[[Callable[[], None]], None] | None = None) -> None:
         self._members: dict[Hashable, HostedMember] = {}
+        self._made_way: dict[Hashable, MadeWay] = {}
         self._call_on_shutdown = call_on_shutdown
         self._is_retired = False
         self._lock = threading.RLock()  # a signal may come while this very thread has it
@@ -105,12 +114,19 @@ class Members:
         with self._lock:
             return self._members.get(key)
 
-    def tick(self, key: Hashable, make: Callable[[], HostedMember]) -> tuple[Mail, list[str]]:
+    def tick(self, key: Hashable, make: Callable[[], HostedMember], sign_of_seat: Callable[[], str] = str) -> tuple[Mail, list[str]]:
         """Exchange a tick with the member for a key; one is made if there is none, or the last one is over.
+
+        Args:
+            key: Names the member.
+            make: Makes one.
+            sign_of_seat: The last sign of the process that has the seat of the sensor; empty when it is free.
 
         Raises:
             DagsterRebalanceError: The member has failed. The next tick makes another one.
         """
+        if self._stands_back(key, sign_of_seat):
+            return Mail(summary=(_STANDS_BACK,)), []
         with self._lock:
             member = self._members.get(key)
             if member is None and self._is_retired:
@@ -121,6 +137,23 @@ class Members:
             if member.is_over:
                 del self._members[key]
         return member.tick()
+
+    def _stands_back(self, key: Hashable, sign_of_seat: Callable[[], str]) -> bool:
+        """Whether another process of this code location is the member: a replica, which gets every other tick."""
+        member = self.get(key)
+        left = member is not None and member.is_over and member.made_way
+        if not left and key not in self._made_way:
+            return False
+        sign, now = sign_of_seat(), time.monotonic()
+        with self._lock:
+            made_way = self._made_way.get(key, MadeWay(sign, now)).saw(sign, now)
+            if left:
+                self._members.pop(key, None)
+            self._made_way[key] = made_way
+            if made_way.may_join(now):
+                del self._made_way[key]
+                return False
+        return True
 
     def retire(self) -> None:
         """Ask all members to drain and leave, and make no others. Does not wait: a handler of a signal calls this."""

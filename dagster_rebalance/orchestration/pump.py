@@ -43,6 +43,7 @@ _POLL_S = 0.1
 _SUCCESSOR_POLL_S = 5.0
 _SUCCESSOR_POLL_LEAVING_S = 1.0
 """A member that drains for a deploy keeps its successor waiting until it finds it."""
+_SEAT_S = 15.0
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
 """Within so long a member that was thrown out hears of it."""
@@ -88,7 +89,9 @@ class Pump:
         self._mailbox = mailbox
         self._witness = _Witness()
         self._left: str | None = None
+        self.made_way = False
         self._looked_for_successor_at = float("-inf")
+        self._seat_kept_at = float("-inf")
         self._turned_at = parts.clock()
         self._runs = RunEnder(parts.ledger, self._note, parts.start)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
@@ -109,6 +112,8 @@ class Pump:
         while self._left is None:
             self._turn()
         self._show(partial(parts.catalogue.record_left, self._left))
+        if not self.made_way:
+            self._show(parts.catalogue.give_seat_up)
 
     def _check_dead_letter_topic(self) -> None:
         topic = self.parts.driver.settings.dead_letter_topic
@@ -137,6 +142,7 @@ class Pump:
         for answer in parts.dead_letters.answers() if parts.dead_letters else ():
             self._feed(answer)
         self._look_for_successor()
+        self._keep_seat()
         self._feed(seen.TimePassed())
         parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
         self._mailbox.mail = Mail(parts.driver.offers, summary(parts.driver, parts.clock()))
@@ -281,7 +287,15 @@ class Pump:
         self._looked_for_successor_at = now
         newer = self._show(self.parts.catalogue.successor)
         if newer is not None:
+            self.made_way = True
             self._feed(seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})", has_successor=True))
+
+    def _keep_seat(self) -> None:
+        """Show other processes of this code location that the member lives."""
+        now = self.parts.clock()
+        if not self.made_way and now - self._seat_kept_at >= _SEAT_S:
+            self._seat_kept_at = now
+            self._show(self.parts.catalogue.keep_seat)
 
     def _show(self, action: Callable[[], _T]) -> _T | None:
         """Do something with the catalogue that the member's work does not depend on."""

@@ -16,7 +16,7 @@ import dagster as dg
 
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.pump import Parts
@@ -77,7 +77,8 @@ def build_kafka_batch_sensor(
                 "the member would leave between two ticks"
             )
             raise ConfigurationError(msg)
-        mail, notes = MEMBERS.tick(key, lambda: _host(context, kafka, spark))
+        seat = Seat(context.instance, GroupAssets.of(kafka.group_id), _location(context), context.sensor_name)
+        mail, notes = MEMBERS.tick(key, lambda: _host(context, kafka, spark), seat.sign)
         for note in notes:
             context.log.info(note)
         skip = "; ".join(mail.summary)
@@ -113,8 +114,7 @@ def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spa
     settings = kafka.driver_settings()
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
-    origin = context.code_location_origin
-    host = Host(location=origin.location_name if origin else "unknown", sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
+    host = Host(location=_location(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
 
     @contextmanager
     def parts() -> Iterator[Parts]:
@@ -133,6 +133,11 @@ def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spa
             )
 
     return HostedMember(f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s)
+
+
+def _location(context: dg.SensorEvaluationContext) -> str:
+    origin = context.code_location_origin
+    return origin.location_name if origin else "unknown"
 
 
 def _new_batch_id() -> str:

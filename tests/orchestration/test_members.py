@@ -16,7 +16,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.members import HostedMember, Members
 from dagster_rebalance.orchestration.pump import Parts
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -212,4 +212,24 @@ def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_other
         members.tick(key, farm.make)
         mail, _ = members.tick(key, farm.make)
         assert mail.summary == ("this code server is being shut down: it takes part in no group any more",)
+    assert len(farm.made) == 2
+
+
+def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) -> None:
+    """Two replicas of a code server both get ticks: each would make the other one leave, for ever."""
+    members = Members()
+    seat = Seat(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
+    wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
+    wait_until(lambda: seat.sign().startswith("p "), timeout_s=30, what="the member to take its seat")
+    other = Catalogue(farm.instance, GroupAssets.of("etl"), Host("blue", "sensor", "replica"))
+    other.record_joined()
+    other.keep_seat()
+    wait_until(lambda: farm.made[0].is_over, timeout_s=30, what="the member to make way")
+    for _ in range(3):
+        mail, _ = members.tick("key", farm.make, seat.sign)
+        assert "run one replica of the code server" in mail.summary[0]
+    assert len(farm.made) == 1
+    assert seat.sign().startswith("replica "), "who makes way does not free the seat of the other"
+    other.give_seat_up()
+    members.tick("key", farm.make, seat.sign)
     assert len(farm.made) == 2

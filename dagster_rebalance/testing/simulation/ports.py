@@ -87,6 +87,12 @@ class SimulatedCatalogue:
     def record_left(self, reason: str) -> None:
         """Nothing to keep."""
 
+    def keep_seat(self) -> None:
+        """Nobody stands back: each side has one process that gets ticks."""
+
+    def give_seat_up(self) -> None:
+        """Nothing to free."""
+
     def successor(self) -> str | None:
         """A newer process of the same code location."""
         mine = self._process.incarnation
