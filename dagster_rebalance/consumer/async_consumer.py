@@ -1,29 +1,25 @@
 """`AsyncRebalanceAwareConsumer`: the consumer for asyncio.
 
-Owns a `RebalanceAwareConsumer` in a thread of its own, and what happens when somebody stops waiting for a poll: its records are read again.
-Decides nothing about rebalances.
+Owns a `RebalanceAwareConsumer` in a thread of its own, and whose turn it is to poll: the next poll
+begins when the task before has its records, or has given them back. Decides nothing about rebalances.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
-import threading
 import time
 from abc import ABC, abstractmethod
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from dagster_rebalance.consumer.async_operations import AsyncOperations, AsyncRebalanceConsumer
-from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener, Callback, RebalanceListener
-from dagster_rebalance.consumer.owner_thread import OwnerThread
-from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
+from dagster_rebalance.consumer.interruptible import AwaitingListener, Caller, InterruptibleConsumer, refuse_in_callback
+from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from types import TracebackType
     from typing import Any
 
@@ -33,10 +29,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.events import CommitResult, LostReason
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
-    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.consumer.rebalance_aware import PollResult
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -96,7 +90,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         member: GroupMember | None = None,
         cluster: ClusterView | None = None,
     ) -> None:
-        self._consumer = _Interruptible(
+        self._consumer = InterruptibleConsumer(
             config,
             hold_limit_s=hold_limit_s,
             fetch=fetch,
@@ -109,6 +103,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
             cluster=cluster,
         )
         super().__init__(self._consumer.owner, self._consumer)
+        self._polling = asyncio.Lock()
         self._closing: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -129,7 +124,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         if not isinstance(listener, AsyncRebalanceListener):
             self._consumer.set_rebalance_listener(listener)
         elif all(inspect.iscoroutinefunction(getattr(listener, name)) for name in CALLBACKS):
-            self._consumer.set_rebalance_listener(_Awaiting(self._consumer, listener))
+            self._consumer.set_rebalance_listener(AwaitingListener(self._consumer, listener))
         else:
             msg = f"a callback of {listener!r} is no coroutine: write it with 'async def', or derive from RebalanceListener"
             raise IllegalStateError(msg)
@@ -144,9 +139,10 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
 
     async def close(self, timeout_s: float = 10.0) -> None:
         """Give all partitions up and leave the group; a poll that waits returns at once. May be called again."""
+        refuse_in_callback("close")
         if self._closing is None:
             self._consumer.hurry = True
-            self._closing = self._take_turn("close", lambda: self._consumer.close(timeout_s))
+            self._closing = asyncio.ensure_future(self._take_turn("close", lambda: self._consumer.close(timeout_s)))
             self._closing.add_done_callback(lambda _: self._owner.stop())
         await asyncio.shield(self._closing)
 
@@ -210,125 +206,31 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """The id the group knows this member by."""
         return await self._run(lambda: self._consumer.member_id)
 
-    def _take_turn(self, call: str, function: Callable[[], T]) -> asyncio.Future[T]:
-        callback = _CALLBACK.get()
-        if callback is not None and callback.is_running:
-            msg = f"{call} inside a rebalance callback: return from it first"
-            raise IllegalStateError(msg)
-        self._consumer.loop = asyncio.get_running_loop()
-        return asyncio.wrap_future(self._owner.submit(function, nested=False))
+    async def _take_turn(self, call: str, function: Callable[[], T]) -> T:
+        refuse_in_callback(call)
+        async with self._turn():
+            return await asyncio.wrap_future(self._owner.submit(function, nested=False))
 
     async def _poll(self, function: Callable[[], T], records_of: Callable[[T], list[Message]]) -> T:
-        caller = _Caller()
-        polling = self._take_turn("poll", lambda: self._consumer.poll_for(caller, function, records_of))
-        try:
-            return await polling
-        except asyncio.CancelledError:
-            unseen = caller.leave()
-            if unseen:
-                self._owner.submit(lambda: self._consumer.put_back(unseen))
-            raise
+        refuse_in_callback("poll")
+        caller = Caller()
+        async with self._turn():
+            polling = self._owner.submit(lambda: self._consumer.poll_for(caller, function, records_of), nested=False)
+            try:
+                return await asyncio.wrap_future(polling)
+            except BaseException:
+                unseen = caller.leave()
+                if unseen:
+                    self._owner.submit(lambda: self._consumer.put_back(unseen))
+                raise
 
+    def _turn(self) -> asyncio.Lock:
+        """The turn of one poll after the other.
 
-class _Caller:
-    """Who waits for a poll, and may stop waiting at any moment. Either it gets the records, or they are put back."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._records: list[Message] = []
-        self.has_left = False
-
-    def leave(self) -> list[Message]:
-        """Stop waiting; what was delivered all the same, and is not going to be seen."""
-        with self._lock:
-            self.has_left = True
-            return self._records
-
-    def deliver(self, records: list[Message]) -> bool:
-        """Whether the caller is still there."""
-        with self._lock:
-            self._records = records
-            return not self.has_left
-
-
-class _Interruptible(RebalanceAwareConsumer):
-    """A consumer whose polls let other calls through, and can be ended early."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - those of RebalanceAwareConsumer
-        super().__init__(*arguments, **options)
-        self.owner = OwnerThread("consumer")
-        self.loop: asyncio.AbstractEventLoop | None = None
-        self.hurry = False
-        self._caller = _Caller()
-
-    def poll_for(self, caller: _Caller, poll: Callable[[], T], records_of: Callable[[T], list[Message]]) -> T:
-        """Poll for as long as the caller waits."""
-        self._caller = caller
-        try:
-            result = poll()
-        except Exception:
-            if caller.has_left:
-                logger.exception("a poll that nobody waits for any more has failed")
-            raise
-        records = records_of(result)
-        if not caller.deliver(records):
-            self.put_back(records)
-        return result
-
-    def put_back(self, records: list[Message]) -> None:
-        """Let the next poll return these records."""
-        if self._fetcher:
-            self._fetcher.put_back(records)
-
-    def wait_for(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        """Run a coroutine in the event loop, and let operations through meanwhile."""
-        if self.loop is None or self.loop.is_closed():
-            coroutine.close()
-            msg = "the event loop is closed: close the consumer before the loop ends"
-            raise IllegalStateError(msg)
-        self.owner.wait_for(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
-
-    def _between_slices(self) -> bool:
-        self.owner.serve()
-        return self.hurry or self._caller.has_left
-
-
-class _Awaiting(RebalanceListener):
-    """A listener whose callbacks are coroutines, called from the consumer's thread."""
-
-    def __init__(self, consumer: _Interruptible, listener: AsyncRebalanceListener) -> None:
-        self._consumer = consumer
-        self._listener = listener
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
-        self._await("on_partitions_assigned", partitions, consumer)
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
-        self._await("on_partitions_revoked", partitions, consumer)
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
-        self._await("on_partitions_lost", partitions, consumer)
-
-    def _await(self, callback: Callback, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
-        view = AsyncRebalanceConsumer(self._consumer.owner, consumer)
-        self._consumer.wait_for(_marked(getattr(self._listener, callback)(partitions, view)))
-
-
-class _Running:
-    """A callback, as the tasks that it starts see it."""
-
-    def __init__(self) -> None:
-        self.is_running = True
-
-
-_CALLBACK: ContextVar[_Running | None] = ContextVar("callback", default=None)
-
-
-async def _marked(callback: Awaitable[None]) -> None:
-    """Await a callback in which a poll would wait for itself."""
-    running = _Running()
-    _CALLBACK.set(running)
-    try:
-        await callback
-    finally:
-        running.is_running = False
+        It ends when the task has its records, or has given them back: otherwise a later poll, or the
+        commit of a listener, would take them for read.
+        """
+        loop = asyncio.get_running_loop()
+        if self._consumer.loop is not loop:
+            self._consumer.loop, self._polling = loop, asyncio.Lock()
+        return self._polling

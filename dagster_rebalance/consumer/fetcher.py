@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaEx
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
 from dagster_rebalance.consumer.translation import theirs
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.partition import TopicPartition, next_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -153,13 +153,20 @@ class Fetcher:
         self._consumer.close()
 
     def put_back(self, records: Iterable[Message]) -> None:
-        """Read again what was returned and never reached the user."""
-        first: dict[TopicPartition, int] = {}
+        """Read again what was returned and never reached the user.
+
+        A partition that was given up, or sought elsewhere, since these records were returned is left
+        where it is.
+        """
+        spans: dict[TopicPartition, tuple[int, int]] = {}
         for record in records:
-            first.setdefault(_partition(record), record.offset() or 0)
-        for tp, offset in first.items():
-            if tp in self._started:
-                self.seek(tp, offset)
+            tp, offset = _partition(record), record.offset() or 0
+            first, _ = spans.get(tp, (offset, offset))
+            spans[tp] = (first, offset)
+        for tp, (first, last) in spans.items():
+            reached = self.position(tp).offset if tp in self._started else None
+            if reached is not None and first <= reached <= next_offset(last):
+                self.seek(tp, first)
 
     def lag(self, partition: TopicPartition) -> int | None:
         """How many offsets are between the position and the end that the last fetch told; None while one of them is not known."""

@@ -40,6 +40,36 @@ def test_polls_that_are_cancelled_lose_no_record(group: Readers) -> None:
     assert all(offsets == list(range(500)) for offsets in read.values())
 
 
+def test_polls_of_several_tasks_that_are_cancelled_lose_no_record(group: Readers) -> None:
+    """Records wait for a busy event loop, in which their task is cancelled meanwhile, and other tasks wait for their turn."""
+    group.produce(600)
+    read: dict[int, list[int]] = {number: [] for number in range(4)}
+
+    async def play() -> None:
+        async with AsyncRebalanceAwareConsumer(group.config) as consumer:
+            await consumer.subscribe([group.topic])
+
+            async def read_with_little_patience() -> None:
+                polls = 0
+                while sum(map(len, read.values())) < 2400:
+                    # Some have all the time they need, so that there is progress however slow the machine is.
+                    patience_s = 5.0 if polls % 3 == 0 else 0.005 * (polls % 12)
+                    polls += 1
+                    with contextlib.suppress(asyncio.TimeoutError):
+                        for record in await asyncio.wait_for(consumer.poll(5.0, max_records=25), patience_s):
+                            read[record.partition() or 0].append(record.offset() or 0)
+
+            async def keep_the_loop_busy() -> None:
+                while sum(map(len, read.values())) < 2400:
+                    sum(range(300_000))
+                    await asyncio.sleep(0)
+
+            await asyncio.gather(keep_the_loop_busy(), *(read_with_little_patience() for _ in range(3)))
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+    assert all(offsets == list(range(600)) for offsets in read.values())
+
+
 def test_a_hold_and_a_release_in_one_event_loop(group: Readers) -> None:
     """Two members as two tasks: the one delays while a task of its own works, and the other takes over."""
     released: set[TopicPartition] = set()

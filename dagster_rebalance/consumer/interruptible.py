@@ -1,0 +1,152 @@
+"""The consumer as the thread of `AsyncRebalanceAwareConsumer` runs it.
+
+Owns polls that let other calls through and can be ended early, what becomes of records whose caller
+has left, and callbacks that are awaited. Must never decide which task may poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
+from dagster_rebalance.consumer.listener import Callback, RebalanceListener
+from dagster_rebalance.consumer.owner_thread import OwnerThread
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Coroutine
+    from typing import Any
+
+    from confluent_kafka import Message
+
+    from dagster_rebalance.consumer.async_consumer import AsyncRebalanceListener
+    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.core.partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Caller:
+    """Who waits for a poll, and may stop waiting at any moment. Either it gets the records, or they are put back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._records: list[Message] = []
+        self.has_left = False
+
+    def leave(self) -> list[Message]:
+        """Stop waiting; what was delivered all the same, and is not going to be seen."""
+        with self._lock:
+            self.has_left = True
+            return self._records
+
+    def deliver(self, records: list[Message]) -> bool:
+        """Whether the caller is still there."""
+        with self._lock:
+            self._records = records
+            return not self.has_left
+
+
+class InterruptibleConsumer(RebalanceAwareConsumer):
+    """A consumer whose polls let other calls through, and can be ended early."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:  # noqa: ANN401 - those of RebalanceAwareConsumer
+        super().__init__(*arguments, **options)
+        self.owner = OwnerThread("consumer")
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.hurry = False
+        self._caller = Caller()
+
+    def poll_for(self, caller: Caller, poll: Callable[[], T], records_of: Callable[[T], list[Message]]) -> T:
+        """Poll for as long as the caller waits."""
+        self._caller = caller
+        try:
+            result = poll()
+        except Exception:
+            if caller.has_left:
+                logger.exception("a poll that nobody waits for any more has failed")
+            raise
+        records = records_of(result)
+        if not caller.deliver(records):
+            self.put_back(records)
+        return result
+
+    def put_back(self, records: list[Message]) -> None:
+        """Let the next poll return these records."""
+        if self._fetcher:
+            self._fetcher.put_back(records)
+
+    def wait_for(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in the event loop, and let operations through meanwhile."""
+        if self.loop is None or self.loop.is_closed():
+            coroutine.close()
+            msg = "the event loop is closed: close the consumer before the loop ends"
+            raise IllegalStateError(msg)
+        self.owner.wait_for(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
+
+    def _between_slices(self) -> bool:
+        self.owner.serve()
+        return self.hurry or self._caller.has_left
+
+
+class AwaitingListener(RebalanceListener):
+    """A listener whose callbacks are coroutines, called from the consumer's thread."""
+
+    def __init__(self, consumer: InterruptibleConsumer, listener: AsyncRebalanceListener) -> None:
+        self._consumer = consumer
+        self._listener = listener
+
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Await the coroutine."""
+        self._await("on_partitions_assigned", partitions, consumer)
+
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Await the coroutine."""
+        self._await("on_partitions_revoked", partitions, consumer)
+
+    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        """Await the coroutine."""
+        self._await("on_partitions_lost", partitions, consumer)
+
+    def _await(self, callback: Callback, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        view = AsyncRebalanceConsumer(self._consumer.owner, consumer)
+        self._consumer.wait_for(_marked(getattr(self._listener, callback)(partitions, view)))
+
+
+def refuse_in_callback(call: str) -> None:
+    """Refuse what would wait for the callback that calls it.
+
+    Raises:
+        IllegalStateError: The caller is a callback, or a task that a running callback has started.
+    """
+    callback = _CALLBACK.get()
+    if callback is not None and callback.is_running:
+        msg = f"{call} inside a rebalance callback: return from it first"
+        raise IllegalStateError(msg)
+
+
+class _Running:
+    """A callback, as the tasks that it starts see it."""
+
+    def __init__(self) -> None:
+        self.is_running = True
+
+
+_CALLBACK: ContextVar[_Running | None] = ContextVar("callback", default=None)
+
+
+async def _marked(callback: Awaitable[None]) -> None:
+    """Await a callback in which a poll would wait for itself."""
+    running = _Running()
+    _CALLBACK.set(running)
+    try:
+        await callback
+    finally:
+        running.is_running = False

@@ -1,0 +1,87 @@
+"""The records of a topic in memory, read as the fetcher reads Kafka: what a consumer returns can be tested without a broker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED, Message, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pytest
+
+    from dagster_rebalance.testing.fake_group import FakeGroup
+
+
+class FakeLog:
+    """A client that reads what `produce` appended, in the place of the fetcher's `confluent_kafka.Consumer`.
+
+    Args:
+        group: The group whose commits say where reading starts, and whose clock moves while nothing is there to be read.
+    """
+
+    def __init__(self, group: FakeGroup) -> None:
+        self._group = group
+        self._ends: dict[TopicPartition, int] = {}
+        self._next: dict[TopicPartition, int] = {}
+        self._returned: set[TopicPartition] = set()
+        self._paused: set[TopicPartition] = set()
+        self.waits: list[tuple[int, float]] = []
+        """The arguments of each `consume`."""
+
+    def produce(self, topic: str, partition: int, count: int) -> None:
+        """Append records."""
+        tp = TopicPartition(topic, partition)
+        self._ends[tp] = self._ends.get(tp, 0) + count
+
+    def incremental_assign(self, partitions: list[TopicPartition]) -> None:
+        """Begin to read."""
+        stored = {(tp.topic, tp.partition): offset.offset for tp, offset in self._group.committed.items()}
+        for tp in partitions:
+            special = {OFFSET_BEGINNING: 0, OFFSET_STORED: stored.get((tp.topic, tp.partition), 0), OFFSET_END: self._ends.get(tp, 0)}
+            self._next[tp] = special.get(tp.offset, tp.offset)
+
+    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
+        """Stop to read."""
+        for tp in partitions:
+            del self._next[tp]
+            self._returned.discard(tp)
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """Be silent."""
+        self._paused.update(partitions)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """Be silent no longer."""
+        self._paused.difference_update(partitions)
+
+    def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """The next offset, once a record was returned."""
+        found = {tp: self._next[tp] if tp in self._returned else OFFSET_INVALID for tp in partitions}
+        return [TopicPartition(tp.topic, tp.partition, offset) for tp, offset in found.items()]
+
+    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+        """The next records, of one partition after the other."""
+        self.waits.append((num_messages, timeout))
+        batch: list[Message] = []
+        for tp in [tp for tp in self._next if tp not in self._paused]:
+            while len(batch) < num_messages and self._next[tp] < self._ends.get(tp, 0):
+                batch.append(Message(topic=tp.topic, partition=tp.partition, offset=self._next[tp], leader_epoch=3))
+                self._next[tp] += 1
+                self._returned.add(tp)
+        if len(batch) < num_messages:
+            self._group.clock.advance(timeout)
+        return batch
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def fake_log(group: FakeGroup, monkeypatch: pytest.MonkeyPatch, records: Mapping[int, int]) -> FakeLog:
+    """Let consumers that are made from now on read a log of `orders` with so many records in each partition."""
+    log = FakeLog(group)
+    for partition, count in records.items():
+        log.produce("orders", partition, count)
+    monkeypatch.setattr("dagster_rebalance.consumer.fetcher.confluent_kafka.Consumer", lambda _settings: log)
+    return log
