@@ -125,7 +125,10 @@ class CancelRuns:
 
 @dataclass(frozen=True, slots=True)
 class EndDeadRuns:
-    """Stop the Spark work of runs whose process has gone, and mark them as failed."""
+    """Stop the Spark work of runs whose process has gone, and mark them as over; as failed, too, if Dagster shows them at work.
+
+    Answer for each, perhaps much later: `DeadRunEnded`.
+    """
 
     run_ids: tuple[str, ...]
 

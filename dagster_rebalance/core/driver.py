@@ -45,7 +45,7 @@ class Driver:
         self.leaving: str | None = None
         self._new_batch_id = new_batch_id
         self._epoch = 0
-        self._pulse = settings.pulse
+        self.pulse = settings.pulse
         self._last_tick_at = now
         self._runs_asked_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
@@ -58,6 +58,7 @@ class Driver:
             seen.TimePassed: self._on_time,
             seen.StoredOffsetsRead: self._on_stored,
             seen.RunsRead: self._on_runs,
+            seen.DeadRunEnded: self._on_dead_run_ended,
             seen.BoundsRead: self._on_bounds,
             seen.OffsetsWritten: self._on_written,
             seen.CommitRecorded: self._on_recorded,
@@ -202,8 +203,9 @@ class Driver:
                 yield do.Note(moved)
 
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
+        event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
         mine = [run for run in event.runs if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)]
-        self._pulse, dead = self._pulse.observe(mine, now)
+        self.pulse, dead = self.pulse.observe(mine, now)
         if dead:
             yield do.EndDeadRuns(dead)
         for owned in tuple(self.partitions.values()):
@@ -229,6 +231,10 @@ class Driver:
             if doubted not in {"", known.doubted_by} and known.phase in {Phase.OWNED, Phase.STOPPED} and known.pending is None:
                 yield do.Note(f"run {doubted} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
                 self.partitions[owned.partition] = self._distrusted(replace(known, doubted_by=doubted))
+
+    def _on_dead_run_ended(self, event: seen.DeadRunEnded, _now: float) -> Iterable[do.Command]:
+        self.pulse = self.pulse.without(event.run_id)
+        return ()
 
     def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...]) -> Iterable[do.Command]:
         blocked_by = unclaimed_workers([owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs)
@@ -422,7 +428,8 @@ class Driver:
             yield do.ReadStoredOffsets(unread)
         poll_s = self.settings.poll_s / 4 if self.holds else self.settings.poll_s
         restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
-        batch_ids = frozenset(entry.batch_id for o in owned for entry in o.entries)
+        # A run that works without being the work of a claim has no entry, and may be deleted, or end in Dagster, before it is over.
+        batch_ids = frozenset(entry.batch_id for o in owned for entry in o.entries) | self.pulse.batch_ids
         if (batch_ids or restoring) and now - self._runs_asked_at >= poll_s:
             self._runs_asked_at = now
             yield do.ReadRuns(batch_ids, live_too=restoring)

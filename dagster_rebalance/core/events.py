@@ -120,6 +120,16 @@ class RunsRead:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadRunEnded:
+    """The answer to `EndDeadRuns`, one for each run.
+
+    Its Spark work has been stopped, and Dagster shows it as ended if it is still there.
+    """
+
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class BoundsRead:
     """The answer to `ReadBounds`."""
 
@@ -166,6 +176,7 @@ Event = (
     | TimePassed
     | StoredOffsetsRead
     | RunsRead
+    | DeadRunEnded
     | BoundsRead
     | OffsetsWritten
     | CommitRecorded

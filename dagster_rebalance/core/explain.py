@@ -55,6 +55,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
         *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
         *(explain_partition(o, now) for o in partitions if o.phase is Phase.STOPPED or o.phase is Phase.RESTORING),
+        *(_unconfirmed(run_id, left_s) for run_id, left_s in driver.pulse.unconfirmed.items()),
     )
 
 
@@ -133,16 +134,24 @@ def _entry(entry: Entry) -> str:
     match entry.progress:
         case ToRequest(attempt):
             return f"batch {entry.batch_id} of {_span(entry.range)} is requested, waits for Dagster to start its run (attempt {attempt})"
-        case InFlight(run_ids, waiting) if set(run_ids) <= set(waiting):
-            return f"{_runs(run_ids)} for {_span(entry.range)} waits in Dagster's queue"
-        case InFlight(run_ids):
-            return f"{_runs(run_ids)} works on {_span(entry.range)}"
+        case InFlight():
+            return _in_flight(entry.progress, _span(entry.range))
         case GaveUp() as gave_up:
             return f"{gave_up.attempts} runs failed on {_span(entry.range)}"
         case DeadLettered():
             return f"{_span(entry.range)} is in the dead-letter topic and is committed in its turn"
         case _:
             return f"{_span(entry.range)} has succeeded and is committed in its turn"
+
+
+def _in_flight(progress: InFlight, span: str) -> str:
+    runs = set(progress.run_ids)
+    if runs <= set(progress.waiting):
+        return f"{_runs(progress.run_ids)} for {span} waits in Dagster's queue"
+    if runs <= set(progress.unconfirmed):
+        ended = f"{_runs(progress.run_ids)} for {span} has ended in Dagster"
+        return f"{ended}, and it is not known yet that nothing of it works any more"
+    return f"{_runs(progress.run_ids)} works on {span}"
 
 
 def _backlog(owned: OwnedPartition, now: float) -> str:
@@ -165,6 +174,13 @@ def _write(pending: PendingWrite) -> str:
 
 def _span(range_: OffsetRange) -> str:
     return f"[{range_.start}, {range_.until})"
+
+
+def _unconfirmed(run_id: str, left_s: float) -> str:
+    return (
+        f"{_runs([run_id])} has ended in Dagster and its process has not said so: "
+        f"without a sign of life it counts as dead in {left_s:.0f} s, and its Spark work is stopped"
+    )
 
 
 def _runs(run_ids: Iterable[str]) -> str:

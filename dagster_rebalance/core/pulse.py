@@ -1,7 +1,11 @@
-"""The pulse of runs: finds those that Dagster shows as working while their process has gone.
+"""The pulse of runs: finds those that do no work any more although Dagster shows them at work, or nobody has said that they are over.
 
 A run gives a sign of life from time to time. Only whether the sign *changes* is looked at, on the observer's own clock, so that clocks of
 different machines need not agree. Time in which nobody looked does not count: a database that was away kept the runs from giving signs too.
+
+Dagster's status alone ends no run that has begun its work, since its code server, run monitoring and people write it too. Such a run is
+named here when its own process has said that it is finished, when that process is known to be gone, or when it gave no sign for the
+time-out. Whoever ends it stops its Spark work and marks it as over. A run that was deleted is watched on, until the same is known of it.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _LOOKS_PER_TIMEOUT = 4
 """How often a run must have been seen without a new sign, at least, before it is dead."""
@@ -20,11 +24,17 @@ _LOOKS_PER_TIMEOUT = 4
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """What a run showed last, and for how long it has shown nothing else."""
+    """A run as it was seen last, and for how long it has shown nothing else.
 
-    state: RunState
-    heartbeat: str
+    Attributes:
+        run: The run.
+        age_s: How long its sign of life, or its state before the first one, has not changed.
+        is_named: Whether it was named as dead since.
+    """
+
+    run: RunSeen
     age_s: float = 0.0
+    is_named: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +42,8 @@ class Pulse:
     """The last sign of each run and its age.
 
     Attributes:
-        heartbeat_timeout_s: A run that works and gives the same sign for so long is dead.
-        start_timeout_s: The same for a run that is being launched.
+        heartbeat_timeout_s: A run that has begun its work and shows the same sign for so long is dead.
+        start_timeout_s: The same for a run that has not begun yet.
         signs: By run id.
         observed_at: When the runs were last looked at.
     """
@@ -43,31 +53,56 @@ class Pulse:
     signs: Mapping[str, Sign] = field(default_factory=dict)
     observed_at: float = float("-inf")
 
+    def completed(self, runs: Iterable[RunSeen], batch_ids: Collection[str]) -> tuple[RunSeen, ...]:
+        """The runs that were read, and those of the same batches that have begun their work and are not in Dagster any more."""
+        found = {run.run_id: run for run in runs}
+        deleted = {
+            run_id: replace(sign.run, state=RunState.CANCELED, is_over=False)
+            for run_id, sign in self.signs.items()
+            if run_id not in found and sign.run.batch_id in batch_ids and sign.run.has_begun
+        }
+        return (*found.values(), *deleted.values())
+
     def observe(self, runs: Iterable[RunSeen], now: float) -> tuple[Pulse, tuple[str, ...]]:
         """The pulse after looking at all live runs, and the ids of those that are dead.
 
-        A dead run is named again only after another time-out, in case it could not be ended.
+        A dead run is named again after a part of the time-out, in case it could not be ended.
         """
         signs = {}
         dead = []
         for run in runs:
-            limit_s = self._limit_s(run.state)
+            limit_s = self._limit_s(run)
             if limit_s is None:
                 continue
-            sign = self._aged(run, min(now - self.observed_at, limit_s / _LOOKS_PER_TIMEOUT))
-            if sign.age_s >= limit_s:
+            step_s = limit_s / _LOOKS_PER_TIMEOUT
+            sign = self._aged(run, min(now - self.observed_at, step_s))
+            if sign.age_s >= limit_s or (run.is_gone and not sign.is_named):
                 dead.append(run.run_id)
-                sign = replace(sign, age_s=0.0)
+                sign = replace(sign, age_s=limit_s - step_s, is_named=True)
             signs[run.run_id] = sign
         return replace(self, signs=signs, observed_at=now), tuple(dead)
 
+    def without(self, run_id: str) -> Pulse:
+        """The pulse after a dead run was ended: one that was deleted is not watched any more."""
+        return replace(self, signs={known: sign for known, sign in self.signs.items() if known != run_id})
+
+    @property
+    def batch_ids(self) -> frozenset[str]:
+        """The batches of the runs that have begun their work: all runs of these have to be read, to see what becomes of them."""
+        return frozenset(sign.run.batch_id for sign in self.signs.values() if sign.run.has_begun and sign.run.batch_id)
+
+    @property
+    def unconfirmed(self) -> dict[str, float]:
+        """The runs that ended in Dagster and are not known to be over, each with the seconds until it counts as dead."""
+        return {run_id: max(0.0, self.heartbeat_timeout_s - sign.age_s) for run_id, sign in self.signs.items() if not sign.run.is_over}
+
     def _aged(self, run: RunSeen, step_s: float) -> Sign:
         before = self.signs.get(run.run_id)
-        if before is None or (before.state, before.heartbeat) != (run.state, run.heartbeat):
-            return Sign(run.state, run.heartbeat)
-        return replace(before, age_s=before.age_s + step_s)
+        if before is None or before.run.heartbeat != run.heartbeat or not (run.has_begun or before.run.state is run.state):
+            return Sign(run)
+        return replace(before, run=run, age_s=before.age_s + step_s)
 
-    def _limit_s(self, state: RunState) -> float | None:
-        if state in WORKING:
-            return self.heartbeat_timeout_s
-        return self.start_timeout_s if state is RunState.STARTING else None
+    def _limit_s(self, run: RunSeen) -> float | None:
+        if run.state is RunState.STARTING or (run.state is RunState.STARTED and not run.has_begun):
+            return self.start_timeout_s
+        return self.heartbeat_timeout_s if run.state in WORKING or not run.is_over else None

@@ -51,7 +51,9 @@ class RunSeen:
         awaits_retry: It failed, and Dagster is about to start it again.
         is_refused: It refused itself, so it does not work although it may not have ended yet; not an attempt.
         is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still work until it ended.
-        heartbeat: The last sign of life of its process; changes while it lives.
+        heartbeat: The last sign of life of its process; changes while it lives. Empty before the process has begun its work.
+        is_gone: Its process has said that it is finished, or is known not to exist any more; its Spark work may go on.
+        is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes. Dagster's word alone does not show it.
     """
 
     run_id: str
@@ -65,6 +67,8 @@ class RunSeen:
     is_refused: bool = False
     is_taken_back: bool = False
     heartbeat: str = ""
+    is_gone: bool = False
+    is_over: bool = True
 
     @property
     def is_retry(self) -> bool:
@@ -74,7 +78,17 @@ class RunSeen:
     @property
     def is_live(self) -> bool:
         """Whether it may still produce output, itself or through its retry."""
-        return self.state in LIVE or self.awaits_retry
+        return self.state in LIVE or self.awaits_retry or not self.is_over
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its process has given a sign of life, which it does before it looks whether it may work."""
+        return self.heartbeat != ""
+
+    @property
+    def may_work(self) -> bool:
+        """Whether its process may be at work now."""
+        return not self.is_refused and (self.state in WORKING or not self.is_over)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +100,17 @@ class ToRequest:
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """Runs that may still work on the range. `waiting` are those that have not started."""
+    """Runs that may still work on the range.
+
+    Attributes:
+        run_ids: All of them.
+        waiting: Those that have not started.
+        unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are over.
+    """
 
     run_ids: tuple[str, ...]
     waiting: tuple[str, ...] = ()
+    unconfirmed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +165,11 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
         return Succeeded(succeeded[0].run_id)
     live = [run for run in mine if run.is_live]
     if live:
-        return InFlight(tuple(run.run_id for run in live), tuple(run.run_id for run in live if run.state is RunState.WAITING))
+        return InFlight(
+            tuple(run.run_id for run in live),
+            waiting=tuple(run.run_id for run in live if run.state is RunState.WAITING),
+            unconfirmed=tuple(run.run_id for run in live if not run.is_over),
+        )
     first_runs = [run for run in mine if not run.is_retry]
     failed = [run for run in first_runs if not run.is_refused and not run.is_taken_back]
     if len(failed) >= max_attempts and not (mine[-1].is_retry and mine[-1].is_refused):
@@ -171,6 +196,5 @@ def unclaimed_workers(
     return tuple(
         run.run_id
         for run in runs
-        if run.state in WORKING
-        and any(mine.overlaps(other) and (mine, run.batch_id) not in known for mine in run.ranges for other in wanted)
+        if run.may_work and any(mine.overlaps(other) and (mine, run.batch_id) not in known for mine in run.ranges for other in wanted)
     )

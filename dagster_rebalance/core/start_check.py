@@ -1,8 +1,10 @@
 """The check that a run makes before it works on its batch.
 
-By the time it looks, its own start is visible to all others. It may work only if every one of its ranges is still claimed by its batch, and
-no other run of the batch that shares a range has started or succeeded. *Any* such run makes it refuse itself, whichever came first: with a
-tie-break by age or by clocks both could work. If two runs refuse each other, the owner of the partition asks for the batch again.
+By the time it looks, its own start and its first sign of life are visible to all others. It may work
+only if every one of its ranges is still claimed by its batch, no other run of the batch has succeeded
+on them, and no other run of the group may be at work on any part of them. *Any* such run makes it
+refuse itself, whichever came first: with a tie-break by age or by clocks both could work. If two runs
+refuse each other, the owner of the partition asks for the batch again.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
+from dagster_rebalance.core.runs import RunSeen, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -24,7 +26,7 @@ def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPart
 
     Args:
         me: The run that asks.
-        others: All runs of the same batch; `me` may be among them.
+        others: All runs of the same batch, and all live runs of the group; `me` may be among them.
         committed: What Kafka stores for the partitions of the run now.
     """
     if me.state is not RunState.STARTED:
@@ -36,13 +38,20 @@ def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPart
         return f"{problem}. The rest of the batch, {rest}, is requested again by its owner" if rest else problem
     for other in others:
         shared = [range_ for range_ in me.ranges if any(range_.overlaps(theirs) for theirs in other.ranges)]
-        if other.run_id != me.run_id and other.batch_id == me.batch_id and shared and _counts(other):
-            return f"run {other.run_id} of the same batch has {other.state.value} on {shared[0]}"
+        if other.run_id != me.run_id and shared:
+            problem = _rival(other, me.batch_id)
+            if problem:
+                return f"{problem} on {shared[0]}"
     return None
 
 
-def _counts(other: RunSeen) -> bool:
-    return other.state is RunState.SUCCEEDED or (other.state in WORKING and not other.is_refused)
+def _rival(other: RunSeen, batch_id: str) -> str:
+    """What a run does that shares a range and must be alone with it; empty when it does nothing."""
+    whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
+    if not other.is_over and other.may_work:
+        return f"run {other.run_id} of {whose} has {other.state.value} in Dagster, and it is not known that its process does no more work"
+    done = other.state is RunState.SUCCEEDED and other.batch_id == batch_id
+    return f"run {other.run_id} of {whose} has {other.state.value}" if done or other.may_work else ""
 
 
 def _claim_problem(range_: OffsetRange, batch_id: str, committed: OffsetAndMetadata | None) -> str | None:

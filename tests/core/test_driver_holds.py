@@ -601,4 +601,4 @@ def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
     driver = member.driver
     assert (driver.partitions, driver.holds, driver.offers, driver.held) == ({}, (), (), frozenset())
     member.feed(seen.RunsRead(frozenset(), ()))
-    assert driver._pulse.signs == {}
+    assert driver.pulse.signs == {}

@@ -9,6 +9,7 @@ import pytest
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
@@ -16,7 +17,7 @@ from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.settings import DriverSettings
-from tests.core.world import World, span, tp
+from tests.core.world import Member, World, span, tp
 
 TWO_CLAIMS = DriverSettings(limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2))
 
@@ -309,6 +310,102 @@ def test_a_dead_run_is_ended_and_its_batch_asked_for_again() -> None:
         world.wait(1, member)
     assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
     assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
+
+
+def _turns(world: World, member: Member, seconds: int) -> None:
+    for _ in range(seconds):
+        member.tick()
+        world.wait(1, member)
+
+
+def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
+    """Its code server saw a process end and marked it, a person forced its end: what it has begun may go on, in Spark for example."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    world.dagster.move(run_id, RunState.FAILED, is_over=False)
+    _turns(world, member, 50)
+    assert list(world.dagster.runs) == [run_id]
+    assert member.given(do.EndDeadRuns) == []
+    assert any("run run1 has ended in Dagster and its process has not said so" in line for line in summary(member.driver, world.now))
+    _turns(world, member, 15)
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert list(world.dagster.runs) == [run_id, "run2"]
+
+
+def test_a_run_that_says_itself_that_it_is_finished_is_tried_again_at_once() -> None:
+    """An ordinary failure must not wait a minute; its Spark work is stopped all the same, before anything else begins."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    world.dagster.move(run_id, RunState.FAILED, is_gone=True, is_over=False)
+    _turns(world, member, 4)
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert list(world.dagster.runs) == [run_id, "run2"]
+
+
+def test_the_next_owner_does_not_begin_before_a_run_is_over_either() -> None:
+    """What its former owner knew of the run is not known to it."""
+    world = World(records=100)
+    first = world.member(owns=1)
+    (run_id,) = first.tick()
+    assert world.start(run_id) is None
+    world.wait(1, first)
+    first.feed(seen.PartitionsLost((tp(0),)))
+    world.dagster.move(run_id, RunState.CANCELED, is_over=False)
+    second = world.member(owns=1)
+    _turns(world, second, 50)
+    assert list(world.dagster.runs) == [run_id]
+    _turns(world, second, 15)
+    assert second.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert list(world.dagster.runs) == [run_id, "run2"]
+
+
+def test_a_run_that_is_deleted_while_it_works_has_no_company() -> None:
+    """Deleting a run in the UI ends no process; its process stops itself when it finds that its run is gone."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    del world.dagster.runs[run_id]
+    world.dagster.keys.clear()  # Dagster finds the run of a key by looking among its runs
+    _turns(world, member, 50)
+    assert not world.dagster.runs
+    _turns(world, member, 15)
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert list(world.dagster.runs) == ["run2"]
+
+
+def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
+    """A member that waits for a run before it takes a partition in reads all live runs of the group."""
+    world = World(records=100, partitions=2)
+    blocking = world.dagster.add("x", (span(0, 0, 100),))
+    foreign = world.dagster.add("y", (span(1, 0, 100),))
+    for run_id in (blocking, foreign):
+        world.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
+    member = world.member(owns=1)
+    _turns(world, member, 65)
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((blocking,))]
+
+
+def test_a_partition_waits_for_a_run_without_a_claim_until_it_is_over() -> None:
+    """A person moved the offset while the run worked, and then forced its end."""
+    world = World(records=100)
+    run_id = world.dagster.add("x", (span(0, 0, 100),))
+    world.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
+    member = world.member(owns=1)
+    _turns(world, member, 5)
+    world.dagster.move(run_id, RunState.CANCELED, is_over=False)
+    _turns(world, member, 40)
+    assert member.driver.partitions[tp(0)].blocked_by == (run_id,)
+    world.dagster.move(run_id, RunState.CANCELED, is_over=True)
+    _turns(world, member, 3)
+    assert world.kafka.claims(0) == [(100, "b1")]
 
 
 def test_nothing_is_claimed_without_recent_ticks() -> None:

@@ -97,6 +97,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             "batch b7 of [0, 9) is requested, waits for Dagster to start its run (attempt 2)",
         ),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,)))),
+            "run ab12cd34 for [0, 9) has ended in Dagster, and it is not known yet that nothing of it works any more",
+        ),
         (owned(4, ("b", 9, InFlight((RUN,), (RUN,)))), "run ab12cd34 for [0, 9) waits in Dagster's queue"),
         (
             owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.runs import RunSeen, RunState
 from tests.core.world import span
@@ -24,14 +26,72 @@ def dead_after(pulse: Pulse, run: RunSeen, seconds: int, *, first: int = 0) -> t
 
 
 def test_a_run_without_a_new_sign_is_dead_after_the_timeout() -> None:
-    """Its process is gone; it is named again after another time-out, in case it could not be ended."""
-    assert dead_after(PULSE, RUN, 130)[1] == [60, 120]
+    """Its process is gone; it is named again after a quarter of the time-out, in case it could not be ended."""
+    assert dead_after(PULSE, RUN, 100)[1] == [60, 75, 90]
     assert dead_after(PULSE, replace(RUN, state=RunState.CANCELING), 61)[1] == [60]
 
 
 def test_a_run_that_is_being_launched_gets_more_time() -> None:
     """A cluster may take minutes to start it."""
     assert dead_after(PULSE, replace(RUN, state=RunState.STARTING), 310)[1] == [300]
+
+
+def test_a_run_that_has_started_and_not_begun_its_work_gets_the_time_of_a_start() -> None:
+    """Its other resources, a cluster that starts for example, come before its first sign of life."""
+    assert dead_after(PULSE, replace(RUN, heartbeat=""), 310)[1] == [300]
+
+
+def test_a_run_that_is_cancelled_before_it_began_does_not_get_the_time_of_a_start() -> None:
+    """A launcher that deleted a pending pod leaves the run in that state for ever."""
+    assert dead_after(PULSE, replace(RUN, heartbeat="", state=RunState.CANCELING), 61)[1] == [60]
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELED])
+def test_a_run_that_ended_in_dagster_only_is_dead_after_the_timeout(state: RunState) -> None:
+    """Its code server, run monitoring or a person said so; its process may work on, and gives signs as long as it does."""
+    ended = replace(RUN, state=state, is_over=False)
+    assert dead_after(PULSE, ended, 61)[1] == [60]
+    pulse, _ = dead_after(PULSE, ended, 59)
+    assert pulse.unconfirmed == {"r1": 2.0}
+    _, dead = pulse.observe([replace(ended, heartbeat="2")], 60.0)
+    assert dead == ()
+    assert pulse.observe([replace(ended, is_over=True)], 60.0) == (replace(pulse, signs={}, observed_at=60.0), ())
+
+
+def test_the_end_that_dagster_shows_is_no_sign_of_life() -> None:
+    """Its process was silent before; the time counts from its last sign."""
+    pulse, _ = dead_after(PULSE, RUN, 40)
+    assert dead_after(pulse, replace(RUN, state=RunState.FAILED, is_over=False), 30, first=40)[1] == [60]
+
+
+@pytest.mark.parametrize("state", [RunState.STARTED, RunState.FAILED])
+def test_a_run_whose_process_is_known_to_be_gone_is_dead_at_once(state: RunState) -> None:
+    """It said that it is finished, or somebody looked; it is named again only after a part of the time-out."""
+    gone = replace(RUN, state=state, is_gone=True, is_over=False)
+    assert dead_after(PULSE, gone, 32)[1] == [0, 15, 30]
+
+
+def test_a_run_that_is_deleted_while_it_works_is_watched_on() -> None:
+    """Deleting it in the UI ends no process."""
+    pulse, _ = dead_after(PULSE, RUN, 30)
+    assert pulse.batch_ids == {"b"}
+    (watched,) = pulse.completed([], {"b"})
+    assert (watched.run_id, watched.is_live, watched.state) == ("r1", True, RunState.CANCELED)
+    assert pulse.completed([], {"another"}) == (), "its batch was not asked for"
+    assert pulse.completed([RUN], {"b"}) == (RUN,)
+    for now in range(30, 60):
+        assert dead_after(pulse, watched, 1, first=now)[1] == []
+        pulse, _ = pulse.observe(pulse.completed([], {"b"}), float(now))
+    pulse, dead = pulse.observe(pulse.completed([], {"b"}), 60.0)
+    assert dead == ("r1",)
+    assert pulse.without("r1").completed([], {"b"}) == ()
+
+
+def test_a_run_that_is_deleted_before_it_began_is_forgotten() -> None:
+    """Dagster starts no run that is not there."""
+    pulse, _ = dead_after(PULSE, replace(RUN, state=RunState.STARTING, heartbeat=""), 30)
+    assert pulse.batch_ids == frozenset()
+    assert pulse.completed([], {"b"}) == ()
 
 
 def test_a_run_that_waits_is_never_dead() -> None:
@@ -41,12 +101,18 @@ def test_a_run_that_waits_is_never_dead() -> None:
     assert pulse.signs == {}
 
 
-def test_a_new_sign_or_a_new_state_is_life() -> None:
+def test_a_new_sign_is_life() -> None:
     """Only whether the sign changes is looked at, so clocks of different machines need not agree."""
     pulse, _ = dead_after(PULSE, RUN, 59)
     pulse, dead = pulse.observe([replace(RUN, heartbeat="2")], 60.0)
     assert dead == ()
-    pulse, dead = pulse.observe([replace(RUN, heartbeat="2", state=RunState.CANCELING)], 61.0)
+    assert pulse.signs["r1"].age_s == 0
+
+
+def test_a_new_state_is_life_before_the_first_sign() -> None:
+    """A run that goes from being launched to started has a process."""
+    pulse, _ = dead_after(PULSE, replace(RUN, state=RunState.STARTING, heartbeat=""), 200)
+    pulse, _ = pulse.observe([replace(RUN, heartbeat="")], 201.0)
     assert pulse.signs["r1"].age_s == 0
 
 

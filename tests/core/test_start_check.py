@@ -73,6 +73,20 @@ def test_any_other_run_that_works_or_has_worked_on_a_shared_range_is_a_reason(st
     assert check(ME, other) == f"run other of the same batch has {state.value} on orders-1 [0, 5)"
 
 
+@pytest.mark.parametrize("state", [S.STARTED, S.CANCELING])
+def test_a_run_of_another_batch_that_works_on_a_part_of_the_ranges_is_a_reason(state: RunState) -> None:
+    """Its claim was overwritten while it works: by a member that read before it was superseded, or by a person who moved the offset."""
+    other = RunSeen("other", "c", (span(1, 3, 9),), state)
+    assert check(ME, other) == f"run other of batch c has {state.value} on orders-1 [0, 5)"
+
+
+@pytest.mark.parametrize("state", [S.FAILED, S.CANCELED])
+def test_a_run_that_may_work_although_dagster_shows_its_end_is_a_reason(state: RunState) -> None:
+    """A retry that Dagster, or a person, begins at once must not have company."""
+    other = RunSeen("other", "b", (span(1, 0, 5),), state, is_over=False)
+    assert "it is not known that its process does no more work on orders-1 [0, 5)" in (check(ME, other) or "")
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -81,7 +95,8 @@ def test_any_other_run_that_works_or_has_worked_on_a_shared_range_is_a_reason(st
         RunSeen("other", "b", ME.ranges, S.FAILED),
         RunSeen("other", "b", ME.ranges, S.CANCELED),
         RunSeen("other", "b", ME.ranges, S.STARTED, is_refused=True),
-        RunSeen("other", "c", ME.ranges, S.STARTED),
+        RunSeen("other", "b", ME.ranges, S.FAILED, is_refused=True, is_over=False),
+        RunSeen("other", "c", ME.ranges, S.SUCCEEDED),
         RunSeen("other", "b", (span(2, 0, 5),), S.STARTED),
     ],
 )

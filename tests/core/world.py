@@ -130,6 +130,8 @@ class Member:
                 answer = self._carry_out(command, epochs)
                 if answer is not None and type(command) not in self.unanswered:
                     todo.append(answer)
+                if isinstance(command, do.EndDeadRuns):
+                    todo.extend(seen.DeadRunEnded(run_id) for run_id in command.run_ids)
         return self.done[first:]
 
     def pass_time(self) -> list[do.Command]:
@@ -184,8 +186,9 @@ class Member:
             case do.CancelRuns(run_ids):
                 dagster.cancel(run_ids)
             case do.EndDeadRuns(run_ids):
-                for run_id in run_ids:
-                    dagster.move(run_id, RunState.FAILED)
+                for run_id in [run_id for run_id in run_ids if run_id in dagster.runs]:
+                    state = dagster.runs[run_id].state
+                    dagster.move(run_id, state if state in ENDED else RunState.FAILED, is_over=True)
             case do.ReleasePartitions(partitions):
                 self.over |= {(partition, epochs[partition]) for partition in partitions}
                 self.world.released(self, partitions)
@@ -246,7 +249,7 @@ class World:
 
     def start(self, run_id: str) -> str | None:
         """A run starts, visible first, and then makes its check. Returns why it refused itself, or None when it works."""
-        self.dagster.move(run_id, RunState.STARTED)
+        self.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
         return self.check(run_id)
 
     def check(self, run_id: str) -> str | None:
