@@ -133,9 +133,7 @@ def no_new_claims(patch: pytest.MonkeyPatch) -> None:
 
 def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
     """A run is taken for dead after a while, whatever signs it gives."""
-    patch.setattr(
-        Pulse, "_aged", lambda self, run, step_s: replace(self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s)
-    )
+    patch.setattr(Pulse, "_aged", lambda self, run, step_s: replace(self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s))
 
 
 def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
