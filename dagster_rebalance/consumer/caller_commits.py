@@ -70,8 +70,10 @@ class CallerCommits:
 
     def answered(self, event: CommitAnswered) -> None:
         """A commit that was sent has an outcome."""
-        _, answered = self._waiting.pop(event.ticket)
-        answered(event.result)
+        # Nobody waits any more for one that was not answered within the time that its caller had.
+        _, answered = self._waiting.pop(event.ticket, (None, None))
+        if answered:
+            answered(event.result)
 
     def take_events(self) -> list[MemberEvent]:
         """What else the member told while a commit was waited for."""

@@ -16,7 +16,7 @@ import confluent_kafka
 from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer import held_revoke
-from dagster_rebalance.consumer.session import leave
+from dagster_rebalance.consumer.leaving import leave
 from dagster_rebalance.consumer.translation import ours
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 

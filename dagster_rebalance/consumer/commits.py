@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason
-from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, Attempt, commit_error, kafka_error
+from dagster_rebalance.consumer.kafka_errors import FENCED, FENCED_IN_A_HOLD, Attempt, commit_error, kafka_error
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import PartitionLostError
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 
+NOBODYS_TICKET = 0
+"""The number of a commit that nobody has asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Ticket:
     number: int
@@ -40,6 +44,7 @@ class _Request:
     offsets: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
     tickets: list[_Ticket] = field(default_factory=list)
     hold: Hold | None = None
+    losses: int = 0
 
 
 class Commits:
@@ -51,6 +56,7 @@ class Commits:
         self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}
         self._sent: _Request | None = None
         self._next = _Request()
+        self._losses = 0
 
     @property
     def pending(self) -> bool:
@@ -74,10 +80,12 @@ class Commits:
             else:
                 errors = {ours(tp): tp.error for tp in answers or () if tp.error is not None}
         failed = {**refused, **self._answered(wanted, errors, holding=self._session.hold is not None)}
+        self._end_if_unknown(errors)
         return CommitResult(frozenset(offsets).difference(failed), failed)
 
     def begin(self, number: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Store without waiting; the session tells the answer."""
+        _list(offsets)  # a value that the client does not take is refused before anything waits for its answer
         refused = _refusals(offsets.keys() - self._session.owned)
         self._next.tickets.append(_Ticket(number, frozenset(offsets), refused))
         self._next.offsets.update({tp: offset for tp, offset in offsets.items() if tp not in refused})
@@ -93,6 +101,7 @@ class Commits:
 
     def lose(self, partitions: Collection[TopicPartition]) -> None:
         """What waits for these must not be sent any more, not even if they are assigned again."""
+        self._losses += 1
         self.forget(partitions)
         for tp in partitions:
             self._next.offsets.pop(tp, None)
@@ -133,6 +142,14 @@ class Commits:
         for tp in partitions:
             self._seen.pop(tp, None)
 
+    def restore(self, stored: Mapping[TopicPartition, int]) -> None:
+        """A probe was stored, at these offsets: store this member's own metadata again, if it has committed there."""
+        own = {tp: self._seen.get(tp) for tp in stored}
+        self.forget(stored)
+        again = {tp: offset for tp, offset in own.items() if offset and offset.offset == stored[tp]}
+        if again:
+            self.begin(NOBODYS_TICKET, again)
+
     def moved(self, found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> list[TopicPartition]:
         """Where the group has something else than it was known to have: somebody else has committed."""
         return [tp for tp, offset in found.items() if tp in self._seen and _differs(self._seen[tp], offset)]
@@ -140,7 +157,7 @@ class Commits:
     def _send_next(self) -> None:
         while self._sent is None and self._next.tickets:
             request, self._next = self._next, _Request()
-            request.hold = self._session.hold
+            request.hold, request.losses = self._session.hold, self._losses
             self._sent = request
             if not request.offsets:
                 self._finish({})
@@ -156,6 +173,8 @@ class Commits:
             # A generation that was stale before the hold began says nothing about the hold.
             holding = request.hold is not None and request.hold is self._session.hold
             self._tell(request, self._answered(request.offsets, errors, holding=holding))
+            if request.losses == self._losses:
+                self._end_if_unknown(errors)
             self.forget(self._next.offsets)
 
     def _tell(self, request: _Request, failed: Mapping[TopicPartition, BrokerError]) -> None:
@@ -172,6 +191,11 @@ class Commits:
         if holding and any(error.code() in FENCED_IN_A_HOLD for error in errors.values()):
             self._session.ended = self._session.ended or LostReason.FENCED
         return {tp: commit_error(error, self._attempt, [tp], holding=holding) for tp, error in errors.items()}
+
+    def _end_if_unknown(self, errors: Mapping[TopicPartition, KafkaError]) -> None:
+        """A broker that does not know the member has given its partitions away; the client tells that some polls later."""
+        if any(error.code() in FENCED for error in errors.values()):
+            self._session.ended = self._session.ended or LostReason.FENCED
 
 
 def _refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:

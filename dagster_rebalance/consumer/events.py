@@ -23,7 +23,7 @@ class LostReason(enum.Enum):
     SESSION = "session"
     """The client noticed it by itself: its session ended, or `poll` was not called for too long."""
     FENCED = "fenced"
-    """The broker threw the member out during a hold. The client does not tell; a probe found it."""
+    """The broker threw the member out. The client does not tell during a hold, and late otherwise; a probe or a commit found it."""
     SUPERSEDED = "superseded"
     """Another rebalance overtook a hold, without a callback: the held partitions were given to somebody else."""
     EXPIRED = "expired"
@@ -67,6 +67,13 @@ class RequestFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class CallbackFailed:
+    """A callback of the user's settings (`on_commit`, `stats_cb`, `error_cb`, `throttle_cb`) raised. Nothing was interrupted by it."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
 class CommitResult:
     """What became of one commit request.
 
@@ -87,5 +94,7 @@ class CommitAnswered:
     result: CommitResult
 
 
-MemberEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | HoldSuperseded | PartitionsLost | RequestFailed | CommitAnswered"
+MemberEvent: TypeAlias = (
+    "PartitionsAssigned | RevokeRequested | HoldSuperseded | PartitionsLost | RequestFailed | CallbackFailed | CommitAnswered"
+)
 Offsets: TypeAlias = "Mapping[TopicPartition, OffsetAndMetadata]"

@@ -21,8 +21,6 @@ from dagster_rebalance.consumer.client_check import check_client
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, HoldSuperseded, LostReason, MemberEvent, PartitionsLost
 from dagster_rebalance.consumer.kafka_errors import (
-    FENCED_IN_A_HOLD,
-    METADATA_TOO_LARGE,
     Attempt,
     answered,
     broker_error,
@@ -30,8 +28,8 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
     names,
 )
+from dagster_rebalance.consumer.probe import Probe
 from dagster_rebalance.consumer.session import Session
-from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
@@ -76,12 +74,13 @@ class Member:
         self._clock = clock
         self._probe_interval_s = probe_interval_s
         self._discovery = Discovery(settings, clock, discovery_interval_s)
-        self._refuses_long_metadata = True
+        self._probe = Probe(settings)
         self._probe_at = clock()
         self._tickets = itertools.count(1)
         self._carried: list[MemberEvent] = []
+        self._left: list[Session] = []
         self._busy = self._closed = False
-        self._session = Session(settings, clock)
+        self._session = Session(settings, clock, self._probe.answered)
 
     @property
     def member_id(self) -> str:
@@ -106,24 +105,30 @@ class Member:
         self._check_usable("subscribe")
         self._discovery.want(subscription)
 
-    def unsubscribe(self) -> None:
-        """Leave the group; what is still held goes with it."""
+    def unsubscribe(self, timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
+        """Leave the group within `timeout_s`; what is still held goes with it."""
         self._check_usable("unsubscribe")
+        deadline = self._clock() + timeout_s
         self._discovery.want(())
-        self._settle(_LEAVE_TIMEOUT_S)
+        self._settle(timeout_s)
         self._session.commits.give_up()
         self._carried += [event for event in self._session.take() if isinstance(event, CommitAnswered)]
-        self._start_over()
+        left = self._start_over()
+        left.wait(max(0.0, deadline - self._clock()))
 
     def close(self, timeout_s: float = _LEAVE_TIMEOUT_S) -> None:
         """Leave the group within `timeout_s`; may be called again."""
         if self._closed:
             return
         self._check_usable("close")
-        started_at = self._clock()
-        self._settle(timeout_s)
-        self._closed = True
-        self._session.close(max(0.0, timeout_s - (self._clock() - started_at)))
+        deadline = self._clock() + timeout_s
+        try:
+            self._settle(timeout_s)
+        finally:
+            self._closed = True
+            self._session.leave()
+            for session in (*self._left, self._session):
+                session.wait(max(0.0, deadline - self._clock()))
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did."""
@@ -185,8 +190,6 @@ class Member:
         except KafkaException as problem:
             raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
         self._session.troubles.clear()
-        if self._session.hold is None:
-            self._session.commits.remember(found)
         return found
 
     def _cause(self, error: KafkaError) -> KafkaError:
@@ -202,6 +205,7 @@ class Member:
     def group_metadata(self) -> object:
         """What a transactional producer is given to commit this member's offsets: the client's own object, opaque."""
         self._check_usable("group_metadata", nested=True)
+        self._probe.others_commit = True
         return self._session.consumer.consumer_group_metadata()
 
     def _settle(self, timeout_s: float = math.inf) -> bool:
@@ -214,11 +218,11 @@ class Member:
 
     def _poll(self, timeout_s: float) -> list[MemberEvent]:
         session = self._session
-        if session.hold is None:
+        if session.hold is not None:
+            self._watch()
+        elif session.ended is None:
             self._probe_at = self._clock()
             self._discovery.look(session)
-        else:
-            self._watch()
         if session.ended is None:
             session.serve(timeout_s)
         if session.ended is not None:
@@ -241,60 +245,7 @@ class Member:
             session.ended = LostReason.FENCED
         elif now >= self._probe_at:
             self._probe_at = now + self._probe_interval_s
-            session.ended = self._probe()
-
-    def _probe(self) -> LostReason | None:
-        """Ask the broker whether it still knows us: read what is committed, and commit one of it back unchanged.
-
-        What was committed by somebody else shows a supersession, and must not be overwritten. One partition is enough: the broker checks
-        the member, not the partition (and preferably a retained one, which nobody else can own). Where nothing is committed yet, a
-        commit is sent that is refused to everybody; reading alone is answered to anybody.
-        """
-        session, commits = self._session, self._session.commits
-        # Reading around a commit that is on its way would find an offset that is about to change, and commit the old one over it.
-        if not self._settle(_READ_TIMEOUT_S) or session.hold is None or session.ended is not None:
-            return session.ended
-        try:
-            found = commits.read(self.assignment(), _READ_TIMEOUT_S)
-        except KafkaException as problem:
-            return self._verdict(kafka_error(problem))
-        moved = commits.moved(found)
-        if moved:
-            logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, names(moved))
-            return LostReason.SUPERSEDED
-        commits.remember(found)
-        anchors = sorted((tp in self.held, tp, offset) for tp, offset in found.items() if offset is not None)
-        try:
-            if anchors:
-                _, tp, offset = anchors[0]
-                session.consumer.commit(offsets=[to_commit(tp, offset)], asynchronous=False)
-            elif self._refuses_long_metadata:
-                self._commit_what_is_refused(min(found, key=lambda tp: (tp in self.held, tp)))
-        except KafkaException as problem:
-            return self._verdict(kafka_error(problem))
-        return None
-
-    def _commit_what_is_refused(self, partition: TopicPartition) -> None:
-        """Ask for a commit that stores nothing: the broker looks at the member first, and then finds the metadata too long.
-
-        Raises:
-            KafkaException: What the broker has against the member, or no answer.
-        """
-        try:
-            self._session.consumer.commit(offsets=[to_commit(partition, self._settings.unreadable_commit)], asynchronous=False)
-        except KafkaException as problem:
-            if kafka_error(problem).code() != METADATA_TOO_LARGE:
-                raise
-        else:
-            self._refuses_long_metadata = False
-            self._session.commits.forget([partition])
-            logger.warning("group '%s': the broker took a probe's commit of 32,000 bytes for %s", self._settings.group_id, partition)
-
-    def _verdict(self, error: KafkaError) -> LostReason | None:
-        if error.code() in FENCED_IN_A_HOLD:
-            return LostReason.FENCED
-        logger.info("group '%s': a probe during a hold got no answer: %s", self._settings.group_id, error.str())
-        return None
+            self._probe.look(session)
 
     def _confirm_hold(self) -> None:
         """Wait for statistics that are newer than the wish to release: a stale unassign would give away what was granted since."""
@@ -312,10 +263,14 @@ class Member:
         told: list[MemberEvent] = [HoldSuperseded(tuple(sorted(held)))] if reason is LostReason.SUPERSEDED else []
         return [*happened, *told, PartitionsLost(tuple(sorted(lost)), reason)]
 
-    def _start_over(self) -> None:
-        self._session.close(_LEAVE_TIMEOUT_S)
-        self._session = Session(self._settings, self._clock)
+    def _start_over(self) -> Session:
+        """Leave in the background: the caller must hear of a loss now, and a broker that is away would keep it waiting."""
+        left = self._session
+        left.leave()
+        self._left = [session for session in (*self._left, left) if session.is_leaving]
+        self._session = Session(self._settings, self._clock, self._probe.answered)
         self._discovery.start_over()
+        return left
 
     def _attempt(self, doing: str) -> Attempt:
         return Attempt(doing, self._settings.brokers)

@@ -53,8 +53,8 @@ class GroupMember(Protocol):
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part in the group for these topics. During a hold it takes effect after the release."""
 
-    def unsubscribe(self) -> None:
-        """Leave the group; what is still held goes with it."""
+    def unsubscribe(self, timeout_s: float) -> None:
+        """Leave the group within `timeout_s`; what is still held goes with it."""
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did.

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import time
 import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.events import (
+    CallbackFailed,
     CommitAnswered,
     HoldSuperseded,
     LostReason,
@@ -30,7 +32,7 @@ from dagster_rebalance.consumer.pauses import PauseMarksPolicy, PausingConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.consumer.turn import Turn
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.revokes import RevokeLists
+from dagster_rebalance.core.revokes import PollStarted, RevokeLists
 
 if TYPE_CHECKING:
     import re
@@ -50,7 +52,7 @@ logger = logging.getLogger(__name__)
 _IDLE_SLICE_S = 0.1
 """The client goes on waiting after it has called back, so a long wait is cut into slices to return early on a request."""
 _READ_SLICE_S = 0.05
-_SETTLE_S = 10.0
+_LEAVE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,7 @@ class RebalanceAwareConsumer(PausingConsumer):
         self._same_poll = complete_revoke_in_same_poll
         self._clock = clock
         self._lists = RevokeLists()
+        self._told: deque[MemberEvent] = deque()
         self._lost_reasons: dict[TopicPartition, LostReason] = {}
         self._callbacks = Callbacks()
         self._turn = Turn()
@@ -174,8 +177,7 @@ class RebalanceAwareConsumer(PausingConsumer):
         """Give all partitions up and leave the group."""
         with self._turn.of("unsubscribe"):
             self._subscription = ()
-            self._leave_behind()
-            self._member.unsubscribe()
+            self._member.unsubscribe(self._leave_behind(_LEAVE_S))
         self._callbacks.raise_noted()
 
     def close(self, timeout_s: float = 10.0) -> None:
@@ -186,12 +188,21 @@ class RebalanceAwareConsumer(PausingConsumer):
         if self._turn.is_over:
             return
         with self._turn.of("close"):
-            self._leave_behind()
-            self._turn.is_over = True
+            left_s = timeout_s
+            try:
+                left_s = self._leave_behind(timeout_s)
+            finally:
+                # Whatever interrupted it, Ctrl-C too: a member that stays would keep partitions that nobody reads.
+                self._turn.is_over = True
+                self._end(left_s)
+        self._callbacks.raise_noted()
+
+    def _end(self, timeout_s: float) -> None:
+        try:
             self._member.close(timeout_s)
+        finally:
             if self._fetcher:
                 self._fetcher.close()
-        self._callbacks.raise_noted()
 
     def check(self, timeout_s: float = 10.0) -> None:
         """Find out now what would go wrong later: brokers, credentials, the subscribed topics.
@@ -269,21 +280,26 @@ class RebalanceAwareConsumer(PausingConsumer):
 
     def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
         """Let the member work, and carry out what it tells; whether the caller must hear of it at once."""
-        events = [*self._commits.take_events(), *self._member.poll(timeout_s)]
-        for event in events:
+        # What an exception leaves behind is carried out by the next poll.
+        self._told.extend(self._commits.take_events())
+        self._told.extend(self._member.poll(timeout_s))
+        is_urgent = False
+        while self._told:
+            event = self._told.popleft()
+            is_urgent |= isinstance(event, (RevokeRequested, PartitionsLost))
             self._carry_out(event, same_poll=same_poll)
         for callback in self._commits.take_due():
             self._callbacks.run(callback)
-        return any(isinstance(event, (RevokeRequested, PartitionsLost)) for event in events)
+        return is_urgent
 
     def _carry_out(self, event: MemberEvent, *, same_poll: bool) -> None:
         match event:
             case PartitionsAssigned(partitions):
                 self._take_in(partitions)
             case RevokeRequested(partitions) if same_poll:
-                self._tell_revoked(partitions)
-                self._forget(partitions)
-                self._member.release()
+                self._lists.request(partitions)
+                self._tell_revoked(self._lists.to_be_revoked)
+                self._give_away(self._lists.complete())
             case RevokeRequested(partitions):
                 self._lists.request(partitions)
                 self._give_up()
@@ -300,7 +316,7 @@ class RebalanceAwareConsumer(PausingConsumer):
                 logger.warning("the hold of %s was superseded by another rebalance", ", ".join(map(str, partitions)))
             case CommitAnswered():
                 self._commits.answered(event)
-            case RequestFailed(error):
+            case RequestFailed(error) | CallbackFailed(error):
                 self._callbacks.note(error)
 
     def _take_in(self, partitions: Collection[TopicPartition]) -> None:
@@ -319,12 +335,17 @@ class RebalanceAwareConsumer(PausingConsumer):
     def _complete_due(self) -> None:
         self._exchange_marks()
         self._tell_revoked(self._lists.to_be_revoked)
-        started = self._lists.start_poll()
         self._lost_reasons = {}
-        if started.completed:
-            self._forget(started.completed)
-        if started.release:
-            self._member.release()
+        self._give_away(self._lists.start_poll())
+
+    def _give_away(self, due: PollStarted) -> None:
+        """Carry out what is due; after an exception, the next poll does it again."""
+        if due.completed:
+            self._forget(due.completed)
+        if due.release:
+            if self._member.held:
+                self._member.release()
+            self._lists.released()
         self._give_up()
 
     def _give_up(self) -> None:
@@ -332,18 +353,29 @@ class RebalanceAwareConsumer(PausingConsumer):
             self._giving_up = self._lists.unreleased
             self._withhold()
 
-    def _leave_behind(self) -> None:
+    def _leave_behind(self, timeout_s: float) -> float:
+        """Give everything up for the API; what is left of the time to wait for Kafka."""
         self._callbacks.begin()
-        for event in self._commits.finish(_SETTLE_S):
-            # What else came meanwhile has no meaning any more.
-            if isinstance(event, PartitionsLost):
-                self._carry_out(event, same_poll=False)
-        for callback in self._commits.take_due():
-            self._callbacks.run(callback)
+        left_s = self._finish_commits(timeout_s)
         self._tell_revoked(self.assignment())
+        # The callback may have committed as well.
+        left_s = self._finish_commits(left_s)
         self._lists = RevokeLists()
         self._forget(self.assignment())
         self._give_up()
+        return left_s
+
+    def _finish_commits(self, timeout_s: float) -> float:
+        started_at = self._clock()
+        events = self._commits.finish(timeout_s)
+        left_s = max(0.0, timeout_s - (self._clock() - started_at))
+        for event in events:
+            # What else came meanwhile has no meaning any more.
+            if isinstance(event, (PartitionsLost, CallbackFailed)):
+                self._carry_out(event, same_poll=False)
+        for callback in self._commits.take_due():
+            self._callbacks.run(callback)
+        return left_s
 
     def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:
         if partitions:

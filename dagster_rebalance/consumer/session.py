@@ -10,17 +10,25 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer import held_revoke
 from dagster_rebalance.consumer.commits import Commits
-from dagster_rebalance.consumer.events import LostReason, MemberEvent, PartitionsAssigned, PartitionsLost, RequestFailed, RevokeRequested
+from dagster_rebalance.consumer.events import (
+    CallbackFailed,
+    LostReason,
+    MemberEvent,
+    PartitionsAssigned,
+    PartitionsLost,
+    RequestFailed,
+    RevokeRequested,
+)
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
     PASSING,
@@ -33,11 +41,13 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
     names,
 )
+from dagster_rebalance.consumer.leaving import leave
+from dagster_rebalance.consumer.probe import is_probe
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.errors import BrokerError
@@ -45,12 +55,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+ProbeAnswered: TypeAlias = "Callable[[Session, list[confluent_kafka.TopicPartition], KafkaError | None], None]"
+
 _HOLDING_STATE = "wait-unassign-call"
 _SETTLE_SLICE_S = 0.01
 """The client goes on waiting after it has called back, so this is how long an answer lies unnoticed."""
-_LEAVE_SLICE_S = 0.01
-_LEAVE_LIMIT_S = 1.0
-"""Only what no revoke is asked for stays assigned longer; a close gives that up without calling back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +74,23 @@ class Hold:
 class Session:
     """One confluent Consumer in the group.
 
+    Args:
+        settings: Validated settings.
+        clock: A monotonic clock.
+        on_probe: Called with the answers to probes.
+
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float]) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float], on_probe: ProbeAnswered | None = None) -> None:
         self._settings = settings
         self._clock = clock
+        self._on_probe = on_probe
         self._events: list[MemberEvent] = []
         self._owned: set[TopicPartition] = set()
         self._closing = False
+        self._leaving: threading.Thread | None = None
         self._reports_in_hold = 0
         self._statistics = ""
         self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
@@ -101,15 +117,18 @@ class Session:
         self.consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
 
     def serve(self, timeout_s: float) -> None:
-        """Let the client call back, for at most `timeout_s`."""
+        """Let the client call back, for at most `timeout_s`.
+
+        All that is queued is taken: behind the news that `poll` came too late lies the callback that tells the loss, and
+        until that is told the caller would be given records of somebody else's partitions.
+        """
         try:
             message = self.consumer.poll(timeout_s)
+            while message is not None:
+                self._note_of(message)
+                message = self.consumer.poll(0)
         except KafkaException as problem:
             self._note(kafka_error(problem))
-        else:
-            error = message.error() if message is not None else None
-            if error is not None:
-                self._note(error)
 
     def settle(self, deadline: float) -> bool:
         """Serve until no commit is pending or the deadline has come; whether none is."""
@@ -149,21 +168,26 @@ class Session:
             self.ended = LostReason.SUPERSEDED
             return
         self._owned -= self.hold.partitions
+        self.commits.forget(self.hold.partitions)
         self.hold = None
 
-    def close(self, timeout_s: float) -> bool:
-        """Leave the group; a hold that is not released yet goes with it.
-
-        Returns:
-            Whether the client was gone in time. It goes on leaving in the background otherwise.
-        """
+    def leave(self) -> None:
+        """Leave the group in the background; a hold that is not released yet goes with it."""
         self._closing = True
-        leaving = threading.Thread(target=self._leave, name=f"leave-{self._settings.group_id}", daemon=True)
-        leaving.start()
-        leaving.join(timeout_s)
-        if leaving.is_alive():
+        self._leaving = threading.Thread(target=self._leave, name=f"leave-{self._settings.group_id}", daemon=True)
+        self._leaving.start()
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the client is not gone yet, after `leave`."""
+        return self._leaving is not None and self._leaving.is_alive()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until the client is gone, after `leave`; what takes longer goes on in the background."""
+        if self._leaving is not None:
+            self._leaving.join(timeout_s)
+        if self.is_leaving:
             logger.warning("leaving group '%s' takes longer than %g s: it goes on in the background", self._settings.group_id, timeout_s)
-        return not leaving.is_alive()
 
     def _leave(self) -> None:
         # For the client a superseded hold is none: it has moved on.
@@ -175,9 +199,9 @@ class Session:
 
     def _connect(self) -> confluent_kafka.Consumer:
         config = self._settings.member()
-        config["error_cb"] = _chained(self._on_error, config.get("error_cb"))
-        config["on_commit"] = _chained(self._on_commit, config.get("on_commit"))
-        config["stats_cb"] = _chained(self._on_statistics, config.get("stats_cb"))
+        config.update({"error_cb": self._on_error, "on_commit": self._on_commit, "stats_cb": self._on_statistics})
+        if "throttle_cb" in config:
+            config["throttle_cb"] = partial(self._call_user, "throttle_cb")
         try:
             return confluent_kafka.Consumer(config)
         except (KafkaException, ValueError, TypeError) as problem:
@@ -202,6 +226,8 @@ class Session:
             self._note(kafka_error(problem))
             return
         self._owned.update(fresh)
+        # Another owner may have committed since this member had them last.
+        self.commits.forget(fresh)
         self._events.append(PartitionsAssigned(tuple(fresh)))
 
     def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
@@ -230,8 +256,14 @@ class Session:
             self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
 
     def _on_commit(self, error: KafkaError | None, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        if not self._closing:
-            self.commits.on_commit(error, partitions)
+        if self._closing:
+            return
+        if is_probe(partitions):
+            if self._on_probe:
+                self._on_probe(self, partitions, error)
+            return
+        self.commits.on_commit(error, partitions)
+        self._call_user("on_commit", error, partitions)
 
     def _on_error(self, error: KafkaError) -> None:
         self.troubles.append(error)
@@ -239,6 +271,12 @@ class Session:
             self._note(error)
         else:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
+        self._call_user("error_cb", error)
+
+    def _note_of(self, message: confluent_kafka.Message) -> None:
+        error = message.error()
+        if error is not None:
+            self._note(error)
 
     def _note(self, error: KafkaError) -> None:
         self.troubles.append(error)
@@ -256,65 +294,27 @@ class Session:
 
     def _on_statistics(self, raw: str) -> None:
         self._statistics = raw
-        if self.hold is None or not self._settings.is_classic:
+        if self.hold is not None and self._settings.is_classic:
+            self._reports_in_hold += 1
+            # The first report may have been made before the hold began.
+            if self._reports_in_hold > 1 and _join_state(raw) != _HOLDING_STATE:
+                self.ended = LostReason.SUPERSEDED
+        self._call_user("stats_cb", raw)
+
+    def _call_user(self, callback: str, *arguments: object) -> None:
+        """An exception that left a callback would interrupt whatever the client was asked for; the caller gets it as an event."""
+        function = self._settings.user.get(callback)
+        if function is None or self._closing:
             return
-        self._reports_in_hold += 1
-        # The first report may have been made before the hold began.
-        if self._reports_in_hold > 1 and _join_state(raw) != _HOLDING_STATE:
-            self.ended = LostReason.SUPERSEDED
+        try:
+            function(*arguments)
+        except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user
+            self._events.append(CallbackFailed(problem))
 
     @property
     def reports_in_hold(self) -> int:
         """How many statistics were looked at since the hold began."""
         return self._reports_in_hold
-
-
-def leave(consumer: confluent_kafka.Consumer, held: Collection[TopicPartition] = (), *, eager: bool = False) -> None:
-    """Leave the group and close the client, with nothing left that the close would call back.
-
-    `close()` ends the group's state machine and calls back what still waits. After each callback confluent-kafka asks librdkafka for the
-    assign or unassign, with Python's lock in hand. When two callbacks wait (an assignment that nobody has polled for, or the empty one that
-    follows a released hold; and the revoke that the close brings), the answer to the first one ends the state machine, and what the second
-    one asks may be dropped without an answer: it waits for ever, and so does every thread of the process (librdkafka #4041 and #4884).
-
-    Seen with confluent-kafka 2.12.0 and 2.16.1 on a mock cluster: 9 of 329 closes with everything on one core, 2 of 486 on two; none of
-    1,488 in this way. On Kafka 4.1.1 two callbacks wait right after a release and after a hold that was lost, in the classic and in the
-    consumer protocol; once unsubscribed and polled, none does.
-
-    Args:
-        consumer: The client. Its callbacks must not hold a revoke any more.
-        held: What it holds of a revoke, which is completed: a client that has unsubscribed is granted nothing that this could give away.
-        eager: Whether it has an eager strategy.
-
-    Raises:
-        RuntimeError: It is closed.
-    """
-    try:
-        _give_everything_up(consumer, held, eager=eager)
-    except KafkaException as problem:
-        logger.warning("a client leaves its group without giving its partitions up first: %s", problem)
-    consumer.close()
-
-
-def _give_everything_up(consumer: confluent_kafka.Consumer, held: Collection[TopicPartition], *, eager: bool) -> None:
-    consumer.unsubscribe()
-    _call_back(consumer)
-    still_held = set(held) & set(map(ours, consumer.assignment()))
-    if still_held:
-        # Only what is held: the client asks for the rest by itself, and refuses to give it up twice.
-        held_revoke.complete(consumer, still_held, eager=eager)
-    deadline = time.monotonic() + _LEAVE_LIMIT_S
-    while consumer.assignment() and time.monotonic() < deadline:
-        _call_back(consumer)
-    # An assignment may be waiting while nothing is assigned.
-    _call_back(consumer)
-
-
-def _call_back(consumer: confluent_kafka.Consumer) -> None:
-    try:
-        consumer.poll(_LEAVE_SLICE_S)
-    except Exception as problem:  # noqa: BLE001 - a callback of the user's may raise anything, and the client has to leave all the same
-        logger.info("a client that leaves its group: %s", problem)
 
 
 def _join_state(raw: str) -> str:
@@ -329,14 +329,3 @@ def _join_state(raw: str) -> str:
 def _listed(topics: list[str], most: int = 5) -> str:
     more = f" and {len(topics) - most} more topics" if len(topics) > most else ""
     return ", ".join(f"'{topic}'" for topic in topics[:most]) + more
-
-
-def _chained(first: Callable[..., None], second: Callable[..., None] | None) -> Callable[..., None]:
-    if second is None:
-        return first
-
-    def both(*arguments: object) -> None:
-        first(*arguments)
-        second(*arguments)
-
-    return both

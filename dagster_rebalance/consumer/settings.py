@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,9 +22,6 @@ HOLD_MARGIN_S = 15.0
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 _RECONNECT_MS = 1000
-_BEYOND_EVERY_OFFSET = 2**62
-_TOO_LONG = 32_000
-"""A broker closes the connection on a text of 32,767 bytes and more."""
 
 _CONNECTION = ("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "socket.", "client.", "broker.", "reconnect.")
 _CONNECTION_EXACT = frozenset({"enable.ssl.certificate.verification", "oauth_cb", "log_level", "logger", "debug", "api.version.request"})
@@ -90,14 +86,6 @@ class Settings:
         """Where reading starts without a committed offset: `earliest`, `latest` or `error`."""
         value = str(self.user.get("auto.offset.reset", "latest"))
         return "earliest" if value in _EARLIEST else "latest" if value in _LATEST else "error"
-
-    @property
-    def unreadable_commit(self) -> OffsetAndMetadata:
-        """A commit that brokers refuse for the length of its metadata (they store 4,096 bytes by default).
-
-        Should one store it all the same, its offset leads to where reading starts without a commit: out of range, it is reset.
-        """
-        return OffsetAndMetadata(0 if self.offset_reset == "earliest" else _BEYOND_EVERY_OFFSET, "-" * _TOO_LONG)
 
     @property
     def reads_committed(self) -> bool:

@@ -23,7 +23,14 @@ def theirs(partition: TopicPartition, offset: int = confluent_kafka.OFFSET_INVAL
 
 
 def to_commit(partition: TopicPartition, wanted: OffsetAndMetadata) -> confluent_kafka.TopicPartition:
-    """What the client is to commit."""
+    """What the client is to commit.
+
+    Raises:
+        TypeError: It is no offset.
+    """
+    if not isinstance(wanted, OffsetAndMetadata):
+        msg = f"a commit for {partition} must be an OffsetAndMetadata with the next offset, not {wanted!r}"
+        raise TypeError(msg)
     epoch = _NO_EPOCH if wanted.leader_epoch is None else wanted.leader_epoch
     return confluent_kafka.TopicPartition(partition.topic, partition.partition, wanted.offset, metadata=wanted.metadata, leader_epoch=epoch)
 

@@ -24,8 +24,10 @@ class PollStarted:
     """What has to be carried out at the start of a poll.
 
     Attributes:
-        completed: The partitions whose revoke is completed now; they leave the assignment of the API.
-        release: The partitions to be released to Kafka now, in one request; those of `completed` or of earlier polls.
+        completed: The partitions whose revoke is completed, now or in an earlier poll, and that Kafka still counts as ours;
+            they are not in the assignment of the API.
+        release: The partitions to be released to Kafka now, in one request. `released` says that this was done; until then
+            each poll says it again.
     """
 
     completed: frozenset[TopicPartition]
@@ -41,7 +43,8 @@ class RevokeLists:
         lists.request({orders_0})
         lists.delay({orders_0})  # True: not in the next poll
         lists.start_poll()  # nothing is completed, and orders_0 is on the revoke-next list again
-        lists.start_poll()  # orders_0 was not delayed again: completed and released
+        lists.start_poll()  # orders_0 was not delayed again: completed, and to be released
+        lists.released()
         ```
     """
 
@@ -74,13 +77,18 @@ class RevokeLists:
 
     def start_poll(self) -> PollStarted:
         """Complete what is on the revoke-next list, forget what was lost, and move the delayed ones up."""
-        completed = frozenset(self._next)
-        self._next, self._thereafter = self._thereafter, set()
         self._lost = frozenset()
-        if self._next:
-            return PollStarted(completed, frozenset())
-        release, self._unreleased = frozenset(self._unreleased), set()
-        return PollStarted(completed, release)
+        return self.complete()
+
+    def complete(self) -> PollStarted:
+        """Complete what is on the revoke-next list, and move the delayed ones up."""
+        self._next, self._thereafter = self._thereafter, set()
+        unreleased = frozenset(self._unreleased)
+        return PollStarted(unreleased - self._next, frozenset() if self._next else unreleased)
+
+    def released(self) -> None:
+        """Kafka was told, or need not be: nothing is held any more."""
+        self._unreleased -= self._unreleased - self._next - self._thereafter
 
     def request(self, partitions: Iterable[TopicPartition]) -> None:
         """A revoke is requested: the partitions go on the revoke-next list.

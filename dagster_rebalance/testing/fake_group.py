@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.consumer.events import (
+    CallbackFailed,
     CommitAnswered,
     CommitResult,
     HoldSuperseded,
@@ -255,7 +256,7 @@ class FakeMember:
             case PartitionsLost() | HoldSuperseded() | RequestFailed():
                 self._owned.clear()
                 self.held = frozenset()
-            case CommitAnswered():
+            case CommitAnswered() | CallbackFailed():
                 pass
 
     def fail(self, error: BrokerError) -> None:
@@ -273,7 +274,7 @@ class FakeMember:
         if self.member_id and not self.held:
             self._group.rebalance()
 
-    def unsubscribe(self) -> None:
+    def unsubscribe(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002 - the port's signature
         """Leave the group."""
         self._check_open("unsubscribe")
         self.settle()

@@ -79,7 +79,8 @@ def scene() -> Iterator[Scene]:
     """A session whose broker nobody can reach."""
     made = Scene()
     yield made
-    made.session.close(5.0)
+    made.session.leave()
+    made.session.wait(5.0)
 
 
 def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: Scene) -> None:

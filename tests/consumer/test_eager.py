@@ -115,7 +115,7 @@ def test_leaving_in_an_eager_hold_hands_everything_over(stage: KafkaStage, actor
     if ending == "close":
         blue.member.close(5.0)
     else:
-        blue.member.unsubscribe()
+        blue.member.unsubscribe(5.0)
     play(lambda: green.owns == everything(stage), green, what="the second member to own everything")
 
 

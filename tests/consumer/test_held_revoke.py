@@ -34,7 +34,9 @@ def session() -> Iterator[Session]:
     """A session whose broker nobody can reach."""
     made = Session(validated({"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}, hold_limit_s=10), time.monotonic)
     yield made
-    assert made.close(5.0)
+    made.leave()
+    made.wait(5.0)
+    assert not made.is_leaving
 
 
 def test_a_client_that_behaves_otherwise_is_refused_loudly() -> None:
@@ -74,7 +76,9 @@ def test_any_assignment_ends_an_eager_hold() -> None:
     session._on_revoke(session.consumer, [GRANTED])
     session._on_assign(session.consumer, [confluent_kafka.TopicPartition("orders", 1)])
     assert session.ended is LostReason.SUPERSEDED
-    assert session.close(5.0)
+    session.leave()
+    session.wait(5.0)
+    assert not session.is_leaving
 
 
 def test_a_held_partition_that_is_granted_again_ends_the_session(session: Session) -> None:

@@ -8,7 +8,7 @@ import confluent_kafka
 import pytest
 
 from dagster_rebalance.consumer.events import LostReason, PartitionsLost
-from dagster_rebalance.consumer.session import leave
+from dagster_rebalance.consumer.leaving import leave
 from tests.consumer.contract.stages import Actor, KafkaStage, play
 
 if TYPE_CHECKING:

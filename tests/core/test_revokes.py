@@ -51,10 +51,31 @@ def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> No
     lists.delay({B, C})
     assert lists.start_poll() == PollStarted(completed=frozenset({A}), release=NOTHING)
     lists.delay({C})
-    assert lists.start_poll() == PollStarted(completed=frozenset({B}), release=NOTHING)
+    assert lists.start_poll() == PollStarted(completed=frozenset({A, B}), release=NOTHING)
     assert lists.unreleased == {A, B, C}
-    assert lists.start_poll() == PollStarted(completed=frozenset({C}), release=frozenset({A, B, C}))
+    assert lists.start_poll() == PollStarted(frozenset({A, B, C}), frozenset({A, B, C}))
+    lists.released()
     assert lists.unreleased == NOTHING
+
+
+def test_a_release_that_was_interrupted_is_due_again_in_the_next_poll() -> None:
+    """A callback of the user's may raise in the middle of it, and nobody else would ever give the partitions up."""
+    lists = RevokeLists()
+    lists.request({A, B})
+    due = PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
+    assert [lists.start_poll(), lists.start_poll()] == [due, due]
+    lists.released()
+    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+
+
+def test_a_request_that_came_with_the_release_is_not_released_with_it() -> None:
+    """It has a poll of its own to come."""
+    lists = RevokeLists()
+    lists.request({A})
+    assert lists.start_poll().release == {A}
+    lists.request({B})
+    lists.released()
+    assert lists.unreleased == {B}
 
 
 def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> None:
@@ -110,7 +131,7 @@ def test_a_second_request_joins_the_first_one() -> None:
     assert lists.to_be_revoked == {B}
     assert lists.delayed == {A}
     assert lists.start_poll() == PollStarted(completed=frozenset({B}), release=NOTHING)
-    assert lists.start_poll() == PollStarted(completed=frozenset({A}), release=frozenset({A, B}))
+    assert lists.start_poll() == PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
 
 
 def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
@@ -142,13 +163,15 @@ class ListsOfTheKip(RuleBasedStateMachine):
     @rule()
     def poll_starts(self) -> None:
         """At the start of poll: complete, empty, move."""
-        completed = set(self.revoke_next)
         self.revoke_next.clear()
         self.lost.clear()
         self.revoke_next, self.revoke_thereafter = self.revoke_thereafter, set()
+        completed = self.not_released - self.revoke_next
         released = set() if self.revoke_next else set(self.not_released)
-        self.not_released -= released
         assert self.real.start_poll() == PollStarted(frozenset(completed), frozenset(released))
+        if released:
+            self.real.released()
+        self.not_released -= released
 
     @rule(partitions=partitions)
     def revoke_is_requested(self, partitions: set[TopicPartition]) -> None:

@@ -74,7 +74,7 @@ class SimulatedMember:
         self._subscribed = True
         self._polled_at = self._process.clockwork.now
 
-    def unsubscribe(self) -> None:
+    def unsubscribe(self, timeout_s: float) -> None:  # noqa: ARG002 - the port's signature
         """Leave the group."""
         self._subscribed = False
         self._leave()

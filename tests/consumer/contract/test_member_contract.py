@@ -169,7 +169,7 @@ def test_giving_partitions_up_waits_for_commits_on_their_way(stage: Stage, actor
     elif ending == "release":
         blue.member.release()
     else:
-        blue.member.unsubscribe()
+        blue.member.unsubscribe(5.0)
     polled = [green] if ending == "close" else [blue, green]
     play(lambda: held <= green.owns, *polled, what="the second member to own what was held")
     assert [offset and offset.offset for offset in green.member.committed(held, 5.0).values()] == [7, 7]
@@ -266,7 +266,7 @@ def test_closing_before_the_first_assignment_is_quick(actor: NewActor) -> None:
 def test_unsubscribing_during_a_hold_leaves_the_group(stage: Stage, actor: NewActor) -> None:
     """What is held goes with it, and the member may come back."""
     blue, green = holding(stage, actor)
-    blue.member.unsubscribe()
+    blue.member.unsubscribe(5.0)
     play(lambda: green.owns == everything(stage), blue, green, what="the second member to own everything")
     assert not blue.owns
     green.member.close(5.0)
