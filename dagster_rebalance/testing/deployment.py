@@ -21,7 +21,7 @@ from dagster_rebalance.testing.ports import accepts_connections, free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -243,9 +243,34 @@ class DagsterDeployment:
         """Load the code of a location again, as "Reload definitions" does in the UI."""
         self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
 
-    def re_execute(self, run_id: str) -> None:
-        """Run all steps of a run again, as "Re-execute all" does in the UI."""
-        self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
+    def re_execute(self, run_id: str, steps: Sequence[str] = ()) -> None:
+        """Run all steps of a run again, as "Re-execute all" does in the UI, or only some of them."""
+        if not steps:
+            self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
+            return
+        run = self.ask(_RUN, run_id=run_id)["runOrError"]
+        origin = run["repositoryOrigin"]
+        tags = [tag for tag in run["tags"] if not tag["key"].startswith("dagster/") and not tag["key"].startswith(".dagster/")]
+        execution = {
+            "selector": {
+                "repositoryLocationName": origin["repositoryLocationName"],
+                "repositoryName": origin["repositoryName"],
+                "jobName": run["jobName"],
+            },
+            "runConfigData": run["runConfigYaml"],
+            "mode": "default",
+            "stepKeys": list(steps),
+            "executionMetadata": {"parentRunId": run_id, "rootRunId": run["rootRunId"] or run_id, "tags": tags},
+        }
+        self._settle(_RE_EXECUTE_STEPS, "launchRunReexecution", execution=execution)
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run, as "Delete" does in the UI."""
+        self._settle(_DELETE, "deleteRun", run_id=run_id)
+
+    def force_terminate(self, run_id: str) -> None:
+        """Mark a run as cancelled at once, as "Force termination immediately" does in the UI."""
+        self._settle(_FORCE_TERMINATE, "terminateRun", run_id=run_id)
 
     def _settle(self, query: str, field_name: str, **variables: object) -> None:
         answer = self.ask(query, **variables)[field_name]
@@ -287,6 +312,18 @@ _RE_EXECUTE = """mutation($run_id: String!) {
   launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename
     ... on Error { message }
   }
+}"""
+_RUN = """query($run_id: ID!) {
+  runOrError(runId: $run_id) { ... on Run {
+    jobName rootRunId runConfigYaml tags { key value } repositoryOrigin { repositoryLocationName repositoryName }
+  } }
+}"""
+_RE_EXECUTE_STEPS = """mutation($execution: ExecutionParams!) {
+  launchRunReexecution(executionParams: $execution) { __typename ... on Error { message } }
+}"""
+_DELETE = """mutation($run_id: String!) { deleteRun(runId: $run_id) { __typename ... on Error { message } } }"""
+_FORCE_TERMINATE = """mutation($run_id: String!) {
+  terminateRun(runId: $run_id, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename ... on Error { message } }
 }"""
 _RELOAD = """mutation($location: String!) {
   reloadRepositoryLocation(repositoryLocationName: $location) { __typename

@@ -20,6 +20,7 @@ from dagster_rebalance.testing.ports import free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -70,6 +71,20 @@ class Postgres:
     def dagster_settings(self, database: str, *, port: int | None = None) -> dict[str, Any]:
         """What `dagster.yaml` says so that an instance keeps all its storage in a database. The database must exist."""
         return {"storage": {"postgres": {"postgres_url": self.url(database, port=port)}}}
+
+    def lock_tables(self, database: str, tables: Iterable[str]) -> Callable[[], None]:
+        """Keep all others from writing to tables until the returned function is called; they can read."""
+        command = [*_as_other(), _program("psql"), "-X", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "dagster", database]
+        psql = subprocess.Popen(command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own, no shell
+
+        def release() -> None:
+            psql.communicate("COMMIT;\n")
+
+        if psql.stdin is not None and psql.stdout is not None:
+            psql.stdin.write(f"BEGIN; LOCK TABLE {', '.join(tables)} IN EXCLUSIVE MODE;\n\\echo locked\n")
+            psql.stdin.flush()
+            psql.stdout.readline()
+        return release
 
     def __enter__(self) -> Self:
         """Make the server's files, start it, and wait until it answers."""

@@ -39,6 +39,13 @@ class Protocol(enum.Enum):
     CLASSIC = "classic"
 
 
+class Storage(enum.Enum):
+    """Where Dagster keeps its storage."""
+
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
+
+
 def chaos(
     faults: Annotated[int, typer.Option(min=1, help="How many faults are done.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Decides which faults come in which order.")] = 1,
@@ -47,6 +54,7 @@ def chaos(
         "build/chaos.json"
     ),
     *,
+    storage: Annotated[Storage, typer.Option(help="Where Dagster keeps its storage.")] = Storage.SQLITE,
     spark: Annotated[bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")] = False,
 ) -> None:
     """Kill, freeze and break real brokers, members, runs and Dagster by random draw, and check that nothing is lost or doubled."""
@@ -60,7 +68,8 @@ def chaos(
 
     code = 0
     try:
-        with all_parts(protocol=protocol.value, with_spark=spark, step=say, at_end=interrupts.end) as parts:
+        with_postgres = storage is Storage.POSTGRES
+        with all_parts(protocol=protocol.value, with_spark=spark, with_postgres=with_postgres, step=say, at_end=interrupts.end) as parts:
             play = Play(parts, seed, say)
             try:
                 play.run(faults)
@@ -68,7 +77,8 @@ def chaos(
             except DagsterRebalanceError:
                 say(f"the logs are in {_keep_logs(parts, output)}")
                 raise
-            said = report.as_json(seed=seed, protocol=protocol.value, spark=spark, seconds=time.monotonic() - began_at)
+            played = {"seed": seed, "protocol": protocol.value, "spark": spark, "storage": storage.value}
+            said = report.as_json(played, seconds=time.monotonic() - began_at)
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(said, indent=2) + "\n")
             _tell(report, console)

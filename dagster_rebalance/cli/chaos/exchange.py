@@ -6,6 +6,7 @@ Owns how runs are seen at work, and how they are told to fail. Imports next to n
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 TOPIC = GROUP = "numbers"
 SESSION_TIMEOUT_S = 10
+
+_NO_FILES = 3
+"""Below all files and sockets that a process has open: it can open no other one."""
 
 FOLDER_VARIABLE = "CHAOS_FOLDER"
 BROKERS_VARIABLE = "KAFKA_BROKERS"
@@ -47,9 +51,22 @@ class Exchange:
     def _failures(self) -> Path:
         return self.root / "failures"
 
+    @property
+    def noted(self) -> Path:
+        """What the second asset of the runs wrote."""
+        return self.root / "noted"
+
+    @property
+    def _cut_off(self) -> Path:
+        return self.root / "cut_off"
+
+    @property
+    def _refusal(self) -> Path:
+        return self.root / "launches are refused"
+
     def make(self) -> None:
         """Make its folders."""
-        for folder in (self.output, self._working, self._failures):
+        for folder in (self.output, self.noted, self._working, self._failures, self._cut_off):
             folder.mkdir(parents=True)
 
     @contextmanager
@@ -82,6 +99,38 @@ class Exchange:
         (self._working / run_id).unlink(missing_ok=True)
         return True
 
+    def cut_off(self, run_id: str) -> bool:
+        """Keep the process of a run from opening any file or connection; False when it is gone. What is open stays open."""
+        pid = self.working().get(run_id)
+        if pid is None:
+            return False
+        (self._cut_off / run_id).touch()
+        return _limit_files(pid, _NO_FILES)
+
+    def reconnect(self, run_id: str) -> None:
+        """Let the process of a run open files again, if it is still there."""
+        pid = self.working().get(run_id)
+        if pid is not None:
+            _limit_files(pid, None)
+        (self._cut_off / run_id).unlink(missing_ok=True)
+
+    def is_cut_off(self, run_id: str) -> bool:
+        """Whether a run is cut off. Opens no file."""
+        return (self._cut_off / run_id).exists()
+
+    def refuse_launches(self) -> None:
+        """Let the launcher refuse all runs."""
+        self._refusal.touch()
+
+    def allow_launches(self) -> None:
+        """Let the launcher launch again."""
+        self._refusal.unlink(missing_ok=True)
+
+    @property
+    def refuses_launches(self) -> bool:
+        """Whether the launcher shall refuse."""
+        return self._refusal.exists()
+
     def fail_next(self) -> None:
         """Let the next run that comes to its end fail."""
         (self._failures / str(len(list(self._failures.iterdir())))).touch()
@@ -97,6 +146,16 @@ class Exchange:
                 wanted.unlink()
                 problem = "this run fails because a fault was wanted"
                 raise RuntimeError(problem)
+
+
+def _limit_files(pid: int, limit: int | None) -> bool:
+    """Set how many files a process may have open, back to its hard limit for None; False when it is gone."""
+    try:
+        _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard if limit is None else limit, hard))
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _began_at(pid: int) -> int:

@@ -16,6 +16,7 @@ from dagster_rebalance.cli.chaos.exchange import BROKERS_VARIABLE, FOLDER_VARIAB
 from dagster_rebalance.cli.witness.producer import NumberedProducer
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 if TYPE_CHECKING:
@@ -30,9 +31,12 @@ BROKERS = (1, 2, 3)
 RELOADED = "purple"
 MEMBERS = ("blue", "green", RELOADED)
 
+DATABASE = "dagster"
+
 TICK_LIMIT_S = 15
 SETTINGS = {
     "sensors": {"use_threads": True, "num_workers": 4},
+    "run_launcher": {"module": "dagster_rebalance.cli.chaos.launcher", "class": "RefusingLauncher"},
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
         "class": "QueuedRunCoordinator",
@@ -52,6 +56,7 @@ class Parts:
         producer: Has begun to produce.
         exchange: Where runs are seen and steered.
         spark: The Spark Connect server, if runs use Spark.
+        postgres: The server of Dagster's storage, unless that is SQLite.
         protocol: The group protocol.
     """
 
@@ -61,21 +66,30 @@ class Parts:
     producer: NumberedProducer
     exchange: Exchange
     spark: SparkConnectServer | None
+    postgres: Postgres | None
     protocol: str
 
     @property
     def logs(self) -> list[Path]:
         """The files with what the parts have to say."""
-        return [*self.dagster.home.glob("*.log"), *self.kafka.logs, *([self.spark.process.log] if self.spark else [])]
+        return [
+            *self.dagster.home.glob("*.log"),
+            *self.kafka.logs,
+            *([self.spark.process.log] if self.spark else []),
+            *([self.postgres.server.log] if self.postgres else []),
+        ]
 
 
 @contextmanager
-def all_parts(*, protocol: str, with_spark: bool, step: Callable[[str], None], at_end: Callable[[], None]) -> Iterator[Parts]:
+def all_parts(
+    *, protocol: str, with_spark: bool, with_postgres: bool, step: Callable[[str], None], at_end: Callable[[], None]
+) -> Iterator[Parts]:
     """Start everything, in order.
 
     Args:
         protocol: The group protocol.
         with_spark: Whether the runs use Spark.
+        with_postgres: Whether Dagster's storage is on Postgres, and not on SQLite.
         step: Gets a sentence before each part is started.
         at_end: Called first when everything is to be ended.
 
@@ -97,15 +111,21 @@ def all_parts(*, protocol: str, with_spark: bool, step: Callable[[str], None], a
                 step("starting a Spark Connect server")
                 spark = stack.enter_context(SparkConnectServer(tell=step))
                 env[SPARK_VARIABLE] = spark.remote
+            postgres = None
+            if with_postgres:
+                step("starting Postgres")
+                postgres = stack.enter_context(Postgres())
+                postgres.create_database(DATABASE)
+            storage = postgres.dagster_settings(DATABASE) if postgres is not None else {}
             step(f"starting Dagster: webserver, daemon, and the code locations {', '.join(MEMBERS)}")
             locations = [
                 CodeLocation(name, "dagster_rebalance.cli.chaos.project", folder, env, reloads=name == RELOADED) for name in MEMBERS
             ]
-            limits = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S)}
-            dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings=SETTINGS, env=limits))
+            limits = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S), FOLDER_VARIABLE: str(folder)}
+            dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings={**SETTINGS, **storage}, env=limits))
             instance = stack.enter_context(dagster.instance())
             producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
             stack.enter_context(producer)
-            yield Parts(kafka, dagster, instance, producer, exchange, spark, protocol)
+            yield Parts(kafka, dagster, instance, producer, exchange, spark, postgres, protocol)
         finally:
             at_end()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 
+from dagster_rebalance.cli.chaos import on_kafka, on_members, on_runs, on_storage
 from dagster_rebalance.cli.chaos.draw import Draw
 from dagster_rebalance.cli.chaos.exchange import GROUP, TOPIC
-from dagster_rebalance.cli.chaos.faults import Fault, Faults, Kind
+from dagster_rebalance.cli.chaos.faults import Fault, Faults, Ground, Kind
 from dagster_rebalance.cli.chaos.parts import MEMBERS, SENSOR
 from dagster_rebalance.cli.witness.catalogue import CatalogueReader
 from dagster_rebalance.core.errors import DagsterRebalanceError
@@ -22,6 +23,7 @@ from dagster_rebalance.orchestration.tags import GROUP_TAG
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dagster_rebalance.cli.chaos.faults import UnderWay
     from dagster_rebalance.cli.chaos.parts import Parts
 
 _T = TypeVar("_T")
@@ -31,6 +33,28 @@ WORK_LIMIT_S = 30.0
 STORAGE_LIMIT_S = 120.0
 """A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until it goes on."""
 _LOOK_EVERY_S = 0.25
+STRIKES: dict[Kind, Callable[[Ground], UnderWay | None]] = {
+    Kind.MEMBER_KILLED: on_members.kill,
+    Kind.MEMBER_TERMINATED: on_members.terminate,
+    Kind.MEMBER_FROZEN: on_members.freeze,
+    Kind.CODE_SERVER_KILLED: on_members.kill_with_runs,
+    Kind.CODE_SERVER_RELOADED: on_members.reload,
+    Kind.BROKER_KILLED: on_kafka.kill_broker,
+    Kind.COORDINATOR_MOVED: on_kafka.move_coordinator,
+    Kind.PARTITIONS_ADDED: on_kafka.add_partition,
+    Kind.DAEMON_KILLED: on_members.kill_daemon,
+    Kind.RUN_WORKER_KILLED: on_runs.kill_worker,
+    Kind.RUN_FAILED: on_runs.fail,
+    Kind.RUN_DELETED: on_runs.delete,
+    Kind.RUN_FORCE_TERMINATED: on_runs.force_terminate,
+    Kind.RUN_RE_EXECUTED_IN_PART: on_runs.re_execute_in_part,
+    Kind.RUN_CUT_OFF_FROM_STORAGE: on_runs.cut_off,
+    Kind.LAUNCH_REFUSED: on_runs.refuse_launches,
+    Kind.SPARK_KILLED: on_kafka.kill_spark,
+    Kind.STORAGE_LOCKED: on_storage.lock,
+    Kind.STORAGE_HANGS: on_storage.hang,
+}
+"""How each kind is done."""
 _TOLD_EVERY_S = 20.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
@@ -53,9 +77,9 @@ class Play:
         self.catalogue = CatalogueReader(parts.instance, GROUP)
         self.ends: list[tuple[float, list[int]]] = []
         chance = random.Random(seed)  # noqa: S311 - no secret
-        self.faults = Faults(parts, chance, self._owned_by)
-        kinds = [kind for kind in Kind if kind is not Kind.SPARK_KILLED or parts.spark is not None]
-        self._draw = Draw(kinds, chance)
+        self.faults = Faults(Ground(parts, chance, self._owned_by), STRIKES)
+        missing = {Kind.SPARK_KILLED: parts.spark is None, Kind.STORAGE_HANGS: parts.postgres is None}
+        self._draw = Draw([kind for kind in Kind if not missing.get(kind)], chance)
         self._parts = parts
         self._say = say
         self._owners: dict[str, str] = {}
@@ -88,7 +112,7 @@ class Play:
             self._look()
 
     def _strike(self, kind: Kind) -> bool:
-        fault = self.faults.strike(kind)
+        fault = self._asked(lambda: self.faults.strike(kind))
         if fault is not None:
             self._say(f"fault {len(self.faults.done)}: {_told(fault)}")
         return fault is not None

@@ -32,16 +32,19 @@ from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
 
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
 LONGEST_WORK_S = 6.0
+LONGEST_CUT_OFF_S = 60.0
 READ_LIMIT_S = 60.0
 
 
 @contextmanager
 def at_work(run_id: str) -> Iterator[None]:
-    """Show that a run works, for somewhat longer than it would take: only so can it be met by a fault. Fail if that is wanted."""
+    """Show that a run works, for somewhat longer than it would take: only so can it be met by a fault."""
     with EXCHANGE.at_work(run_id):
         yield
         time.sleep(random.uniform(0, LONGEST_WORK_S))  # noqa: S311 - no secret
-        EXCHANGE.fail_if_wanted()
+        deadline_at = time.monotonic() + LONGEST_CUT_OFF_S
+        while EXCHANGE.is_cut_off(run_id) and time.monotonic() < deadline_at:
+            time.sleep(0.2)
 
 
 def numbers(range_: OffsetRange) -> Iterator[tuple[int, int]]:
@@ -83,6 +86,14 @@ def copied_by_spark(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, 
         write_parquet_by_range(kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number), str(EXCHANGE.output))
 
 
+@dg.asset(deps=["copied"])
+def noted(kafka_batch: KafkaBatch) -> None:
+    """An empty file for each range: a success of the first asset alone must not commit it. Fails if that is wanted."""
+    EXCHANGE.fail_if_wanted()
+    for range_ in kafka_batch.offset_ranges:
+        (EXCHANGE.noted / range_.key).touch()
+
+
 PROTOCOL = os.environ[PROTOCOL_VARIABLE]
 CLASSIC: dict[str, Any] = {
     "group_protocol": "classic",
@@ -104,4 +115,4 @@ kafka = KafkaConsumerResource(
     start_timeout_s=45.0,
     **(CLASSIC if PROTOCOL == "classic" else {}),
 )
-defs = build_kafka_batch_defs(kafka=kafka, assets=[copied_by_spark if WITH_SPARK else copied_by_hand], **WITH_SPARK)
+defs = build_kafka_batch_defs(kafka=kafka, assets=[copied_by_spark if WITH_SPARK else copied_by_hand, noted], **WITH_SPARK)

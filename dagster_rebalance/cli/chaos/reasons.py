@@ -27,7 +27,11 @@ OF_MEMBERS = {
     Kind.CODE_SERVER_RELOADED,
 }
 LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
-HELD_UP = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED, Kind.STORAGE_LOCKED}
+HELD_UP = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED, Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
+OF_RUNS = {Kind.RUN_WORKER_KILLED, Kind.RUN_DELETED, Kind.RUN_FORCE_TERMINATED, Kind.RUN_CUT_OFF_FROM_STORAGE}
+"""Nobody may begin before the process of the run has stopped, or is known to be gone."""
+DEATH_LIMIT_S = 30.0
+"""By then the process of a run that ended in Dagster's eyes is known to be gone: its heartbeat time-out, and a tick or two."""
 AFTERMATH_S = 5.0
 """What clients and databases take to find that a part is back."""
 GONE_LIMIT_S = 90.0
@@ -79,6 +83,9 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
         if fault.kind in OF_MEMBERS:
             moved_at = next((at for at, _ in history.owners if at > fault.began_at), until)
             end = min(moved_at, fault.began_at + GONE_LIMIT_S)
+        elif fault.kind in OF_RUNS:
+            created = [run.created_at for run in history.runs if run.created_at > fault.began_at]
+            end = min([*created, mended_at + DEATH_LIMIT_S])
         elif fault.kind in HELD_UP:
             end = mended_at + AFTERMATH_S
         elif fault.kind is Kind.DAEMON_KILLED:

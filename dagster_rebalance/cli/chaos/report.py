@@ -22,7 +22,7 @@ from dagster_rebalance.cli.witness.offsets_topic import StoredOffset, commits_in
 from dagster_rebalance.cli.witness.output import Output, Row, compare_output, parquet_rows
 from dagster_rebalance.cli.witness.owners import changes_of_owner, stored_without_owning
 from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.cli.chaos.parts import Parts
     from dagster_rebalance.cli.chaos.play import Play
     from dagster_rebalance.cli.witness.offsets_topic import GroupRecord
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.partition import TopicPartition
 
 _TICKS = 10_000
 _PAGE = 500
@@ -54,12 +54,10 @@ class Report:
     runs: Mapping[str, int]
     wrong: list[str] = field(default_factory=list)
 
-    def as_json(self, *, seed: int, protocol: str, spark: bool, seconds: float) -> dict[str, Any]:
-        """The report for programs."""
+    def as_json(self, played: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
+        """The report for programs, with what was played."""
         return {
-            "seed": seed,
-            "protocol": protocol,
-            "spark": spark,
+            **played,
             "seconds": round(seconds, 1),
             "faults": dict(self.faults),
             "records": self.output.records,
@@ -107,7 +105,10 @@ def make_report(parts: Parts, play: Play) -> Report:
         ticks=ticks,
     )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
-    wrong = [f"record {number} is lost" for number in output.lost]
+    noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
+    reached = [(commit.range.topic_partition, commit.range.until) for commit in commits]
+    wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
+    wrong += [f"record {number} is lost" for number in output.lost]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
     wrong += [f"{count} offsets of {name} were worked on by two successful runs" for name, count in twice.items()]
@@ -151,6 +152,30 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[Of
         if len(records) < _PAGE:
             return
         cursor = records[-1].dagster_run.run_id
+
+
+def _range_of(key: str) -> OffsetRange:
+    """The range of a key `numbers-3-120-240`."""
+    topic, *numbers = key.rsplit("-", 3)
+    partition, start, until = map(int, numbers)
+    return OffsetRange(topic, partition, start, until)
+
+
+def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]) -> list[str]:
+    """The offsets that are below what a partition has reached, and in none of the ranges."""
+    ends: dict[TopicPartition, int] = {}
+    for partition, until in reached:
+        ends[partition] = max(until, ends.get(partition, 0))
+    missing = []
+    for partition, end in sorted(ends.items()):
+        at = 0
+        for range_ in sorted(one for one in ranges if one.topic_partition == partition):
+            if range_.start > at:
+                missing.append(f"{partition} [{at}, {range_.start})")
+            at = max(at, range_.until)
+        if at < end:
+            missing.append(f"{partition} [{at}, {end})")
+    return missing
 
 
 def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
