@@ -20,7 +20,12 @@ from pathlib import Path
 from dagster_rebalance.cli.chaos.exchange import Exchange
 with Exchange(Path(sys.argv[1])).at_work("run-1"):
     print("at work", flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        try:
+            open("/dev/null").close()
+            print(True, flush=True)
+        except OSError:
+            print(False, flush=True)
 """
 
 
@@ -55,3 +60,25 @@ def test_another_process_that_got_the_pid_of_a_killed_run_is_left_alone(tmp_path
         assert not exchange.working()
         assert not exchange.kill("run-1")
         assert process.poll() is None
+
+
+def test_a_run_that_is_cut_off_opens_nothing_until_it_is_reconnected(tmp_path: Path) -> None:
+    """Neither a file of Dagster's storage nor a connection to it; what it has open stays open."""
+    exchange = Exchange(tmp_path)
+    exchange.make()
+    with _worker(exchange) as process:
+        assert exchange.cut_off("run-1")
+        assert exchange.is_cut_off("run-1")
+        assert _opens_files(process) == b"False\n"
+        exchange.reconnect("run-1")
+        assert not exchange.is_cut_off("run-1")
+        assert _opens_files(process) == b"True\n"
+    assert not exchange.cut_off("run-1")
+
+
+def _opens_files(process: subprocess.Popen[bytes]) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"try\n")
+    process.stdin.flush()
+    return process.stdout.readline()

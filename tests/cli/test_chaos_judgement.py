@@ -11,11 +11,11 @@ import pytest
 from dagster_rebalance.cli.chaos.draw import Draw
 from dagster_rebalance.cli.chaos.faults import Fault, Kind
 from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
-from dagster_rebalance.cli.chaos.report import covered_twice
+from dagster_rebalance.cli.chaos.report import covered_twice, uncovered
 from dagster_rebalance.cli.chaos.spans import Span, without
 from dagster_rebalance.cli.chaos.stalls import Explained, History, Judgement, RunSeen, judge
 from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 TICKS = {"id-1": [float(at) for at in range(0, 101, 5)], "id-2": [float(at) for at in range(1, 101, 5)]}
 UNTIL = 100.0
@@ -196,16 +196,27 @@ def test_offsets_of_two_successful_runs_are_counted() -> None:
     assert covered_twice(ranges) == {"numbers-0": 7}
 
 
+def test_what_the_second_asset_never_saw_is_found() -> None:
+    """A commit after the success of one of two assets loses the records for the other."""
+    seen = [OffsetRange("numbers", 0, 0, 5), OffsetRange("numbers", 0, 9, 12)]
+    assert uncovered(seen, [(TopicPartition("numbers", 0), 5), (TopicPartition("numbers", 0), 15)]) == [
+        "numbers-0 [5, 9)",
+        "numbers-0 [12, 15)",
+    ]
+    assert uncovered(seen, [(TopicPartition("numbers", 0), 5)]) == []
+
+
 def _draw(seed: int) -> Draw[Kind]:
     return Draw(list(Kind), random.Random(seed))  # noqa: S311 - no secret
 
 
 def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides() -> None:
     """A few faults already are of many kinds."""
-    drawn = [[draw.next(lambda _: True) for _ in range(26)] for draw in (_draw(1), _draw(1), _draw(2))]
+    kinds = len(Kind)
+    drawn = [[draw.next(lambda _: True) for _ in range(2 * kinds)] for draw in (_draw(1), _draw(1), _draw(2))]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(Counter(drawn[0]).values()) == {2}
-    assert set(drawn[0][:13]) == set(Kind)
+    assert set(drawn[0][:kinds]) == set(Kind)
 
 
 def test_what_cannot_be_done_now_is_done_as_soon_as_it_can_and_others_meanwhile() -> None:

@@ -169,7 +169,7 @@ def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartit
     missing = []
     for partition, end in sorted(ends.items()):
         at = 0
-        for range_ in sorted(one for one in ranges if one.topic_partition == partition):
+        for range_ in sorted(one for one in ranges if one.topic_partition == partition and one.start < end):
             if range_.start > at:
                 missing.append(f"{partition} [{at}, {range_.start})")
             at = max(at, range_.until)
