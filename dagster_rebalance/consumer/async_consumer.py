@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from dagster_rebalance.consumer.async_operations import AsyncOperations, AsyncRebalanceConsumer
 from dagster_rebalance.consumer.interruptible import AwaitingListener, Caller, InterruptibleConsumer, refuse_in_callback
 from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener
+from dagster_rebalance.consumer.waking import patience_s
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.rebalance_aware import PollResult
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition
+    from dagster_rebalance.core.partition import TopicPartition
 
 T = TypeVar("T")
 
@@ -150,13 +152,43 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """Find out now what would go wrong later: brokers, credentials, the subscribed topics."""
         await self._run(lambda: self._consumer.check(timeout_s))
 
-    async def poll(self, timeout_s: float, max_records: int = 500) -> list[Message]:
+    async def poll(
+        self,
+        timeout_s: float | None = None,
+        max_records: int = 500,
+        *,
+        timeout: float | None = None,
+    ) -> list[Message]:
         """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned."""
-        return await self._poll(lambda: self._consumer.poll(timeout_s, max_records), lambda records: records)
+        wait_s = patience_s(timeout_s, timeout)
+        return await self._poll(lambda: self._consumer.poll(wait_s, max_records), lambda records: records)
 
-    async def poll_with_rebalance(self, timeout_s: float, max_records: int = 500) -> PollResult:
+    async def poll_with_rebalance(
+        self,
+        timeout_s: float | None = None,
+        max_records: int = 500,
+        *,
+        timeout: float | None = None,
+    ) -> PollResult:
         """Poll, and get what happened together with the records."""
-        return await self._poll(lambda: self._consumer.poll_with_rebalance(timeout_s, max_records), lambda result: result.records)
+        wait_s = patience_s(timeout_s, timeout)
+        return await self._poll(lambda: self._consumer.poll_with_rebalance(wait_s, max_records), lambda result: result.records)
+
+    async def wakeup(self) -> None:
+        """Let the poll that waits, or else the next one, return at once; an iteration ends."""
+        self._consumer.wakeup()
+
+    def __aiter__(self) -> Self:
+        """Iterate over the records, until `wakeup` or `close`."""
+        return self
+
+    async def __anext__(self) -> Message:
+        """The next record; each is polled for by itself."""
+        if self._closing is None:
+            records = await self._poll(self._consumer.next_for_iteration, lambda records: records)
+            if records:
+                return records[0]
+        raise StopAsyncIteration
 
     async def get_to_be_revoked_partitions(self) -> frozenset[TopicPartition]:
         """The partitions that will be revoked in the next poll, unless they are delayed."""
@@ -170,11 +202,11 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """Why each of the lost partitions was taken away."""
         return await self._run(self._consumer.lost_reasons)
 
-    async def delay_revoke(self, partitions: Collection[TopicPartition]) -> bool:
-        """Delay the revoke of partitions from the next poll to the one after it; False when some of them were lost."""
+    async def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
+        """Delay the revoke of partitions from the next poll to the one after it; False when some of them are not assigned."""
         return await self._run(lambda: self._consumer.delay_revoke(partitions))
 
-    async def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+    async def commit_offsets(self, offsets: AnyOffsets) -> CommitResult:
         """Commit next offsets and metadata in one request, and tell what became of each partition."""
         return await self._run(lambda: self._consumer.commit_offsets(offsets))
 

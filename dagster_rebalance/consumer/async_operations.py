@@ -11,7 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping
+    from collections.abc import Awaitable, Callable, Collection
     from typing import NoReturn
 
     from dagster_rebalance.consumer.events import Offsets
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.owner_thread import OwnerThread
     from dagster_rebalance.consumer.pauses import PausingConsumer
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+    from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -35,34 +36,34 @@ class AsyncOperations:
         self._owner = owner
         self._operations = consumer
 
-    async def commit_sync(self, offsets: Offsets | None = None, timeout_s: float | None = None) -> None:
+    async def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
         """Commit the given next offsets, or the current positions, and wait for the outcome."""
         await self._run(lambda: self._operations.commit_sync(offsets, timeout_s))
 
-    async def commit_async(self, offsets: Offsets | None = None, callback: AsyncCommitCallback | None = None) -> None:
+    async def commit_async(self, offsets: AnyOffsets | None = None, callback: AsyncCommitCallback | None = None) -> None:
         """Send the given next offsets, or the current positions, and go on; the callback runs in the event loop, and may be a coroutine."""
         answer = None if callback is None else self._in_the_loop(callback)
         await self._run(lambda: self._operations.commit_async(offsets, answer))
 
     async def committed(
-        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         return await self._run(lambda: self._operations.committed(partitions, timeout_s))
 
-    async def position(self, partition: TopicPartition, timeout_s: float = 10.0) -> int:
+    async def position(self, partition: AnyPartition, timeout_s: float = 10.0) -> int:
         """The next offset that `poll` returns."""
         return await self._run(lambda: self._operations.position(partition, timeout_s))
 
-    async def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+    async def seek(self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None) -> None:
         """Read on from another offset."""
         await self._run(lambda: self._operations.seek(partition, offset))
 
-    async def seek_to_beginning(self, partitions: Collection[TopicPartition]) -> None:
+    async def seek_to_beginning(self, partitions: Collection[AnyPartition]) -> None:
         """Read on from the first offset that exists."""
         await self._run(lambda: self._operations.seek_to_beginning(partitions))
 
-    async def seek_to_end(self, partitions: Collection[TopicPartition]) -> None:
+    async def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
         """Read on from the next record that is produced."""
         await self._run(lambda: self._operations.seek_to_end(partitions))
 
@@ -70,11 +71,11 @@ class AsyncOperations:
         """What is assigned."""
         return await self._run(self._operations.assignment)
 
-    async def pause(self, partitions: Collection[TopicPartition]) -> None:
+    async def pause(self, partitions: Collection[AnyPartition]) -> None:
         """Return no records of these partitions."""
         await self._run(lambda: self._operations.pause(partitions))
 
-    async def resume(self, partitions: Collection[TopicPartition]) -> None:
+    async def resume(self, partitions: Collection[AnyPartition]) -> None:
         """Undo a pause."""
         await self._run(lambda: self._operations.resume(partitions))
 
@@ -82,16 +83,16 @@ class AsyncOperations:
         """What is paused."""
         return await self._run(self._operations.paused)
 
-    async def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    async def beginning_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The first offsets that exist."""
         return await self._run(lambda: self._operations.beginning_offsets(partitions, timeout_s))
 
-    async def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    async def end_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The offsets that the next records will get."""
         return await self._run(lambda: self._operations.end_offsets(partitions, timeout_s))
 
     async def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
+        self, timestamps: AnyTimestamps, timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first records at or after a time in milliseconds."""
         return await self._run(lambda: self._operations.offsets_for_times(timestamps, timeout_s))
@@ -104,7 +105,7 @@ class AsyncOperations:
         """All topics that the principal may see."""
         return await self._run(lambda: self._operations.list_topics(timeout_s))
 
-    async def current_lag(self, partition: TopicPartition) -> int | None:
+    async def current_lag(self, partition: AnyPartition) -> int | None:
         """How many offsets are left to read, as far as it is known."""
         return await self._run(lambda: self._operations.current_lag(partition))
 

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from dagster_rebalance.consumer.pauses import PausingConsumer
+    from dagster_rebalance.consumer.turn import Turn
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 
 class Callbacks:
-    """What the user wants to be told, and what came of telling it."""
+    """What the user wants to be told, and what came of telling it.
 
-    def __init__(self) -> None:
+    Args:
+        turn: Of the consumer; told while a callback runs.
+    """
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
         self._listener: RebalanceListener | None = None
         self._next: RebalanceListener | None = None
         self._problem: Exception | None = None
@@ -54,10 +60,13 @@ class Callbacks:
 
     def run(self, function: Callable[[], object]) -> None:
         """Run something whose exception must wait."""
+        outer, self._turn.in_callback = self._turn.in_callback, True
         try:
             function()
         except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user
             self.note(problem)
+        finally:
+            self._turn.in_callback = outer
 
     def note(self, problem: Exception) -> None:
         """Keep an exception for the caller; only the first one reaches it, further ones are logged."""

@@ -16,7 +16,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaException, Message
 
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
-from dagster_rebalance.consumer.translation import theirs
+from dagster_rebalance.consumer.translation import as_committed, theirs
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import TopicPartition, next_offset
 
@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 Start: TypeAlias = Literal["committed", "earliest", "latest"] | int
 """Where reading begins. `committed` falls back on `auto.offset.reset`."""
 
+_MOST_RECORDS = 1_000_000
+"""The client returns no more at a time."""
 _SPECIAL = {"committed": OFFSET_STORED, "earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
 
 
@@ -40,10 +42,12 @@ class Position:
     Attributes:
         offset: The next offset to be returned; None while that depends on what Kafka answers.
         start: Where reading began.
+        leader_epoch: The leader epoch of the last record that was returned, where it is known.
     """
 
     offset: int | None
     start: Start
+    leader_epoch: int | None = None
 
 
 class Fetcher:
@@ -126,13 +130,13 @@ class Fetcher:
         if start is None:
             msg = f"the position of {partition} is not known: it is not assigned to this consumer"
             raise IllegalStateError(msg)
-        reached = -1 if partition in self._staged else self._consumer.position([theirs(partition)])[0].offset
-        if reached >= 0:
-            return Position(reached, start)
+        reached = None if partition in self._staged else as_committed(self._consumer.position([theirs(partition)])[0])
+        if reached is not None:
+            return Position(reached.offset, start, reached.leader_epoch)
         return Position(start if isinstance(start, int) else None, start)
 
     def read(self, max_records: int, timeout_s: float) -> list[Message]:
-        """At most `max_records` records; returns when there are so many, or the time is over.
+        """At most `max_records` records; returns as soon as there is one, or the time is over.
 
         Raises:
             BrokerError: An earlier read met an error that does not mend itself.
@@ -141,7 +145,7 @@ class Fetcher:
             problem, self._problem = self._problem, None
             raise problem
         try:
-            batch = self._consumer.consume(max_records, timeout_s)
+            batch = self._whatever_is_there(min(max_records, _MOST_RECORDS), timeout_s)
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), self._attempt) from problem
         if any(map(Message.error, batch)):
@@ -180,6 +184,15 @@ class Fetcher:
         """The client's latest statistics; empty before the first."""
         found: dict[str, Any] = json.loads(self._statistics)
         return found
+
+    def _whatever_is_there(self, count: int, timeout_s: float) -> list[Message]:
+        """The client waits for as many records as it is asked for: so only the first one is waited for."""
+        batch = self._consumer.consume(count, 0.0)
+        if not batch and timeout_s:
+            batch = self._consumer.consume(1, timeout_s)
+            if batch and count > 1:
+                batch += self._consumer.consume(count - 1, 0.0)
+        return batch
 
     def _keep_statistics(self, raw: str) -> None:
         self._statistics = raw

@@ -78,6 +78,10 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
             self.put_back(records)
         return result
 
+    def next_for_iteration(self) -> list[Message]:
+        """The next record, or nothing once the iteration has to end."""
+        return self._next_or_nothing()
+
     def put_back(self, records: list[Message]) -> None:
         """Let the next poll return these records."""
         if self._fetcher:
@@ -91,9 +95,11 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
             raise IllegalStateError(msg)
         self.owner.wait_for(asyncio.run_coroutine_threadsafe(coroutine, self.loop))
 
-    def _between_slices(self) -> bool:
+    def _between_slices(self) -> None:
         self.owner.serve()
-        return self.hurry or self._caller.has_left
+
+    def _has_to_return(self) -> bool:
+        return super()._has_to_return() or self.hurry or self._caller.has_left
 
 
 class AwaitingListener(RebalanceListener):

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dagster_rebalance.consumer.caller_commits import CallerCommits, worst_error
+from dagster_rebalance.consumer.turn import Turn, in_turn
+from dagster_rebalance.consumer.values import given_offsets, given_partition, given_partitions, given_target, given_times
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, UnsupportedOperationError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
     from dagster_rebalance.consumer.events import CommitResult
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.port import ClusterView, GroupMember, OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.pausing import PauseMarks
 
@@ -61,6 +64,7 @@ class ConsumerOperations:
         self._fetcher = fetcher
         self._group_id = settings.group_id
         self._offset_reset = settings.offset_reset
+        self._turn = Turn()
         self._assigned: set[TopicPartition] = set()
         self._commits = CallerCommits(member, self._assigned, carried)
 
@@ -69,19 +73,22 @@ class ConsumerOperations:
         """The id the group knows this member by; empty before it joined."""
         return self._member.member_id
 
+    @in_turn
     def assignment(self) -> frozenset[TopicPartition]:
         """What is assigned, partitions to be revoked included."""
         return frozenset(self._assigned)
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+    @in_turn
+    def commit_offsets(self, offsets: AnyOffsets) -> CommitResult:
         """Commit next offsets and metadata in one request, and tell what became of each partition.
 
         What is not assigned is refused with `PartitionLostError`, and the broker is not asked. Returns when the outcome is known, which
         takes the client 46 s when the brokers are gone: a commit that nobody waits for any more could overwrite the next owner's.
         """
-        return self._commits.commit(offsets)
+        return self._commits.commit(given_offsets("commit_offsets", offsets))
 
-    def commit_sync(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_s: float | None = None) -> None:
+    @in_turn
+    def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
         """Commit next offsets and metadata in one request; without any, the current position of every partition that was read.
 
         Args:
@@ -94,14 +101,13 @@ class ConsumerOperations:
             RebalanceInProgressError: Still ours: poll, then commit again (KIP-429).
             BrokerError: The broker could not be reached, or refused. `partitions` names what failed; the others are committed.
         """
-        wanted = self._positions() if offsets is None else offsets
+        wanted = self._positions() if offsets is None else given_offsets("commit_sync", offsets)
         error = worst_error(self._commits.commit(wanted, timeout_s))
         if error is not None:
             raise error
 
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, callback: CommitCallback | None = None
-    ) -> None:
+    @in_turn
+    def commit_async(self, offsets: AnyOffsets | None = None, callback: CommitCallback | None = None) -> None:
         """Send what `commit_sync` would commit, and go on. Commits are sent in the order of the calls.
 
         Args:
@@ -109,71 +115,84 @@ class ConsumerOperations:
             callback: Called in a later `poll`, `unsubscribe` or `close` with the offsets and the error that `commit_sync` would raise, or
                 None. Without a callback, an error is logged. No partition is released before the commits for it are answered.
         """
-        self._commits.commit_later(self._positions() if offsets is None else offsets, callback)
+        wanted = self._positions() if offsets is None else given_offsets("commit_async", offsets)
+        self._commits.commit_later(wanted, callback)
 
+    @in_turn
     def committed(
-        self, partitions: Collection[TopicPartition], timeout_s: float = _TIMEOUT_S
+        self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for any partitions; None where it has nothing."""
-        return self._commits.committed(partitions, timeout_s)
+        return self._commits.committed(given_partitions("committed", partitions), timeout_s)
 
-    def position(self, partition: TopicPartition, timeout_s: float = _TIMEOUT_S) -> int:
+    @in_turn
+    def position(self, partition: AnyPartition, timeout_s: float = _TIMEOUT_S) -> int:
         """The next offset that `poll` returns; without a fetcher, where reading would start.
 
         Raises:
             IllegalStateError: The partition is not assigned.
             BrokerError: There is no committed offset and `auto.offset.reset` forbids to choose one.
         """
-        self._check_assigned("position", [partition])
-        reached = self._fetcher.position(partition) if self._fetcher else None
+        tp = given_partition("position", partition)
+        self._check_assigned("position", [tp])
+        reached = self._fetcher.position(tp) if self._fetcher else None
         if reached is not None and reached.offset is not None:
             return reached.offset
         start = reached.start if reached is not None else "committed"
-        stored = self._member.committed([partition], timeout_s)[partition] if start == "committed" else None
+        stored = self._member.committed([tp], timeout_s)[tp] if start == "committed" else None
         if stored is not None:
             return stored.offset
         reset = self._offset_reset if start == "committed" else start
         if reset == "error":
-            msg = f"{partition} has no committed offset and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
+            msg = f"{tp} has no committed offset and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
             raise BrokerError(msg)
         ask = self._cluster.beginning_offsets if reset == "earliest" else self._cluster.end_offsets
-        return ask([partition], timeout_s)[partition]
+        return ask([tp], timeout_s)[tp]
 
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
-        """Read on from another offset.
+    @in_turn
+    def seek(self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None) -> None:
+        """Read on from another offset; a partition of confluent-kafka's may bring it along.
 
         Raises:
             IllegalStateError: The partition is not assigned, or this consumer reads no records.
+            ValueError: The offset is below 0.
         """
-        self._reading().seek(partition, offset.offset if isinstance(offset, OffsetAndMetadata) else offset)
+        target = given_target("seek", partition, offset)
+        self._reading().seek(given_partition("seek", partition), target)
 
-    def seek_to_beginning(self, partitions: Collection[TopicPartition]) -> None:
+    @in_turn
+    def seek_to_beginning(self, partitions: Collection[AnyPartition]) -> None:
         """Read on from the first offset that exists; of all that is assigned when none is given."""
-        for tp in partitions or self.assignment():
+        for tp in given_partitions("seek_to_beginning", partitions) or self.assignment():
             self._reading().seek(tp, "earliest")
 
-    def seek_to_end(self, partitions: Collection[TopicPartition]) -> None:
+    @in_turn
+    def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
         """Read on from the next record that is produced; of all that is assigned when none is given."""
-        for tp in partitions or self.assignment():
+        for tp in given_partitions("seek_to_end", partitions) or self.assignment():
             self._reading().seek(tp, "latest")
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
+    @in_turn
+    def beginning_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
         """The first offsets that exist, of any partitions, in one request."""
-        return self._cluster.beginning_offsets(partitions, timeout_s)
+        return self._cluster.beginning_offsets(given_partitions("beginning_offsets", partitions), timeout_s)
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
+    @in_turn
+    def end_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
         """The offsets that the next records will get, of any partitions, in one request.
 
         With `isolation.level` `read_committed`, the default, it is the first offset of the oldest open transaction.
         """
-        return self._cluster.end_offsets(partitions, timeout_s)
+        return self._cluster.end_offsets(given_partitions("end_offsets", partitions), timeout_s)
 
+    @in_turn
     def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = _TIMEOUT_S
+        self, timestamps: AnyTimestamps, timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first records at or after a time in milliseconds; None where there is none."""
-        return self._cluster.offsets_for_times(timestamps, timeout_s)
+        return self._cluster.offsets_for_times(given_times("offsets_for_times", timestamps), timeout_s)
 
+    @in_turn
     def partitions_for(self, topic: str, timeout_s: float = _TIMEOUT_S) -> list[PartitionInfo]:
         """The partitions of a topic.
 
@@ -182,11 +201,13 @@ class ConsumerOperations:
         """
         return self._cluster.partitions_for(topic, timeout_s)
 
+    @in_turn
     def list_topics(self, timeout_s: float = _TIMEOUT_S) -> dict[str, list[PartitionInfo]]:
         """All topics that the principal may see."""
         return self._cluster.list_topics(timeout_s)
 
-    def current_lag(self, partition: TopicPartition) -> int | None:
+    @in_turn
+    def current_lag(self, partition: AnyPartition) -> int | None:
         """How many offsets are left to read, as far as the last fetch told; None while that is not known, and without a fetcher.
 
         It is counted to the high watermark: librdkafka does not tell the last stable offset, which Kafka's own consumer counts to when it
@@ -195,8 +216,9 @@ class ConsumerOperations:
         Raises:
             IllegalStateError: The partition is not assigned.
         """
-        self._check_assigned("current_lag", [partition])
-        return self._fetcher.lag(partition) if self._fetcher else None
+        tp = given_partition("current_lag", partition)
+        self._check_assigned("current_lag", [tp])
+        return self._fetcher.lag(tp) if self._fetcher else None
 
     def metrics(self) -> dict[str, dict[str, Any]]:
         """The latest statistics of librdkafka: of the `member`, which takes part in the group, and of the `fetcher`, which reads.
@@ -206,6 +228,7 @@ class ConsumerOperations:
         """
         return {"member": self._member.metrics(), "fetcher": self._fetcher.metrics() if self._fetcher else {}}
 
+    @in_turn
     def group_metadata(self) -> ConsumerGroupMetadata:
         """Who the group knows this consumer as, and what a producer needs to commit offsets in a transaction."""
         return ConsumerGroupMetadata(self._group_id, self._member.member_id, self._member.group_metadata())
@@ -222,8 +245,8 @@ class ConsumerOperations:
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
         if self._fetcher is None:
             return {}
-        reached = {tp: self._fetcher.position(tp).offset for tp in self._assigned}
-        return {tp: OffsetAndMetadata(offset) for tp, offset in reached.items() if offset is not None}
+        reached = {tp: self._fetcher.position(tp) for tp in self._assigned}
+        return {tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch) for tp, at in reached.items() if at.offset is not None}
 
     def _reading(self) -> Fetcher:
         if self._fetcher is None:

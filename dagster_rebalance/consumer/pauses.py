@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from dagster_rebalance.consumer.carried_marks import CarriedMarks
 from dagster_rebalance.consumer.operations import ConsumerOperations
+from dagster_rebalance.consumer.turn import in_turn
+from dagster_rebalance.consumer.values import given_partitions
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.pausing import PauseMarks
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.consumer.values import AnyPartition
     from dagster_rebalance.core.partition import TopicPartition
 
 PauseMarksPolicy: TypeAlias = Literal["keep", "clear", "carry"]
@@ -53,23 +56,27 @@ class PausingConsumer(ConsumerOperations):
         self._subscription: Collection[str] | re.Pattern[str] = ()
         self._giving_up: frozenset[TopicPartition] = frozenset()
 
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
+    @in_turn
+    def pause(self, partitions: Collection[AnyPartition]) -> None:
         """Return no records of these partitions until `resume`, whether they are assigned, will be, or do not exist yet.
 
         What was read ahead of them is dropped, and read again after `resume`. What a rebalance does to the marks is set by `pause_marks`.
         """
-        self._marks.pause(partitions)
+        self._marks.pause(given_partitions("pause", partitions))
         self._withhold()
 
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
+    @in_turn
+    def resume(self, partitions: Collection[AnyPartition]) -> None:
         """Undo `pause`. A partition stays silent while its topic or everything is paused, and once it is to be revoked."""
-        self._marks.resume(partitions)
+        self._marks.resume(given_partitions("resume", partitions))
         self._withhold()
 
+    @in_turn
     def paused(self) -> frozenset[TopicPartition]:
         """The partitions named in `pause`, and those that are assigned and paused with their topic or with everything."""
         return self._marks.partitions | self._marks.among(self._assigned)
 
+    @in_turn
     def pause_topics(self, topics: Collection[str]) -> None:
         """Return no records of these topics, their future partitions included, until `resume_topics`.
 
@@ -83,26 +90,31 @@ class PausingConsumer(ConsumerOperations):
         self._marks.pause_topics(topics)
         self._withhold()
 
+    @in_turn
     def resume_topics(self, topics: Collection[str]) -> None:
         """Undo `pause_topics`, or take topics out of a paused pattern. Partitions that are paused themselves stay so."""
         self._marks.resume_topics(topics)
         self._withhold()
 
+    @in_turn
     def pause_pattern(self, pattern: re.Pattern[str]) -> None:
         """Return no records of topics whose whole name matches, those that are yet to come included, until `resume_pattern`."""
         self._marks.pause_topics([pattern])
         self._withhold()
 
+    @in_turn
     def resume_pattern(self, pattern: re.Pattern[str]) -> None:
         """Undo the pauses of all topics whose whole name matches, however they were paused by topic."""
         self._marks.resume_topics([pattern])
         self._withhold()
 
+    @in_turn
     def pause_all(self) -> None:
         """Return no records at all until `resume_all`; `poll` goes on keeping the consumer in its group."""
         self._marks.pause_all()
         self._withhold()
 
+    @in_turn
     def resume_all(self) -> None:
         """Undo `pause_all`. Partitions and topics that are paused themselves stay so."""
         self._marks.resume_all()

@@ -28,9 +28,10 @@ from dagster_rebalance.consumer.events import (
 )
 from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.membership import Member
-from dagster_rebalance.consumer.pauses import PauseMarksPolicy, PausingConsumer
 from dagster_rebalance.consumer.settings import validated
-from dagster_rebalance.consumer.turn import Turn
+from dagster_rebalance.consumer.turn import in_turn
+from dagster_rebalance.consumer.values import given_partitions, given_topics
+from dagster_rebalance.consumer.waking import WakingConsumer, patience_s
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.revokes import PollStarted, RevokeLists
 
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dagster_rebalance.consumer.listener import AnyRebalanceListener
+    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
+    from dagster_rebalance.consumer.values import AnyPartition
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
@@ -70,7 +73,7 @@ class PollResult:
     lost: frozenset[TopicPartition]
 
 
-class RebalanceAwareConsumer(PausingConsumer):
+class RebalanceAwareConsumer(WakingConsumer):
     """A consumer whose revokes can be delayed.
 
     A revoke that is requested in one poll is completed at the start of the next one, unless it is delayed. Meanwhile the partitions are
@@ -135,8 +138,7 @@ class RebalanceAwareConsumer(PausingConsumer):
         self._lists = RevokeLists()
         self._told: deque[MemberEvent] = deque()
         self._lost_reasons: dict[TopicPartition, LostReason] = {}
-        self._callbacks = Callbacks()
-        self._turn = Turn()
+        self._callbacks = Callbacks(self._turn)
 
     def __enter__(self) -> Self:
         return self
@@ -162,9 +164,11 @@ class RebalanceAwareConsumer(PausingConsumer):
             if isinstance(topics, str):
                 msg = f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'"
                 raise IllegalStateError(msg)
+            given_topics("subscribe", topics)
             self._subscription = topics
             self._member.subscribe(topics)
 
+    @in_turn
     def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
         """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins.
 
@@ -204,6 +208,7 @@ class RebalanceAwareConsumer(PausingConsumer):
             if self._fetcher:
                 self._fetcher.close()
 
+    @in_turn
     def check(self, timeout_s: float = 10.0) -> None:
         """Find out now what would go wrong later: brokers, credentials, the subscribed topics.
 
@@ -212,41 +217,67 @@ class RebalanceAwareConsumer(PausingConsumer):
         """
         self._cluster.check(self._subscription, timeout_s)
 
+    @in_turn
     def get_to_be_revoked_partitions(self) -> frozenset[TopicPartition]:
         """The partitions that will be revoked in the next poll, unless they are delayed."""
         return self._lists.to_be_revoked
 
+    @in_turn
     def get_lost_partitions(self) -> frozenset[TopicPartition]:
         """The partitions that were lost during the last poll. Stop the work on them, and commit nothing for them."""
         return self._lists.lost
 
+    @in_turn
     def lost_reasons(self) -> Mapping[TopicPartition, LostReason]:
         """Why each of the lost partitions was taken away."""
         return dict(self._lost_reasons)
 
-    def delay_revoke(self, partitions: Collection[TopicPartition]) -> bool:
+    @in_turn
+    def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it; to be asked for again after each poll.
 
-        Partitions that are not to be revoked are left as they are. With an eager strategy all partitions of a member are to be revoked, and
-        the whole group waits while one of its members delays.
+        Partitions that are assigned and not to be revoked are left as they are. With an eager strategy
+        all partitions of a member are to be revoked, and the whole group waits while one of its members
+        delays.
 
         Returns:
-            False when some of the partitions were lost: it is too late for them. The others are delayed all the same.
+            False when some of the partitions are not assigned: lost, given up already, or never owned.
+            It is too late for them. The others are delayed all the same.
         """
-        return self._lists.delay(partitions)
+        return self._lists.delay(given_partitions("delay_revoke", partitions))
 
-    def poll(self, timeout_s: float, max_records: int = 500) -> list[Message]:
+    def poll(
+        self,
+        timeout_s: float | None = None,
+        max_records: int = 500,
+        *,
+        timeout: float | None = None,
+    ) -> list[Message]:
         """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned.
 
-        Returns early when there are records, when a revoke is requested, and when partitions are lost.
+        Returns early when there are records, when a revoke is requested, when partitions are lost, and
+        after `wakeup`.
+
+        Args:
+            timeout_s: How long to wait for records, 1 s by default; below 0 is without end.
+            max_records: How many records are returned at most.
+            timeout: The same as `timeout_s`, by confluent-kafka's name.
 
         Raises:
             BrokerError: Something does not mend itself, with what to do about it. The consumer stays usable.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
-        return self._poll(timeout_s, max_records, same_poll=self._same_poll)
+        records = self._poll_once(patience_s(timeout_s, timeout), max_records)
+        self._woken = False
+        return records
 
-    def poll_with_rebalance(self, timeout_s: float, max_records: int = 500) -> PollResult:
+    def poll_with_rebalance(
+        self,
+        timeout_s: float | None = None,
+        max_records: int = 500,
+        *,
+        timeout: float | None = None,
+    ) -> PollResult:
         """Poll, and get what happened together with the records (KIP-983, variant 1).
 
         A revoke that is requested in such a poll is completed in the next one, also with `complete_revoke_in_same_poll`.
@@ -255,28 +286,35 @@ class RebalanceAwareConsumer(PausingConsumer):
             BrokerError: Something does not mend itself, with what to do about it. The consumer stays usable.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
-        records = self._poll(timeout_s, max_records, same_poll=False)
+        records = self._poll(patience_s(timeout_s, timeout), max_records, same_poll=False)
+        self._woken = False
         return PollResult(records, self._lists.to_be_revoked, self._lists.lost)
 
+    def _poll_once(self, timeout_s: float, max_records: int) -> list[Message]:
+        return self._poll(timeout_s, max_records, same_poll=self._same_poll)
+
     def _poll(self, timeout_s: float, max_records: int, *, same_poll: bool) -> list[Message]:
+        if max_records < 1:
+            msg = f"max_records must be at least 1, not {max_records}; pause_all() keeps the consumer in its group and reads nothing"
+            raise ValueError(msg)
         with self._turn.of("poll"):
             self._callbacks.begin()
             self._complete_due()
             deadline = self._clock() + timeout_s
             while True:
-                remaining = max(0.0, deadline - self._clock())
+                remaining = 0.0 if self._has_to_return() else max(0.0, deadline - self._clock())
                 urgent = self._take_part(0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll)
                 if self._callbacks.has_problem:
                     break
                 records = self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S)) if self._fetcher else []
-                if records or urgent or not remaining or self._between_slices():
+                if records or urgent or not remaining:
                     return records
+                self._between_slices()
         self._callbacks.raise_noted()
         return []
 
-    def _between_slices(self) -> bool:
-        """Called while a poll waits, about ten times a second; whether it has waited long enough."""
-        return False
+    def _between_slices(self) -> None:
+        """Called while a poll waits, about ten times a second."""
 
     def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
         """Let the member work, and carry out what it tells; whether the caller must hear of it at once."""

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
     from typing import Any, NoReturn
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
     from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
     from dagster_rebalance.consumer.pauses import PausingConsumer
     from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+    from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 
@@ -34,33 +35,31 @@ class RebalanceConsumer:
         """End the view, with its callback. Called by the consumer; there is no way back."""
         self._consumer = None
 
-    def commit_sync(self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, timeout_s: float | None = None) -> None:
+    def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
         """Commit the given next offsets, or the current positions."""
         self._alive().commit_sync(offsets, timeout_s)
 
-    def commit_async(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata] | None = None, callback: CommitCallback | None = None
-    ) -> None:
+    def commit_async(self, offsets: AnyOffsets | None = None, callback: CommitCallback | None = None) -> None:
         """Send the given next offsets, or the current positions, and go on."""
         self._alive().commit_async(offsets, callback)
 
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         return self._alive().committed(partitions, timeout_s)
 
-    def position(self, partition: TopicPartition, timeout_s: float = 10.0) -> int:
+    def position(self, partition: AnyPartition, timeout_s: float = 10.0) -> int:
         """The next offset that `poll` returns."""
         return self._alive().position(partition, timeout_s)
 
-    def seek(self, partition: TopicPartition, offset: int | OffsetAndMetadata) -> None:
+    def seek(self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None) -> None:
         """Read on from another offset."""
         self._alive().seek(partition, offset)
 
-    def seek_to_beginning(self, partitions: Collection[TopicPartition]) -> None:
+    def seek_to_beginning(self, partitions: Collection[AnyPartition]) -> None:
         """Read on from the first offset that exists."""
         self._alive().seek_to_beginning(partitions)
 
-    def seek_to_end(self, partitions: Collection[TopicPartition]) -> None:
+    def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
         """Read on from the next record that is produced."""
         self._alive().seek_to_end(partitions)
 
@@ -68,11 +67,11 @@ class RebalanceConsumer:
         """What is assigned: partitions being revoked are still in it, lost ones are not."""
         return self._alive().assignment()
 
-    def pause(self, partitions: Collection[TopicPartition]) -> None:
+    def pause(self, partitions: Collection[AnyPartition]) -> None:
         """Return no records of these partitions, also after the callback."""
         self._alive().pause(partitions)
 
-    def resume(self, partitions: Collection[TopicPartition]) -> None:
+    def resume(self, partitions: Collection[AnyPartition]) -> None:
         """Undo a pause."""
         self._alive().resume(partitions)
 
@@ -80,17 +79,15 @@ class RebalanceConsumer:
         """What is paused."""
         return self._alive().paused()
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def beginning_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The first offsets that exist."""
         return self._alive().beginning_offsets(partitions, timeout_s)
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def end_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The offsets that the next records will get."""
         return self._alive().end_offsets(partitions, timeout_s)
 
-    def offsets_for_times(
-        self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
-    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    def offsets_for_times(self, timestamps: AnyTimestamps, timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first records at or after a time in milliseconds."""
         return self._alive().offsets_for_times(timestamps, timeout_s)
 
@@ -102,7 +99,7 @@ class RebalanceConsumer:
         """All topics that the principal may see."""
         return self._alive().list_topics(timeout_s)
 
-    def current_lag(self, partition: TopicPartition) -> int | None:
+    def current_lag(self, partition: AnyPartition) -> int | None:
         """How many offsets are left to read, as far as it is known."""
         return self._alive().current_lag(partition)
 

@@ -40,6 +40,7 @@ class RevokeLists:
     Example:
         ```python
         lists = RevokeLists()
+        lists.assign({orders_0})
         lists.request({orders_0})
         lists.delay({orders_0})  # True: not in the next poll
         lists.start_poll()  # nothing is completed, and orders_0 is on the revoke-next list again
@@ -52,7 +53,7 @@ class RevokeLists:
         self._next: set[TopicPartition] = set()
         self._thereafter: set[TopicPartition] = set()
         self._lost: frozenset[TopicPartition] = frozenset()
-        self._denied: set[TopicPartition] = set()
+        self._assigned: set[TopicPartition] = set()
         self._unreleased: set[TopicPartition] = set()
 
     @property
@@ -84,7 +85,9 @@ class RevokeLists:
         """Complete what is on the revoke-next list, and move the delayed ones up."""
         self._next, self._thereafter = self._thereafter, set()
         unreleased = frozenset(self._unreleased)
-        return PollStarted(unreleased - self._next, frozenset() if self._next else unreleased)
+        completed = unreleased - self._next
+        self._assigned -= completed
+        return PollStarted(completed, frozenset() if self._next else unreleased)
 
     def released(self) -> None:
         """Kafka was told, or need not be: nothing is held any more."""
@@ -103,16 +106,17 @@ class RevokeLists:
     def delay(self, partitions: Iterable[TopicPartition]) -> bool:
         """Move partitions from the revoke-next to the revoke-thereafter list.
 
-        Those that are on no list are left as they are. The others are delayed even when one of the given ones is lost.
+        Those that are on no list are left as they are. The others are delayed even when it is too late
+        for one of the given ones.
 
         Returns:
-            False when some of the partitions were lost, in the last poll or before, and were not assigned again since.
+            False when some of the partitions are not assigned: lost, given up already, or never owned.
         """
         wanted = set(partitions)
         moved = wanted & self._next
         self._next -= moved
         self._thereafter |= moved
-        return wanted.isdisjoint(self._denied)
+        return wanted <= self._assigned
 
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions are lost: they leave the other lists, and are never released.
@@ -125,8 +129,8 @@ class RevokeLists:
         self._thereafter -= gone
         self._unreleased -= named
         self._lost |= gone
-        self._denied |= gone
+        self._assigned -= named
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions are assigned: what happened in an earlier ownership is no reason to deny a delay."""
-        self._denied -= set(partitions)
+        self._assigned |= set(partitions)

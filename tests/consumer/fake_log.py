@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED, Message, TopicPartition
@@ -29,11 +30,18 @@ class FakeLog:
         self._paused: set[TopicPartition] = set()
         self.waits: list[tuple[int, float]] = []
         """The arguments of each `consume`."""
+        self.is_waiting = threading.Event()
+        """Set while records are waited for."""
+        self._coming: list[tuple[str, int, int]] = []
 
     def produce(self, topic: str, partition: int, count: int) -> None:
         """Append records."""
         tp = TopicPartition(topic, partition)
         self._ends[tp] = self._ends.get(tp, 0) + count
+
+    def produce_while_waiting(self, topic: str, partition: int, count: int) -> None:
+        """Append records once somebody waits for some."""
+        self._coming.append((topic, partition, count))
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
         """Begin to read."""
@@ -59,11 +67,15 @@ class FakeLog:
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The next offset, once a record was returned."""
         found = {tp: self._next[tp] if tp in self._returned else OFFSET_INVALID for tp in partitions}
-        return [TopicPartition(tp.topic, tp.partition, offset) for tp, offset in found.items()]
+        return [TopicPartition(tp.topic, tp.partition, offset, leader_epoch=3) for tp, offset in found.items()]
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         """The next records, of one partition after the other."""
         self.waits.append((num_messages, timeout))
+        if timeout:
+            self.is_waiting.set()
+            while self._coming:
+                self.produce(*self._coming.pop())
         batch: list[Message] = []
         for tp in [tp for tp in self._next if tp not in self._paused]:
             while len(batch) < num_messages and self._next[tp] < self._ends.get(tp, 0):

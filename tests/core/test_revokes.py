@@ -12,9 +12,16 @@ A, B, C = (TopicPartition("orders", number) for number in range(3))
 NOTHING = frozenset[TopicPartition]()
 
 
+def lists_of(*partitions: TopicPartition) -> RevokeLists:
+    """The lists of a consumer that owns partitions."""
+    lists = RevokeLists()
+    lists.assign(partitions)
+    return lists
+
+
 def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
     """KIP-983: "when a revoke is requested in one poll, the revoke will be completed in the next poll"."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.start_poll()
     lists.request({A, B})
     assert lists.to_be_revoked == {A, B}
@@ -24,7 +31,7 @@ def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
 
 def test_a_delay_lasts_for_one_poll() -> None:
     """KIP-983: "delayed to the poll following the next poll": to be asked for again after each poll."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A})
     assert lists.delay({A})
     assert lists.to_be_revoked == NOTHING
@@ -36,7 +43,7 @@ def test_a_delay_lasts_for_one_poll() -> None:
 
 def test_a_revoke_can_be_delayed_poll_after_poll() -> None:
     """The loop of the KIP delays for as long as records are in work."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A})
     for _ in range(10):
         assert lists.delay({A})
@@ -46,7 +53,7 @@ def test_a_revoke_can_be_delayed_poll_after_poll() -> None:
 
 def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> None:
     """Librdkafka ends a revoke request as a whole with the first unassign, so the release waits for the last partition."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A, B, C})
     lists.delay({B, C})
     assert lists.start_poll() == PollStarted(completed=frozenset({A}), release=NOTHING)
@@ -80,7 +87,7 @@ def test_a_request_that_came_with_the_release_is_not_released_with_it() -> None:
 
 def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> None:
     """KIP-983: "removed from the revoke-next and revoke-thereafter lists, and added to the list of lost partitions"."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})
     lists.lose({A, B, C})
@@ -92,7 +99,7 @@ def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> N
 
 def test_delaying_a_lost_partition_is_denied_and_delays_the_others() -> None:
     """KIP-983: "returns true on success, false when some of these partitions were lost"."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.lose({B})
     assert not lists.delay({A, B})
@@ -102,7 +109,7 @@ def test_delaying_a_lost_partition_is_denied_and_delays_the_others() -> None:
 
 def test_a_delay_is_denied_until_a_lost_partition_is_assigned_again() -> None:
     """KIP-983: "once the partition is lost, the delay request is denied", also when its loss was told some polls ago."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.lose({A})
     lists.start_poll()
     lists.start_poll()
@@ -114,7 +121,7 @@ def test_a_delay_is_denied_until_a_lost_partition_is_assigned_again() -> None:
 
 def test_delaying_what_is_not_to_be_revoked_changes_nothing() -> None:
     """A loop may delay all that is in work, without looking up what is to be revoked."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A})
     assert lists.delay({B, C})
     assert lists.delay([])
@@ -122,9 +129,30 @@ def test_delaying_what_is_not_to_be_revoked_changes_nothing() -> None:
     assert lists.delayed == NOTHING
 
 
+def test_a_delay_that_comes_too_late_is_denied_until_the_partition_is_assigned_again() -> None:
+    """KIP-983: "returns true on success": a loop that is one poll too late must hear that its partitions are given away."""
+    lists = lists_of(A, B)
+    lists.request({A})
+    lists.start_poll()
+    assert not lists.delay({A})
+    assert lists.delay({B})
+    assert not lists.delay({C})
+    lists.assign({A, C})
+    assert lists.delay({A, C})
+
+
+def test_a_delay_is_denied_where_revokes_are_completed_at_once() -> None:
+    """What went in the poll that it was asked for in cannot be delayed any more."""
+    lists = lists_of(A, B)
+    lists.request({A})
+    lists.complete()
+    assert not lists.delay({A})
+    assert lists.delay({B})
+
+
 def test_a_second_request_joins_the_first_one() -> None:
     """It cannot come from librdkafka while one is held; if it does, nothing is given away early, and delays stand."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A})
     lists.delay({A})
     lists.request({A, B})
@@ -136,13 +164,12 @@ def test_a_second_request_joins_the_first_one() -> None:
 
 def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
     """For the API it is gone already; its release is simply never sent."""
-    lists = RevokeLists()
+    lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})
     lists.start_poll()
     lists.lose({A, B, C})
     assert lists.lost == {B, C}
-    assert lists.delay({A})
     assert lists.start_poll().release == NOTHING
 
 
@@ -157,7 +184,7 @@ class ListsOfTheKip(RuleBasedStateMachine):
         self.revoke_next: set[TopicPartition] = set()
         self.revoke_thereafter: set[TopicPartition] = set()
         self.lost: set[TopicPartition] = set()
-        self.ever_lost: set[TopicPartition] = set()
+        self.assigned: set[TopicPartition] = set()
         self.not_released: set[TopicPartition] = set()
 
     @rule()
@@ -167,6 +194,7 @@ class ListsOfTheKip(RuleBasedStateMachine):
         self.lost.clear()
         self.revoke_next, self.revoke_thereafter = self.revoke_thereafter, set()
         completed = self.not_released - self.revoke_next
+        self.assigned -= completed
         released = set() if self.revoke_next else set(self.not_released)
         assert self.real.start_poll() == PollStarted(frozenset(completed), frozenset(released))
         if released:
@@ -191,13 +219,13 @@ class ListsOfTheKip(RuleBasedStateMachine):
         self.revoke_thereafter -= partitions
         self.not_released -= partitions
         self.lost |= partitions
-        self.ever_lost |= partitions
+        self.assigned -= partitions
 
     @rule(partitions=partitions)
     def partitions_are_assigned(self, partitions: set[TopicPartition]) -> None:
         """A new ownership begins."""
         self.real.assign(partitions)
-        self.ever_lost -= partitions
+        self.assigned |= partitions
 
     @rule(partitions=partitions)
     def delay_is_requested(self, partitions: set[TopicPartition]) -> None:
@@ -205,7 +233,7 @@ class ListsOfTheKip(RuleBasedStateMachine):
         moved = partitions & self.revoke_next
         self.revoke_next -= moved
         self.revoke_thereafter |= moved
-        assert self.real.delay(partitions) == (not partitions & self.ever_lost)
+        assert self.real.delay(partitions) == (partitions <= self.assigned)
 
     @invariant()
     def the_lists_agree(self) -> None:

@@ -53,13 +53,17 @@ class FaultyConsumer(RebalanceAwareConsumer):
             raise self.polls_fail.pop(0)
         return list(super().poll(timeout_s, max_records))
 
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(  # type: ignore[override]
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Fail, or read."""
         if self.committed_fails:
             raise self.committed_fails.pop(0)
         return super().committed(partitions, timeout_s)
 
-    def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
+    def commit_offsets(  # type: ignore[override]
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> CommitResult:
         """Fail for some partitions, and note what was asked for."""
         self.writes.append(dict(offsets))
         failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()

@@ -157,10 +157,16 @@ class Process:
 
     def gauges(self) -> dict[str, int]:
         """What must return to zero."""
-        return {
+        of_driver = {
             "holds": len(self.driver.holds),
             "offers": len(self.driver.offers),
             "dead letters under way": self.letters.under_way,
+        }
+        if self.has_left:
+            # Its consumer is closed, and answers nothing any more.
+            return of_driver
+        return {
+            **of_driver,
             "revokes": len(self.consumer.get_to_be_revoked_partitions()),
             "assigned partitions": len(self.consumer.assignment()),
         }

@@ -1,0 +1,260 @@
+"""How a wait for records ends: iteration, `wakeup`, time-outs, and a record that comes alone."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.consumer.fake_log import FakeLog, fake_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
+P0 = TopicPartition("orders", 0)
+LONG_S = 1e9
+
+
+@pytest.fixture
+def group() -> FakeGroup:
+    """A group without members."""
+    return FakeGroup({"orders": 1})
+
+
+@pytest.fixture
+def log(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> FakeLog:
+    """Five records."""
+    return fake_log(group, monkeypatch, {0: 5})
+
+
+def consumer_of(group: FakeGroup, *, fetch: bool = True) -> RebalanceAwareConsumer:
+    """A consumer that has subscribed."""
+    consumer = RebalanceAwareConsumer(CONFIG, fetch=fetch, member=group.member(), cluster=group, clock=group.clock)
+    consumer.subscribe(["orders"])
+    return consumer
+
+
+@pytest.mark.usefixtures("log")
+def test_iterating_commits_what_was_returned_and_ends_with_a_wakeup(group: FakeGroup) -> None:
+    """Records that were read ahead would be committed unseen; a loop must be able to end from elsewhere."""
+    consumer = consumer_of(group)
+    read = []
+    for record in consumer:
+        read.append(record.offset())
+        consumer.commit_sync()
+        assert group.committed == {P0: OffsetAndMetadata(len(read), leader_epoch=3)}
+        if len(read) == 3:
+            consumer.wakeup()
+    assert read == [0, 1, 2]
+    assert next(consumer).offset() == 3
+
+
+@pytest.mark.usefixtures("log")
+def test_iterating_in_asyncio_ends_with_a_wakeup_and_with_a_close(group: FakeGroup) -> None:
+    """As without asyncio; and a close from another task ends it without an error."""
+
+    async def play() -> None:
+        consumer = AsyncRebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+        await consumer.subscribe(["orders"])
+        read = []
+        async for record in consumer:
+            read.append(record.offset())
+            if len(read) == 3:
+                await consumer.wakeup()
+        assert read == [0, 1, 2]
+
+        async def read_on() -> None:
+            async for record in consumer:
+                read.append(record.offset())
+                if len(read) == 5:
+                    has_read.set()
+
+        has_read = asyncio.Event()
+        reading = asyncio.create_task(read_on())
+        await has_read.wait()
+        await consumer.close()
+        await reading
+        assert read == [0, 1, 2, 3, 4]
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
+@pytest.mark.parametrize("fetch", [True, False])
+@pytest.mark.usefixtures("log")
+def test_a_wakeup_ends_the_next_poll_and_only_that(group: FakeGroup, fetch: bool) -> None:  # noqa: FBT001
+    """It may come between two polls, and must not be missed."""
+    consumer = consumer_of(group, fetch=fetch)
+    consumer.poll(0)
+    before = group.clock()
+    consumer.wakeup()
+    assert consumer.poll(LONG_S) == []
+    assert group.clock() == before
+    consumer.poll(3.0)
+    assert group.clock() >= before + 3.0
+
+
+@pytest.mark.parametrize("timeout_s", [-1, LONG_S])
+def test_a_wakeup_from_another_thread_ends_a_poll_that_waits(group: FakeGroup, log: FakeLog, timeout_s: float) -> None:
+    """A time-out below 0 is without end, as in confluent-kafka."""
+    consumer = consumer_of(group)
+    consumer.poll(0)
+
+    def wake() -> None:
+        assert log.is_waiting.wait(10)
+        consumer.wakeup()
+
+    waker = threading.Thread(target=wake)
+    log.is_waiting.clear()
+    waker.start()
+    assert consumer.poll(timeout_s) == []
+    waker.join()
+
+
+@pytest.mark.usefixtures("log")
+def test_a_refused_poll_of_another_thread_does_not_use_a_wakeup_up(group: FakeGroup) -> None:
+    """It is meant for the poll of the owner."""
+    consumer = consumer_of(group)
+    consumer.poll(0)
+    with consumer._turn.of("poll"):
+        consumer.wakeup()
+        assert "another thread is in poll" in refusal_elsewhere(lambda: consumer.poll(0))
+    before = group.clock()
+    consumer.poll(LONG_S)
+    assert group.clock() == before
+
+
+def test_time_outs_have_a_default_and_confluents_name(group: FakeGroup) -> None:
+    """`poll()` waits a second, `poll(1.0)` and `poll(timeout=1.0)` too."""
+    consumer = consumer_of(group, fetch=False)
+    consumer.poll(0)
+    for call in (
+        consumer.poll,
+        lambda: consumer.poll(1.0),
+        lambda: consumer.poll(timeout=1.0),
+        lambda: consumer.poll(timeout_s=1.0),
+        consumer.poll_with_rebalance,
+        lambda: consumer.poll_with_rebalance(timeout=1.0),
+    ):
+        before = group.clock()
+        call()
+        assert group.clock() - before == pytest.approx(1.0)
+
+
+def test_a_record_that_comes_alone_is_not_kept_waiting(group: FakeGroup, log: FakeLog) -> None:
+    """The client waits until it has as many records as it is asked for, so it is never asked to wait for more than one."""
+    consumer = consumer_of(group)
+    assert len(consumer.poll(LONG_S, 50)) == 5
+    log.produce_while_waiting("orders", 0, 1)
+    assert [record.offset() for record in consumer.poll(LONG_S, 50)] == [5]
+    assert all(count == 1 for count, timeout_s in log.waits if timeout_s)
+
+
+def test_a_full_batch_takes_one_call(group: FakeGroup, log: FakeLog) -> None:
+    """At full speed nothing is waited for, and a call costs."""
+    consumer = consumer_of(group)
+    consumer.poll(0, 2)
+    log.waits.clear()
+    assert len(consumer.poll(1.0, 2)) == 2
+    assert log.waits == [(2, 0.0)]
+
+
+def refusal_elsewhere(call: Callable[[], object]) -> str:
+    """What another thread is told."""
+    told: list[str] = []
+
+    def use() -> None:
+        with pytest.raises(IllegalStateError) as refused:
+            call()
+        told.append(str(refused.value))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    return told[0]
+
+
+OPERATIONS: dict[str, Callable[[RebalanceAwareConsumer], object]] = {
+    "commit_sync": lambda c: c.commit_sync({P0: OffsetAndMetadata(1)}),
+    "commit_async": lambda c: c.commit_async({P0: OffsetAndMetadata(1)}),
+    "commit_offsets": lambda c: c.commit_offsets({P0: OffsetAndMetadata(1)}),
+    "committed": lambda c: c.committed([P0]),
+    "position": lambda c: c.position(P0),
+    "seek": lambda c: c.seek(P0, 2),
+    "seek_to_end": lambda c: c.seek_to_end([P0]),
+    "pause": lambda c: c.pause([P0]),
+    "resume_all": lambda c: c.resume_all(),
+    "assignment": lambda c: c.assignment(),
+    "delay_revoke": lambda c: c.delay_revoke([P0]),
+    "end_offsets": lambda c: c.end_offsets([P0]),
+    "get_lost_partitions": lambda c: c.get_lost_partitions(),
+    "close": lambda c: c.close(),
+    "subscribe": lambda c: c.subscribe(["orders"]),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.usefixtures("log")
+def test_another_thread_is_refused_while_a_poll_runs(group: FakeGroup, name: str) -> None:
+    """As in Apache's consumer: a commit from there is waited for by no release, and may come after it."""
+    consumer = consumer_of(group)
+    consumer.poll(0)
+    with consumer._turn.of("poll"):
+        told = refusal_elsewhere(lambda: OPERATIONS[name](consumer))
+    assert told.startswith(f"{name} while another thread is in poll: ")
+    assert "wakeup" in told
+    assert not group.committed
+    assert not consumer.paused()
+    OPERATIONS[name](consumer)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.usefixtures("log")
+def test_after_the_end_each_call_says_that_it_is_over(group: FakeGroup, name: str) -> None:
+    """Not that a partition was lost, which means something else."""
+    consumer = consumer_of(group)
+    consumer.poll(0)
+    consumer.close()
+    if name == "close":
+        consumer.close()
+    else:
+        with pytest.raises(IllegalStateError, match=f"{name} on a closed consumer"):
+            OPERATIONS[name](consumer)
+
+
+def test_a_close_in_a_signal_handler_says_what_to_do_there(group: FakeGroup, log: FakeLog) -> None:
+    """It is no rebalance callback; `wakeup` is what works in a handler."""
+    consumer = consumer_of(group)
+    consumer.poll(0)
+    told: list[str] = []
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        with pytest.raises(IllegalStateError) as refused:
+            consumer.close()
+        told.append(str(refused.value))
+        consumer.wakeup()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+
+    def interrupt() -> None:
+        assert log.is_waiting.wait(10)
+        signal.raise_signal(signal.SIGUSR1)
+
+    killer = threading.Thread(target=interrupt)
+    log.is_waiting.clear()
+    killer.start()
+    consumer.poll(LONG_S)
+    killer.join()
+    signal.signal(signal.SIGUSR1, before)
+    assert told == [
+        "close in a signal handler or callback that interrupts poll: call wakeup() there, and close once it has returned",
+    ]
