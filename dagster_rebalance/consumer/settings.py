@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.transport import insecurity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,6 +131,9 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         ):
             msg = f"the setting '{needed}' is missing"
             raise ConfigurationError(msg)
+    problem = insecurity(config)
+    if problem is not None:
+        raise ConfigurationError(problem)
     if _is_on(config.get("enable.auto.commit", False)):
         msg = "'enable.auto.commit' is on: it would commit offsets of work that has not succeeded. Remove it and commit what is done"
         raise ConfigurationError(msg)

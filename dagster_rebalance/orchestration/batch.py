@@ -65,14 +65,16 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         It has the columns of Spark's Kafka source, and `range_start` and `range_until`.
 
         Raises:
-            ConfigurationError: A security setting cannot be passed on to Spark.
+            ConfigurationError: A security setting cannot be passed on to Spark, or would be in the clear on its way there.
         """
         from dagster_rebalance.spark.jobs import tag_batch  # noqa: PLC0415 - Spark is an extra
         from dagster_rebalance.spark.ranges import read_ranges  # noqa: PLC0415
 
         session = spark.spark_session
         tag_batch(session, self.batch_id)
-        return read_ranges(session, self.offset_ranges, self.kafka.consumer_config())
+        # A session of the user's own has neither of the two settings.
+        options = {**self.kafka.consumer_config(), **getattr(spark, "kafka_options", {})}
+        return read_ranges(session, self.offset_ranges, options, allow_plaintext=getattr(spark, "allow_plaintext", False))
 
     def metadata(self) -> dict[str, Any]:
         """What is worth showing on the materialisation of an asset: the batch, its ranges and the number of records."""

@@ -1,24 +1,32 @@
 """What a member writes into the dead-letter topic: one JSON record for each range that was given up, keyed by the range.
 
-Owns the fields of the record, and what Dagster can say about why the last run failed. It holds no record of the range itself: those stay in
-their topic for as long as its retention lets them.
+Owns the fields of the record, what Dagster can say about why the last run failed, and which range a record that comes back may name: others
+may write to the topic as well. It holds no record of the range itself: those stay in their topic for as long as its retention lets them.
 """
 
 from __future__ import annotations
 
 import json
+import operator
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
+import dagster as dg
+
+from dagster_rebalance.core.errors import BatchRefusedError
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.catalogue import GroupAssets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.consumer.dead_letters import Delivery
     from dagster_rebalance.core.commands import StoreDeadLetter
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.runs import RunLedger
 
+_RECORDS_PER_QUERY = 100
 MOST_ERROR_CHARACTERS = 8_000
 """A stack trace may be as long as it likes; a record may not."""
 
@@ -81,3 +89,47 @@ class DeadLetters:
                 "time": self._now().isoformat(timespec="seconds"),
             }
         )
+
+
+def given_up_range(instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes) -> OffsetRange:
+    """The range that a dead letter names, if the group really gave it up: what may be processed again, under the same range.
+
+    The letter alone is not believed, because whoever may write to its topic could name a range that is done, or one of another topic.
+
+    Args:
+        instance: Where the group records its commits.
+        kafka: The group.
+        letter: The value of the record.
+
+    Raises:
+        BatchRefusedError: It is no dead letter of the group, or Dagster has no record that the range was given up.
+    """
+    try:
+        value = json.loads(letter)
+        range_ = OffsetRange(value["topic"], *(operator.index(value[name]) for name in ("partition", "start", "until")))
+        group_id = value["group_id"]
+    except (ValueError, TypeError, KeyError) as error:
+        msg = "this is not a dead letter: it needs the fields topic, partition, start, until and group_id"
+        raise BatchRefusedError(msg) from error
+    if group_id != kafka.group_id or range_.topic not in kafka.topics:
+        msg = f"this dead letter is not of group {kafka.group_id} and one of its topics ({', '.join(kafka.topics)})"
+        raise BatchRefusedError(msg)
+    if not _was_given_up(instance, kafka.group_id, range_):
+        msg = f"Dagster has no record that group {kafka.group_id} gave up {range_}: processed again, its records could be doubled"
+        raise BatchRefusedError(msg)
+    return range_
+
+
+def _was_given_up(instance: dg.DagsterInstance, group_id: str, range_: OffsetRange) -> bool:
+    wanted = dg.AssetRecordsFilter(GroupAssets.of(group_id).offsets, asset_partitions=[str(range_.topic_partition)])
+    cursor: str | None = None
+    while True:
+        found = instance.fetch_materializations(wanted, limit=_RECORDS_PER_QUERY, cursor=cursor)
+        for commit in (record.asset_materialization for record in found.records):
+            if commit is not None and "dead_letter" in commit.metadata:
+                bounds = [commit.metadata[name].value for name in ("start", "until")]
+                if bounds == [range_.start, range_.until]:
+                    return True
+        if not found.has_more:
+            return False
+        cursor = found.cursor

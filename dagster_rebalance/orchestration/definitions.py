@@ -5,7 +5,6 @@ Owns how the pieces are put together: the job, its sensor, and the assets that s
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -16,15 +15,13 @@ from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.fixed import FixedResource
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
+from dagster_rebalance.orchestration.written_secrets import written_secrets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
-
-
-_SECRET_SETTING = re.compile(r"password|secret|jaas|ssl\.key\.pem")
 
 
 def build_kafka_batch_defs(
@@ -72,7 +69,7 @@ def build_kafka_batch_defs(
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
         msg = f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another name"
         raise ConfigurationError(msg)
-    for setting in _literal_secrets(kafka, spark):
+    for setting in written_secrets(kafka, spark):
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
             "Put the secret into an environment variable, and give it as dg.EnvVar with the variable's name"
@@ -118,21 +115,6 @@ def build_kafka_batch_defs(
         sensors=[sensor],
         resources={**own, **(resources or {})},
     )
-
-
-def _literal_secrets(kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> Iterator[str]:
-    """The settings whose secrets would be stored with the definitions. Of an `EnvVar` only the name is."""
-    if _is_literal(kafka.sasl_password):
-        yield "sasl_password"
-    for name, value in kafka.client_config.items():
-        if _SECRET_SETTING.search(name) and _is_literal(value):
-            yield f"client_config['{name}']"
-    if spark is not None and _is_literal(spark.remote) and "token=" in (spark.remote or ""):
-        yield "the token in remote"
-
-
-def _is_literal(value: str | None) -> bool:
-    return bool(value) and not isinstance(value, dg.EnvVar)
 
 
 def _now(setting: str) -> str:

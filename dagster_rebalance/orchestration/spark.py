@@ -9,14 +9,16 @@ ends, however it ends. Never ends a session that the process had before, nor one
 import logging
 import threading
 import uuid
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.spark import jobs, sessions
 from dagster_rebalance.spark.connector import kafka_connector_package
+from dagster_rebalance.spark.launch import settings_in_a_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -27,6 +29,8 @@ _log = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 5.0
 _PACKAGES = "spark.jars.packages"
+_FOR_THE_BUILDER = ("spark.master", "spark.app.name")
+"""pyspark puts these on a command line; all others go into a file."""
 
 
 class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
@@ -50,13 +54,39 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     master: str | None = Field(default=None, description="A cluster, for a session without Spark Connect. Default: local[*].")
     app_name: str = Field(default="dagster-rebalance", description="The name that Spark shows.")
-    spark_config: dict[str, Any] = Field(default_factory=dict, repr=False, description="Spark settings, flat or nested.")
+    spark_config: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Spark settings, flat or nested. Secrets as dg.EnvVar."
+    )
+    kafka_options: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Options of Spark's Kafka connector (`kafka.X`) in place of what is translated."
+    )
+    allow_plaintext: bool = Field(
+        default=False, description="Send a Kafka login to a `remote` without TLS, because something else encrypts (a service mesh)."
+    )
+
+    # A value of the wrong type may be a secret, which pydantic would show.
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     _session: Any = PrivateAttr(default=None)
     _session_id: str | None = PrivateAttr(default=None)
     _is_own_session: bool = PrivateAttr(default=True)
     _run_id: str | None = PrivateAttr(default=None)
     _tag: str = PrivateAttr(default_factory=lambda: f"dagster-rebalance-{uuid.uuid4()}")
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - of all kinds
+        # Not a validator: Dagster looks up variables in what it was given, which has to be flat by then.
+        if isinstance(settings.get("spark_config"), dict):
+            settings["spark_config"] = spark_settings(settings["spark_config"])
+        super().__init__(**settings)
+
+    @field_validator("kafka_options")
+    @classmethod
+    def _only_kafka_options(cls, given: dict[str, str]) -> dict[str, str]:
+        for name in given:
+            if not name.startswith("kafka."):
+                msg = f"kafka_options of the Spark resource has {name!r}: the options of Kafka's client all begin with `kafka.`"
+                raise ConfigurationError(msg)
+        return given
 
     @property
     def spark_session(self) -> "SparkSession":
@@ -109,7 +139,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         make_session = _session_maker()
         sessions.check_reachable(remote)
         self._session_id = session_id
-        session: Any = make_session({**_flat(self.spark_config), "spark.remote": url})
+        session: Any = make_session({**self.spark_config, "spark.remote": url})
         if not jobs.is_connect(session) or session.session_id != session_id:
             msg = (
                 "this process has another Spark session already, which pyspark gives back instead of one with the run's id: its work "
@@ -122,12 +152,16 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _start(self) -> "SparkSession":
         make_session = _session_maker()
         self._is_own_session = not jobs.has_classic_session()
-        with jobs.signal_handlers_kept():
-            session: SparkSession = make_session(self._classic_config())
+        config = self._classic_config()
+        with jobs.signal_handlers_kept(), ExitStack() as stack:
+            if not jobs.has_jvm():
+                stack.enter_context(settings_in_a_file(config))
+                config = {name: config[name] for name in _FOR_THE_BUILDER}
+            session: SparkSession = make_session(config)
         return session
 
-    def _classic_config(self) -> dict[str, Any]:
-        config = {"spark.master": "local[*]", **_flat(self.spark_config), "spark.app.name": self.app_name}
+    def _classic_config(self) -> dict[str, str]:
+        config = {"spark.master": "local[*]", **self.spark_config, "spark.app.name": self.app_name}
         if self.master:
             config["spark.master"] = self.master
         given = [config.get(_PACKAGES), config.get("spark.jars")]
@@ -166,6 +200,29 @@ def _session_maker() -> "Callable[[dict[str, Any]], Any]":
     return lambda config: LazyPySparkResource(spark_config=config).spark_session
 
 
+def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, str]:
+    """Spark settings by their full names, from flat or nested ones.
+
+    Raises:
+        ConfigurationError: A value is neither text nor a number, or is Dagster's form of a variable, which is not resolved here.
+    """
+    settings: dict[str, str] = {}
+    for key, value in given.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and value.keys() != {"env"}:
+            settings.update(spark_settings(value, f"{name}."))
+        elif isinstance(value, bool):
+            settings[name] = str(value).lower()
+        elif isinstance(value, str):
+            settings[name] = value  # as it is: an EnvVar is text, too
+        elif type(value) in {int, float}:
+            settings[name] = str(value)
+        else:
+            msg = f"spark_config has a {type(value).__name__} for {name}: give text, a number, or dg.EnvVar with the name of a variable"
+            raise ConfigurationError(msg)
+    return settings
+
+
 def _is_over(context: dg.InitResourceContext) -> bool:
     """Whether no step of the run needs its session any more. With an executor of many processes, each step's process tears down its own."""
     run, instance = context.run, context.instance
@@ -174,16 +231,12 @@ def _is_over(context: dg.InitResourceContext) -> bool:
     now = instance.get_run_by_id(run.run_id)
     if now is None or now.is_finished or now.status == dg.DagsterRunStatus.CANCELING:
         return True
-    steps = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id).step_keys_to_execute
-    ended = {step.step_key for step in instance.get_run_step_stats(run.run_id) if step.end_time is not None}
-    return ended.issuperset(steps)
-
-
-def _flat(config: "Mapping[str, Any]", prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
+    plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
+    ended = {step.step_key: step.status for step in instance.get_run_step_stats(run.run_id) if step.end_time is not None}
+    never = {key for key, status in ended.items() if status is not None and status.value == "FAILURE"}
+    while following := {key for key, upstream in plan.step_deps.items() if upstream & never} - never:
+        never |= following  # Dagster starts no step behind one that failed
+    return never.union(ended).issuperset(plan.step_keys_to_execute)
 
 
 def _within(limit_s: float, close: "Callable[[], object]") -> None:

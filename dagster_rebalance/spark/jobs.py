@@ -68,6 +68,13 @@ def has_classic_session() -> bool:
     return SparkContext._active_spark_context is not None  # noqa: SLF001 - no public way to ask without starting one
 
 
+def has_jvm() -> bool:
+    """Whether the process has started the JVM of classic sessions already, whose command line can then not be of harm any more."""
+    from pyspark import SparkContext  # noqa: PLC0415 - Spark is an extra
+
+    return SparkContext._gateway is not None  # noqa: SLF001 - no public way to ask without starting one
+
+
 def make_interruptible(session: SparkSession) -> None:
     """Let any exception that a signal raises during a call of a classic session end that call cleanly. A Connect session needs no help."""
     if is_connect(session):

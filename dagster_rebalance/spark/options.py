@@ -2,7 +2,7 @@
 
 Owns the translation of how to reach a cluster and how to log in to it, so that one configuration serves the group member and Spark.
 Settings that only concern the member (group, polling, batching) are left out. What decides about security and has no counterpart is an
-error: it is never dropped in silence. Never shows a secret: the result hides them in its `repr`.
+error: it is never dropped in silence. Never shows a secret: the values of such options hide themselves in `repr`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.transport import insecurity
 from dagster_rebalance.spark import pem
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-SECRETS = frozenset({"kafka.sasl.jaas.config", "kafka.ssl.keystore.key"})
+REDACTION = r'(?i)key: "kafka\.[^"]*(?:jaas|password|secret|token|keystore\.key)[^"]*"\s+value: "(?:[^"\\]++|\\.)*+"'
+"""A `spark.redaction.string.regex`, in Java's language, that masks names and values of secret options where a Spark Connect server logs the
+requests of its clients. Possessive, so that a long key neither backtracks nor overflows the stack."""
 
+_SECRETS = ("password", "secret", "token", "jaas", "keystore.key")
+_OWN = "kafka."
+_OWN_LOGIN = "kafka.sasl.jaas.config"
+_OWN_KEYS = ("kafka.ssl.keystore.key", "kafka.ssl.keystore.location")
 _SAME_IN_JAVA = {
     "bootstrap.servers": "bootstrap.servers",
     "metadata.broker.list": "bootstrap.servers",
@@ -42,6 +49,7 @@ _INSTEAD = {
     "ssl.cipher.suites": "give kafka.ssl.cipher.suites with Java's names of the suites",
     "ssl.crl.location": "leave it out: Java checks revocation by the JVM's own properties",
 }
+_WHERE = "Options that start with `kafka.` belong into `kafka_options` of KafkaSparkResource, or into what `read_ranges` is given."
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -49,41 +57,65 @@ _LOGIN_MODULES = {
 }
 
 
-class ConnectorOptions(dict[str, str]):
-    """Options of the Kafka connector, by Spark's names. Shows `***` in place of secrets."""
+class Secret(str):
+    """The value of an option that no log and no traceback shows, wherever the options are copied to."""
+
+    __slots__ = ()
 
     def __repr__(self) -> str:
-        return repr({key: "***" if _is_secret(key) else value for key, value in self.items()})
-
-    __str__ = __repr__
+        return "'***'"
 
 
-def spark_kafka_options(librdkafka_config: Mapping[str, object]) -> ConnectorOptions:
+def hidden(options: Mapping[str, str]) -> dict[str, str]:
+    """Options whose secrets do not show themselves."""
+    return {key: Secret(value) if is_secret(key) else value for key, value in options.items()}
+
+
+def spark_kafka_options(librdkafka_config: Mapping[str, object]) -> dict[str, str]:
     """Translate a librdkafka configuration for Spark's Kafka connector.
 
     Certificates and keys are read here and travel inside the options, so that no file has to exist on the executors or on a Spark Connect
-    server. Spark masks options whose names contain "password" or "secret"; a Connect server that shows its queries to others should also
-    mask `sasl.jaas.config` and `keystore.key` through its setting `spark.redaction.string.regex`.
+    server. A Connect server writes options into its event log and its pages: mask them there with the regular expression `REDACTION`, or
+    let its clients name the secrets by a config provider of Kafka's (docs/security.md has both).
 
     Args:
-        librdkafka_config: The member's configuration. Keys that start with `kafka.` are taken to be Spark's own and win.
+        librdkafka_config: The member's configuration. Keys that start with `kafka.` are Spark's own and win: with `kafka.sasl.jaas.config`
+            nothing of the login is translated, with `kafka.ssl.keystore.key` or `kafka.ssl.keystore.location` nothing of the client's key.
 
     Returns:
         The options, each with the prefix `kafka.`.
 
     Raises:
-        ConfigurationError: A setting about the connection has no counterpart, contradicts another one, or names a file that cannot be read.
+        ConfigurationError: A setting about the connection has no counterpart, contradicts another one, is of no effect with the security
+            protocol, or names a file that cannot be read.
     """
+    own = {key: _text(value) for key, value in librdkafka_config.items() if key.startswith(_OWN)}
     java = {"isolation.level": "read_committed"}  # librdkafka's default; Java's is read_uncommitted, which would read aborted records.
     for key, value in librdkafka_config.items():
-        if not key.startswith("kafka."):
+        if not key.startswith(_OWN) and not _is_replaced(key, own):
             java.update(_translated(key, _text(value), librdkafka_config))
-    options = ConnectorOptions({f"kafka.{key}": value for key, value in java.items()})
-    options.update({key: _text(value) for key, value in librdkafka_config.items() if key.startswith("kafka.")})
+    options = {**{f"{_OWN}{key}": value for key, value in java.items()}, **own}
     if "kafka.bootstrap.servers" not in options:
         msg = "the Kafka configuration has no `bootstrap.servers`: name at least one broker, as host:port."
         raise ConfigurationError(msg)
-    return options
+    problem = insecurity({key.removeprefix(_OWN): value for key, value in options.items()})
+    if problem is not None:
+        raise ConfigurationError(problem)
+    return hidden(options)
+
+
+def is_secret(key: str) -> bool:
+    """Whether the value of an option must not be shown."""
+    return any(word in key.lower() for word in _SECRETS)
+
+
+def _is_replaced(key: str, own: Mapping[str, str]) -> bool:
+    """Whether options of Spark's own take the place of a setting, so that it need not have a counterpart."""
+    if key.startswith(("sasl.", "oauth", "https.", "enable.sasl.")) and not key.startswith("sasl.mechanism"):
+        return _OWN_LOGIN in own or f"{_OWN}{key}" in own
+    if key.startswith(("ssl.key", "ssl.certificate.")):
+        return any(name in own for name in _OWN_KEYS)
+    return f"{_OWN}{key}" in own
 
 
 def _translated(key: str, value: str, config: Mapping[str, object]) -> dict[str, str]:
@@ -94,20 +126,20 @@ def _translated(key: str, value: str, config: Mapping[str, object]) -> dict[str,
         return _TRANSLATIONS[key](value, config)
     if key not in _HANDLED_TOGETHER and key.startswith(_SECURITY_PREFIXES):
         instead = _INSTEAD.get(key, f"give what the Java client needs as `kafka.{key}`, by the names of the Java client's documentation")
-        msg = f"the Kafka setting `{key}` cannot be translated for Spark's Kafka connector: {instead}."
+        msg = f"the Kafka setting `{key}` cannot be translated for Spark's Kafka connector: {instead}. {_WHERE}"
         raise ConfigurationError(msg)
     return _sasl_login(config) if key == "sasl.username" else {}
 
 
 def _sasl_login(config: Mapping[str, object]) -> dict[str, str]:
-    if "sasl.jaas.config" in config or "kafka.sasl.jaas.config" in config:
+    if "sasl.jaas.config" in config:
         return {}
     mechanism = _text(config.get("sasl.mechanism", config.get("sasl.mechanisms", "")))
     module = _LOGIN_MODULES.get(mechanism.upper())
     if module is None:
         msg = (
             f"`sasl.username` cannot be translated for Spark's Kafka connector with the SASL mechanism {mechanism or '(none)'}: set "
-            f"`sasl.mechanism` to one of {', '.join(_LOGIN_MODULES)}, or give `kafka.sasl.jaas.config`."
+            f"`sasl.mechanism` to one of {', '.join(_LOGIN_MODULES)}, or give `kafka.sasl.jaas.config`. {_WHERE}"
         )
         raise ConfigurationError(msg)
     user, password = (_jaas_quoted(_text(config.get(key, ""))) for key in ("sasl.username", "sasl.password"))
@@ -149,7 +181,3 @@ _TRANSLATIONS: dict[str, Callable[[str, Mapping[str, object]], dict[str, str]]] 
 
 def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_secret(key: str) -> bool:
-    return key in SECRETS or any(word in key.lower() for word in ("password", "secret", "token", "jaas"))

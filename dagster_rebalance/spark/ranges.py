@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.spark.connector import kafka_connector_package
-from dagster_rebalance.spark.options import ConnectorOptions, spark_kafka_options
+from dagster_rebalance.spark.options import hidden, is_secret, spark_kafka_options
+from dagster_rebalance.spark.sessions import connects_in_the_clear
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,6 +36,7 @@ def read_ranges(
     kafka_options: Mapping[str, object],
     *,
     connector_options: Mapping[str, str] | None = None,
+    allow_plaintext: bool = False,
 ) -> DataFrame:
     """A DataFrame over exactly the records of the ranges.
 
@@ -43,6 +45,7 @@ def read_ranges(
         ranges: Of any topics and partitions; several of one partition are allowed as long as they do not overlap.
         kafka_options: How to reach Kafka, by librdkafka's names; keys that start with `kafka.` go to the connector as they are.
         connector_options: Further options of the connector, by Spark's names, such as `includeHeaders` or `minPartitions`.
+        allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another machine without TLS.
 
     Returns:
         The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`), and `range_start` and
@@ -54,7 +57,15 @@ def read_ranges(
         IllegalStateError: There are no ranges, or they overlap.
     """
     rounds = read_rounds(ranges)
-    options = ConnectorOptions({**spark_kafka_options(kafka_options), **_checked(connector_options or {})})
+    further = _checked(connector_options or {})
+    kafka = spark_kafka_options({**kafka_options, **{key: value for key, value in further.items() if key.startswith("kafka.")}})
+    options = hidden({**further, **kafka})
+    if not allow_plaintext and any(map(is_secret, kafka)) and connects_in_the_clear(session):
+        msg = (
+            "the Kafka login would travel to the Spark Connect server unencrypted: put use_ssl=true among the parameters of its URL. "
+            "Where something else encrypts (a service mesh), say so with allow_plaintext."
+        )
+        raise ConfigurationError(msg)
     frames = [_read_round(session, spans, options) for spans in rounds]
     frame = frames[0]
     for other in frames[1:]:

@@ -10,21 +10,25 @@ Speaks to the server directly and within a time limit: pyspark's own client retr
 
 from __future__ import annotations
 
+import re
 import uuid
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.spark.jobs import is_connect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
 USER_ID = "dagster"
 TIMEOUT_S = 10.0
 _UNWINDING = "is not within statuses"
+_ADDRESS = re.compile(r"sc://[A-Za-z0-9._-]+(:\d+)?")
 _NAMESPACE = uuid.UUID("6f0c1ee5-5f2c-4f0e-9a51-2a8d7a1d3b0e")
 
 
@@ -49,8 +53,9 @@ def remote_with_session(remote: str, session_id: str, user_id: str = USER_ID) ->
     """
     address, _, text = remote.partition(";")
     address = address.rstrip("/")
-    if not address.startswith("sc://") or len(address) == len("sc://") or "/" in address[len("sc://") :]:
-        msg = f"{address!r} is not the URL of a Spark Connect server: write it as sc://host:port, then any parameters as /;key=value."
+    if _ADDRESS.fullmatch(address) is None:
+        # Not shown: a token that is in the wrong place is still one.
+        msg = "`remote` is not the URL of a Spark Connect server: write it as sc://host:port, then any parameters as /;key=value."
         raise ConfigurationError(msg)
     parameters = [parameter for parameter in text.split(";") if parameter]
     keys = {parameter.partition("=")[0] for parameter in parameters}
@@ -59,6 +64,16 @@ def remote_with_session(remote: str, session_id: str, user_id: str = USER_ID) ->
         raise ConfigurationError(msg)
     parameters += [] if "user_id" in keys else [f"user_id={user_id}"]
     return f"{address}/;{';'.join([*parameters, f'session_id={session_id}'])}"
+
+
+def connects_in_the_clear(session: SparkSession) -> bool:
+    """Whether what the session sends crosses a network without TLS: it is a Connect session whose server is not on this machine."""
+    if not is_connect(session):
+        return False
+    connected: Any = session  # the two kinds share a parent in pyspark's code, but not in its types
+    builder = connected.client._builder  # noqa: SLF001 - no public way to ask how a session is connected
+    host = str(getattr(builder, "host", ""))
+    return not builder.secure and host != "localhost" and not host.startswith("127.")
 
 
 def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:

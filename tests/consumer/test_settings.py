@@ -158,4 +158,18 @@ def test_questions_to_the_cluster_use_the_connection_only() -> None:
 
 def test_settings_do_not_show_what_is_in_them() -> None:
     """A failed assertion, a debugger or an error tracker prints whatever it finds."""
-    assert "hunter2" not in repr(settings(sasl_password="hunter2", ssl_key_pem="hunter2"))  # noqa: S106 - what must not be seen
+    assert "hunter2" not in repr(settings(security_protocol="sasl_ssl", sasl_password="hunter2", ssl_key_pem="hunter2"))  # noqa: S106 - what must not be seen
+
+
+@pytest.mark.parametrize(
+    "accident",
+    [
+        {"ssl.ca.location": "/ca.pem"},
+        {"sasl.username": "etl", "sasl.password": "x"},
+        {"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"},
+    ],
+)
+def test_settings_that_would_connect_less_securely_than_they_say_are_refused(accident: dict[str, object]) -> None:
+    """The client itself connects in the clear, or to anybody, without a word."""
+    with pytest.raises(ConfigurationError, match=r"'security\.protocol' is PLAINTEXT|certificate\.verification' is off"):
+        validated({"bootstrap.servers": "kafka:9092", "group.id": "g", **accident}, hold_limit_s=30.0)

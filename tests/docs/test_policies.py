@@ -9,9 +9,10 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
-from dagster_rebalance.core.commands import StoreDeadLetter
+from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
 from dagster_rebalance.core.holds import DeadlinePolicy
 from dagster_rebalance.core.settings import LossPolicy
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
 from dagster_rebalance.orchestration.runs import RunLedger
 from tests.docs.blocks import ROOT, block_with
@@ -98,6 +99,12 @@ def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(monkeypatch:
     resources = {"kafka": KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="orders", topics=["orders"]), "spark": NoSpark()}
     letter = block_with(PAGE, "json", "run_ids")
     job = dg.GraphDefinition(name="mend", node_defs=[process_again]).to_job(resource_defs=resources)
-    assert job.execute_in_process(run_config={"ops": {"process_again": {"inputs": {"letter": letter}}}}).success
+    with dg.DagsterInstance.ephemeral() as instance:
+        given_up = RecordCommit(
+            OffsetRange("orders", 3, 1200, 1300), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None, is_dead_letter=True
+        )
+        Catalogue(instance, GroupAssets.of("orders"), Host("blue", "sensor", "p")).record_commit(given_up)
+        config = {"ops": {"process_again": {"inputs": {"letter": letter}}}}
+        assert job.execute_in_process(instance=instance, run_config=config).success
     assert read == [([OffsetRange("orders", 3, 1200, 1300)], "kafka:9092")]
     assert written == [("the records", "/data/orders")]

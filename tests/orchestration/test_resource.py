@@ -54,11 +54,12 @@ def test_client_config_must_not_repeat_a_field(name: str, field: str, settings: 
 
 def test_settings_of_librdkafka_reach_the_client() -> None:
     """Fields and client_config become one mapping."""
-    config = resource(sasl_password=SECRET, client_config={"fetch.max.bytes": "1000", "sasl.mechanism": "PLAIN"}).consumer_config()
+    settings = {"fetch.max.bytes": "1000", "sasl.mechanism": "PLAIN", "security.protocol": "SASL_SSL"}
+    config = resource(sasl_password=SECRET, client_config=settings).consumer_config()
     assert config["sasl.password"] == SECRET
     assert config["fetch.max.bytes"] == "1000"
     assert config["sasl.mechanism"] == "PLAIN"
-    assert "security.protocol" not in config
+    assert "ssl.ca.location" not in config
 
 
 @pytest.mark.parametrize(
@@ -155,7 +156,7 @@ def test_a_password_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     def look(kafka: KafkaConsumerResource) -> None:
         seen.append(kafka.consumer_config()["sasl.password"])
 
-    @dg.job(resource_defs={"kafka": resource(sasl_password=dg.EnvVar("ETL_PASSWORD"))})
+    @dg.job(resource_defs={"kafka": resource(security_protocol="SASL_SSL", sasl_password=dg.EnvVar("ETL_PASSWORD"))})
     def looks() -> None:
         look()
 

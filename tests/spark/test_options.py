@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
 KEY = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"
 BROKERS = {"bootstrap.servers": "a:9092,b:9092"}
+SECURED = {**BROKERS, "security.protocol": "SASL_SSL"}
 
 
 def test_settings_of_the_member_alone_are_left_out() -> None:
@@ -43,13 +44,13 @@ def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
 
 def test_a_line_end_in_a_password_does_not_end_the_login() -> None:
     """A secret that was read from a file often has one."""
-    options = spark_kafka_options({**BROKERS, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"})
+    options = spark_kafka_options({**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"})
     assert options["kafka.sasl.jaas.config"].endswith('password="a\\r\\nb";')
 
 
 def test_scram_uses_its_own_login_module_under_either_name_of_the_setting() -> None:
     """The client knows sasl.mechanism and sasl.mechanisms."""
-    options = spark_kafka_options({**BROKERS, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"})
+    options = spark_kafka_options({**SECURED, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"})
     assert "ScramLoginModule" in options["kafka.sasl.jaas.config"]
     assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
 
@@ -81,7 +82,7 @@ def test_no_secret_is_shown() -> None:
     """Options end up in logs and tracebacks."""
     options = spark_kafka_options(
         {
-            **BROKERS,
+            **SECURED,
             "sasl.mechanism": "PLAIN",
             "sasl.username": "me",
             "sasl.password": "hidden",
@@ -90,16 +91,41 @@ def test_no_secret_is_shown() -> None:
         }
     )
     assert "hidden" in options["kafka.sasl.jaas.config"]
-    assert "hidden" not in f"{options!r}{options}"
+    for copied in (options, {**options}, options.copy(), options | {}, list(options.values()), *options.items()):
+        assert "hidden" not in f"{copied!r}{copied}"
 
 
 def test_sparks_own_options_pass_through_and_win() -> None:
     """The way out for everything that cannot be translated; translating twice changes nothing."""
-    mine = {**BROKERS, "sasl.mechanism": "PLAIN", "sasl.username": "me", "kafka.sasl.jaas.config": "Own required;", "kafka.client.id": "x"}
+    mine = {**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "kafka.sasl.jaas.config": "Own required;", "kafka.client.id": "x"}
     options = spark_kafka_options(mine)
     assert options["kafka.sasl.jaas.config"] == "Own required;"
     assert options["kafka.client.id"] == "x"
     assert spark_kafka_options(options) == options
+
+
+def test_a_login_of_sparks_own_replaces_the_whole_login() -> None:
+    """Then no part of it is in the options, and what has no counterpart in Java needs none."""
+    member = {**SECURED, "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "hidden"}
+    options = spark_kafka_options({**member, "sasl.oauthbearer.method": "oidc", "kafka.sasl.jaas.config": "${env:LOGIN}"})
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
+    assert options["kafka.sasl.jaas.config"] == "${env:LOGIN}"
+    assert "hidden" not in " ".join(options.values())
+
+
+@pytest.mark.parametrize("own", ["kafka.ssl.keystore.key", "kafka.ssl.keystore.location"])
+def test_a_key_of_sparks_own_replaces_the_whole_key(own: str) -> None:
+    """The key of the member need not be readable for Java, and does not travel."""
+    member = {**BROKERS, "security.protocol": "SSL", "ssl.key.location": "/no/such/key", "ssl.certificate.location": "/no/such/chain"}
+    options = spark_kafka_options({**member, "ssl.key.password": "hidden", own: "its own"})
+    assert options[own] == "its own"
+    assert "hidden" not in " ".join(options.values())
+
+
+def test_options_that_would_connect_in_the_clear_are_refused() -> None:
+    """Spark would be handed the login and the truststore, and ignore both."""
+    with pytest.raises(ConfigurationError, match=r"'security\.protocol' is PLAINTEXT"):
+        spark_kafka_options({**BROKERS, "kafka.sasl.jaas.config": "${env:LOGIN}"})
 
 
 @pytest.mark.parametrize(
@@ -117,14 +143,14 @@ def test_sparks_own_options_pass_through_and_win() -> None:
 def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(setting: dict[str, object], says: str) -> None:
     """Dropped in silence, Spark would connect less safely than the member, or not at all with a riddle of a message."""
     with pytest.raises(ConfigurationError, match=says):
-        spark_kafka_options({**BROKERS, **setting})
+        spark_kafka_options({**SECURED, **setting})
 
 
 def test_a_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:
     """Java would say that the trust store is empty, an hour of searching later."""
     (tmp_path / "ca.der").write_text("not pem")
     with pytest.raises(ConfigurationError, match=r"ssl\.ca\.location.*holds no certificate"):
-        spark_kafka_options({**BROKERS, "ssl.ca.location": str(tmp_path / "ca.der")})
+        spark_kafka_options({**SECURED, "ssl.ca.location": str(tmp_path / "ca.der")})
 
 
 def test_brokers_are_needed() -> None:

@@ -39,11 +39,14 @@ def test_the_url_keeps_its_parameters(remote: str, url: str) -> None:
     assert remote_with_session(remote, ID) == url
 
 
-@pytest.mark.parametrize("remote", ["http://h:1", "sc://", "sc://h:1/path", "local[*]"])
+@pytest.mark.parametrize(
+    "remote", ["http://h:1", "sc://", "sc://h:1/path", "local[*]", "sc://h:1/token=hidden", "sc://me:hidden@h:1", "hidden", "sc://h:hidden"]
+)
 def test_what_is_no_connect_url_is_refused(remote: str) -> None:
-    """The client of pyspark would try to reach it for minutes."""
-    with pytest.raises(ConfigurationError, match="sc://host:port"):
+    """The client of pyspark would try to reach it for minutes. It is not shown: a token in the wrong place is still one."""
+    with pytest.raises(ConfigurationError, match="sc://host:port") as refused:
         remote_with_session(remote, ID)
+    assert "hidden" not in str(refused.value)
 
 
 def test_a_session_id_in_the_configuration_is_refused() -> None:

@@ -10,6 +10,7 @@ import dagster as dg
 import pytest
 from pydantic import PrivateAttr
 
+from dagster_rebalance import FixedResource
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.spark import KafkaSparkResource, _is_over
 from dagster_rebalance.testing.ports import free_port
@@ -56,6 +57,50 @@ def test_a_token_in_the_url_is_not_shown() -> None:
     """Resources are printed in logs and tracebacks."""
     resource = KafkaSparkResource(remote="sc://h/;token=hidden", spark_config={"spark.x.password": "hidden"})
     assert "hidden" not in f"{resource!r}{resource}"
+
+
+def test_a_setting_of_spark_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret of an object store has to come from somewhere else than the code."""
+    monkeypatch.setenv("ETL_KEY", "resolved")
+    seen = []
+
+    @dg.op
+    def look(spark: KafkaSparkResource) -> None:
+        seen.append(spark._classic_config()["spark.hadoop.fs.s3a.secret.key"])
+
+    given: dict[str, Any] = {"spark": {"hadoop": {"fs.s3a.secret.key": dg.EnvVar("ETL_KEY")}}}
+    for resource in (KafkaSparkResource(spark_config=given), FixedResource(resource=KafkaSparkResource(spark_config=given))):
+
+        @dg.job(resource_defs={"spark": resource})
+        def job() -> None:
+            look()
+
+        assert job.execute_in_process().success
+    assert seen == ["resolved", "resolved"]
+
+
+@pytest.mark.parametrize("value", [{"env": "ETL_KEY"}, None, ["hidden"], dg.EnvVar.int("ETL_KEY")], ids=repr)
+def test_a_setting_of_spark_that_is_no_text_is_refused_and_not_shown(value: object) -> None:
+    """Dagster's own form of a variable would silently become a setting called `... .env`."""
+    with pytest.raises(ConfigurationError, match=r"spark_config has a \w+ for spark\.a\.b: give text, a number, or dg\.EnvVar") as refused:
+        KafkaSparkResource(spark_config={"spark.a": {"b": value}})
+    assert "hidden" not in str(refused.value)
+
+
+def test_settings_of_spark_are_text_under_their_full_names() -> None:
+    """As Spark spells them."""
+    given: dict[str, Any] = {"spark": {"ui.enabled": False, "sql": {"shuffle.partitions": 8}}, "spark.x": "y"}
+    assert KafkaSparkResource(spark_config=given).spark_config == {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "8",
+        "spark.x": "y",
+    }
+
+
+def test_options_for_kafkas_client_are_known_by_their_prefix() -> None:
+    """Anything else would be ignored by Spark, without a word."""
+    with pytest.raises(ConfigurationError, match=r"'sasl\.jaas\.config'.*begin with `kafka\.`"):
+        KafkaSparkResource(kafka_options={"sasl.jaas.config": "hidden"})
 
 
 def test_setting_the_resource_up_starts_nothing() -> None:
@@ -113,3 +158,34 @@ def test_the_session_of_a_run_is_kept_until_its_last_step_has_ended() -> None:
     with dg.DagsterInstance.ephemeral() as instance:
         assert job.execute_in_process(instance=instance).success
     assert SEEN == [("first", False), ("second", False), ("teardown", True)]
+
+
+def test_a_session_is_over_although_steps_behind_a_failed_one_never_began() -> None:
+    """They have no end: waiting for one would leave the session to the server's idle limit, with its state."""
+    SEEN.clear()
+
+    @dg.op(out=dg.Out(dg.Nothing))
+    def fails(watcher: Watcher) -> None:
+        watcher.ask("fails")
+        raise ValueError
+
+    @dg.op(ins={"after": dg.In(dg.Nothing)}, out=dg.Out(dg.Nothing))
+    def second() -> None:
+        pass
+
+    @dg.op(ins={"after": dg.In(dg.Nothing)})
+    def third(watcher: Watcher) -> None:
+        watcher.ask("third")
+
+    @dg.op
+    def beside(watcher: Watcher) -> None:
+        watcher.ask("beside")
+
+    @dg.job(resource_defs={"watcher": Watcher()})
+    def job() -> None:
+        third(second(fails()))
+        beside()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not job.execute_in_process(instance=instance, raise_on_error=False).success
+    assert sorted(SEEN) == [("beside", False), ("fails", False), ("teardown", True)]

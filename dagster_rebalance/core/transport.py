@@ -1,0 +1,36 @@
+"""Whether the settings of a Kafka client use the encryption and the login that they name.
+
+Owns what counts as an accident: a client ignores settings of TLS and SASL that its protocol has no use for, and connects in the clear.
+Never shows a value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_WITH_TLS = frozenset({"SSL", "SASL_SSL"})
+_WITH_LOGIN = frozenset({"SASL_PLAINTEXT", "SASL_SSL"})
+_VERIFICATION = "enable.ssl.certificate.verification"
+_OFF = frozenset({"false", "0", "no", "off"})
+
+
+def insecurity(config: Mapping[str, object]) -> str | None:
+    """Why a client with these settings would be less secure than they say, and what to change; None when it is not.
+
+    Args:
+        config: By the names of librdkafka or of the Java client, which are alike here.
+    """
+    protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
+    tls, login = (sorted(name for name in config if name.startswith(prefix)) for prefix in ("ssl.", "sasl."))
+    if tls and protocol not in _WITH_TLS:
+        return (
+            f"'{tls[0]}' is set, but 'security.protocol' is {protocol}, which has no TLS: set it to SASL_SSL or SSL, or remove '{tls[0]}'"
+        )
+    if login and protocol not in _WITH_LOGIN:
+        return f"'{login[0]}' is set, but 'security.protocol' is {protocol}, which has no login: set it to SASL_SSL, or remove '{login[0]}'"
+    if str(config.get(_VERIFICATION, "true")).lower() in _OFF:
+        return f"'{_VERIFICATION}' is off, so the client would trust any server: remove it, and name the authority with 'ssl.ca.location'"
+    return None

@@ -1,0 +1,62 @@
+"""Secrets that are written out in definitions, where everybody sees them who reads the code.
+
+Owns which settings can hold a secret. Their names decide, so one that is called otherwise is not found; one that is no secret in spite of
+its name is given as an `EnvVar` like the others. Never shows a value.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+_SECRET_NAME = re.compile(
+    r"password|passphrase|secret|token|jaas|access[._-]?key|account\.key|private\.key|ssl\.key\.pem|keystore\.key|\.sas\.", re.IGNORECASE
+)
+_NO_SECRET_NAME = re.compile(r"(file|path|location|provider|provider\.type|class|url|uri|enabled|name|regex)$", re.IGNORECASE)
+_SECRET_TEXT = re.compile(r"://[^/\s:@]+:[^/\s@]+@|(password|secret|token)[^\s=]*=", re.IGNORECASE)
+_BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
+"""A secret that a config provider of Kafka's looks up."""
+_HARMLESS_PARAMETERS = frozenset({"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"})
+
+
+def written_secrets(kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> Iterator[str]:
+    """The settings that are secrets and stand in the code. Of an `EnvVar` only the name does."""
+    if _is_written(kafka.sasl_password):
+        yield "sasl_password"
+    yield from _named("client_config", kafka.client_config)
+    if spark is not None:
+        yield from _named("spark_config", spark.spark_config)
+        yield from _named("kafka_options", spark.kafka_options)
+        if spark.remote is not None and _is_written(spark.remote):
+            yield from _in_remote(spark.remote)
+
+
+def _named(field: str, settings: Mapping[str, str]) -> Iterator[str]:
+    for name, value in settings.items():
+        is_secret = _SECRET_NAME.search(name) and not _NO_SECRET_NAME.search(name) and not _BY_REFERENCE.search(value)
+        if _is_written(value) and (is_secret or (_SECRET_TEXT.search(value) and not _BY_REFERENCE.search(value))):
+            yield f"{field}['{name}']"
+
+
+def _in_remote(remote: str) -> Iterator[str]:
+    address, _, parameters = remote.partition(";")
+    if "@" in address or "=" in address:
+        yield "the login in remote"
+    for parameter in filter(None, parameters.split(";")):
+        name, has_value, _ = parameter.partition("=")
+        if not has_value:
+            yield "a parameter without a name in remote"
+        elif name not in _HARMLESS_PARAMETERS:
+            yield f"the {name} in remote"
+
+
+def _is_written(value: str | None) -> bool:
+    return bool(value) and not isinstance(value, dg.EnvVar)

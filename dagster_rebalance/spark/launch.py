@@ -1,0 +1,62 @@
+"""How the settings of a classic session reach the JVM that pyspark starts for it: in a file that only this user can read.
+
+pyspark puts each setting on the JVM's command line, which every user of the machine can read. Owns the file, which is gone when the session
+has started, and the variable by which `spark-submit` finds it. JVM options stand on the command line whatever is done, so a secret among
+them is refused.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
+_FILE = "--properties-file"
+_JVM_OPTIONS = "JavaOptions"
+_SECRET_OPTION = re.compile(r"-D\S*(password|secret|token|jaas)\S*=", re.IGNORECASE)
+
+
+@contextmanager
+def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
+    """Let a JVM that pyspark starts inside find its settings in a private file. spark-defaults.conf is still read.
+
+    Raises:
+        ConfigurationError: A JVM option is a secret, or the environment names another file, which would not be read.
+    """
+    for key, value in config.items():
+        if key.endswith(_JVM_OPTIONS) and _SECRET_OPTION.search(str(value)):
+            msg = f"{key} has a secret in it, which would be on the command line of a JVM: let the JVM read it from a file of its own."
+            raise ConfigurationError(msg)
+    before = os.environ.get(_ARGUMENTS)
+    if _FILE in (before or ""):
+        msg = f"{_ARGUMENTS} has {_FILE}, of which Spark takes one: give those settings in spark_config, or in conf/spark-defaults.conf."
+        raise ConfigurationError(msg)
+    handle, name = tempfile.mkstemp(prefix="dagster-rebalance-spark-", suffix=".conf")  # readable by its owner alone
+    try:
+        with os.fdopen(handle, "w", encoding="ascii") as file:
+            file.writelines(f"{_escaped(key)}={_escaped(str(value))}\n" for key, value in config.items())
+        os.environ[_ARGUMENTS] = f"--load-spark-defaults {_FILE} {shlex.quote(name)} {before or 'pyspark-shell'}"
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(_ARGUMENTS, None)
+        else:
+            os.environ[_ARGUMENTS] = before
+        Path(name).unlink()
+
+
+def _escaped(text: str) -> str:
+    """Text as a Java properties file has it."""
+    units = text.encode("utf-16-be")
+    numbers = [int.from_bytes(units[index : index + 2], "big") for index in range(0, len(units), 2)]
+    return "".join(chr(number) if chr(number).isascii() and chr(number).isalnum() else f"\\u{number:04x}" for number in numbers)

@@ -1,0 +1,48 @@
+"""Settings that promise more security than the client would have."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_rebalance.core.transport import insecurity
+
+
+@pytest.mark.parametrize("protocol", [{}, {"security.protocol": "PLAINTEXT"}, {"security.protocol": "sasl_plaintext"}])
+def test_a_setting_of_tls_needs_a_protocol_with_tls(protocol: dict[str, object]) -> None:
+    """The client ignores it, and connects in the clear without a word."""
+    problem = insecurity({"ssl.ca.location": "/ca.pem", **protocol})
+    assert problem is not None
+    assert problem.startswith("'ssl.ca.location' is set, but 'security.protocol' is ")
+    assert "set it to SASL_SSL" in problem
+
+
+@pytest.mark.parametrize("protocol", [{}, {"security.protocol": "plaintext"}, {"security.protocol": "SSL"}])
+def test_a_login_needs_a_protocol_with_a_login(protocol: dict[str, object]) -> None:
+    """Whoever gives a password expects not to be let in without one; its value is not shown."""
+    problem = insecurity({"sasl.username": "hidden", "sasl.password": "hidden", **protocol})
+    assert problem is not None
+    assert problem.startswith("'sasl.password' is set, but 'security.protocol' is ")
+    assert "hidden" not in problem
+
+
+@pytest.mark.parametrize("value", [False, "false", "False", "0", "no"])
+def test_verification_must_not_be_off(value: object) -> None:
+    """An encrypted connection to anybody is a login given to anybody."""
+    problem = insecurity({"security.protocol": "SASL_SSL", "enable.ssl.certificate.verification": value})
+    assert problem is not None
+    assert "'ssl.ca.location'" in problem
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"security.protocol": None},
+        {"security.protocol": "SSL", "ssl.ca.location": "/ca.pem", "enable.ssl.certificate.verification": True},
+        {"security.protocol": "sasl_ssl", "ssl.ca.location": "/ca.pem", "sasl.mechanism": "PLAIN"},
+        {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512"},
+    ],
+)
+def test_settings_that_fit_their_protocol_are_fine(config: dict[str, object]) -> None:
+    """Plain text that was asked for is no accident."""
+    assert insecurity(config) is None

@@ -1,0 +1,73 @@
+"""A dead letter that comes back: who may write to its topic must not decide what is read, or done twice."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.errors import BatchRefusedError
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.dead_letters import given_up_range
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from tests.orchestration.parts import span
+
+COMMITS = 130
+"""More than are read at once."""
+
+
+@pytest.fixture(scope="module")
+def instance() -> dg.DagsterInstance:
+    """A group that gave up [0, 10) long ago, and has committed the following ranges of its partition."""
+    made = dg.DagsterInstance.ephemeral()
+    catalogue = Catalogue(made, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
+    for number in range(COMMITS):
+        wanted = OffsetRange("orders", 0, 10 * number, 10 * number + 10)
+        commit = RecordCommit(wanted, 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None, is_dead_letter=number == 0)
+        catalogue.record_commit(commit)
+    return made
+
+
+def found(instance: dg.DagsterInstance, **changed: Any) -> OffsetRange:  # noqa: ANN401 - fields of all kinds
+    """The range of the group's dead letter, with other values in some of its fields."""
+    kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"])
+    letter = {"topic": "orders", "partition": 0, "start": 0, "until": 10, "group_id": "etl", **changed}
+    return given_up_range(instance, kafka, json.dumps(letter))
+
+
+def test_a_range_that_the_group_gave_up_is_found(instance: dg.DagsterInstance) -> None:
+    """However many commits came after it."""
+    assert found(instance) == span(0, 0, 10)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"start": 5, "until": 15}, "no record that group etl gave up orders-0"),
+        ({"start": 10, "until": 20}, "no record that group etl gave up orders-0"),
+        ({"partition": 1}, "no record that group etl gave up orders-1"),
+        ({"topic": "salaries"}, "not of group etl and one of its topics"),
+        ({"group_id": "another"}, "not of group etl and one of its topics"),
+        ({"topic": "a/../b"}, "not a dead letter"),
+        ({"until": None}, "not a dead letter"),
+        ({"partition": "0"}, "not a dead letter"),
+        ({"topic": 7}, "not a dead letter"),
+        ({"start": 10, "until": 0}, "not a dead letter"),
+    ],
+)
+def test_a_letter_that_dagster_does_not_confirm_is_refused(instance: dg.DagsterInstance, changed: dict[str, Any], says: str) -> None:
+    """A range that is done would be doubled beside its neighbours, and any topic could be read with the group's rights."""
+    with pytest.raises(BatchRefusedError, match=says):
+        found(instance, **changed)
+
+
+def test_what_is_no_letter_at_all_is_refused(instance: dg.DagsterInstance) -> None:
+    """Anything may be in a topic."""
+    kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"])
+    for letter in ("", "[]", "7", b"\xff"):
+        with pytest.raises(BatchRefusedError, match="not a dead letter"):
+            given_up_range(instance, kafka, letter)

@@ -1,0 +1,107 @@
+"""A Spark Connect server that writes an event log: which secrets of its clients are in it.
+
+One story for all tests: a login in the options, with the documented mask, and logins that Kafka's config providers look up on the server.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.spark.options import REDACTION
+from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from tests.consumer.test_security import KEY_PASSWORD, pem_settings
+
+if TYPE_CHECKING:
+    from dagster_rebalance.testing.secured import SecuredKafka
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+MASKED = "masked-in-the-log"
+LOOKED_UP = "looked-up-on-the-server"
+PASSWORD = f'{MASKED} "quoted" \\ and; ,{{0}} %s'
+TOPIC = "event-log"
+LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required username="
+
+
+@dataclass(frozen=True)
+class Story:
+    """What each way to log in has read, and what the server has written about it."""
+
+    read: dict[str, list[int]]
+    event_log: str
+
+
+@pytest.fixture(scope="module")
+def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """Play it."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "events").mkdir()
+    secured_kafka.create_topic(TOPIC)
+    producer = Producer(secured_kafka.client_config())
+    for number in range(10):
+        producer.produce(TOPIC, str(number))
+    assert producer.flush(30) == 0
+    for user, password in (("in-options", PASSWORD), ("by-reference", LOOKED_UP)):
+        secured_kafka.add_user(user, password)
+        secured_kafka.allow(user, "READ", topic=TOPIC)
+    secured_kafka.add_certificate("certified")
+    secured_kafka.allow("certified", "READ", topic=TOPIC)
+    (folder / "password").write_text(LOOKED_UP)
+    referring = {**secured_kafka.client_config("by-reference"), "sasl.password": "not used"}
+    from_environment = {
+        "kafka.config.providers": "env",
+        "kafka.config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+        "kafka.sasl.jaas.config": LOGIN + '"by-reference" password="${env:ETL_PASSWORD}";',
+    }
+    from_folder = {
+        "kafka.config.providers": "files",
+        "kafka.config.providers.files.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
+        "kafka.sasl.jaas.config": LOGIN + f'"by-reference" password="${{files:{folder}:password}}";',
+    }
+    ways: dict[str, dict[str, Any]] = {
+        "login in the options": secured_kafka.client_config("in-options"),
+        "key in the options": pem_settings(secured_kafka.client_config("certified"), folder),
+        "variable of the server": {**referring, **from_environment},
+        "file of the server": {**referring, **from_folder},
+    }
+    settings = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": str(folder / "events"),
+        "spark.redaction.string.regex": REDACTION,
+    }
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("ETL_PASSWORD", LOOKED_UP)
+        with SparkConnectServer(settings=settings) as server:
+            session = ConnectSession.builder.remote(server.remote).create()
+            read = {}
+            for way, config in ways.items():
+                frame = read_ranges(session, [OffsetRange(TOPIC, 0, 2, 7)], config)  # type: ignore[arg-type]
+                read[way] = sorted(int(row["value"]) for row in frame.select("value").collect())
+            session.stop()
+    return Story(read, "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file()))
+
+
+def test_each_way_to_log_in_reads_the_range(story: Story) -> None:
+    """What is written about a login that does not work is of no interest."""
+    assert len(story.read) == 4
+    assert all(values == [2, 3, 4, 5, 6] for values in story.read.values()), story.read
+
+
+def test_the_documented_expression_masks_what_is_secret_in_the_options(story: Story) -> None:
+    """The event log is written whether the server shows pages or not, often to where many can read it."""
+    assert "kafka.security.protocol" in story.event_log, "the requests of the clients are not seen"
+    for secret in (MASKED, KEY_PASSWORD, "PRIVATE KEY"):
+        assert secret not in story.event_log
+
+
+def test_a_login_that_the_server_looks_up_is_in_no_request(story: Story) -> None:
+    """Then nothing has to be masked: neither the run nor the plan has it."""
+    assert LOOKED_UP not in story.event_log
