@@ -12,7 +12,7 @@ import dagster as dg
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import GroupAssets
-from dagster_rebalance.orchestration.fixed import FixedResource
+from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.written_secrets import written_secrets
@@ -75,9 +75,9 @@ def build_kafka_batch_defs(
             "Put the secret into an environment variable, and give it as dg.EnvVar with the variable's name"
         )
         raise ConfigurationError(msg)
-    own: dict[str, Any] = {kafka_key: FixedResource(resource=kafka), batch_key: KafkaBatch(kafka=kafka)}
+    own: dict[str, Any] = {kafka_key: fixed(kafka), batch_key: KafkaBatch(kafka=kafka)}
     if spark is not None:
-        own[spark_key] = FixedResource(resource=spark)
+        own[spark_key] = fixed(spark)
     taken = sorted(own.keys() & (resources or {}).keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"

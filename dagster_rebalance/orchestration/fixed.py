@@ -11,6 +11,9 @@ from typing import Any
 
 import dagster as dg
 
+_FIXED: dict[int, tuple[Any, "FixedResource"]] = {}
+"""By the id of the resource, which is kept so that its id stays its own."""
+
 
 class FixedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A resource without a config schema: assets, sensors and checks get the resource inside, configured once and for all.
@@ -29,3 +32,8 @@ class FixedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Any]:  # noqa: ARG002 - Dagster's signature
         """Hand the resource out. Dagster has set it up, and tears it down."""
         yield self.resource
+
+
+def fixed(resource: Any) -> FixedResource:  # noqa: ANN401 - Dagster's resources have no common type that mypy knows
+    """The one `FixedResource` of a resource: definitions that share the resource can be merged only if they share this as well."""
+    return _FIXED.setdefault(id(resource), (resource, FixedResource(resource=resource)))[1]

@@ -8,8 +8,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_batch_defs
-from dagster_rebalance.spark.options import spark_kafka_options
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
+from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
 from tests.consumer.test_security import KEY_FORM, LEAST
 from tests.docs.blocks import ROOT, block_with, blocks
 
@@ -83,3 +83,45 @@ def test_the_table_names_the_rights_of_the_member() -> None:
     """The commands sum the table up."""
     rows = re.findall(r"^\| member \| `(\w+)` \| (each topic|the group) \|", (ROOT / PAGE).read_text(), re.MULTILINE)
     assert {place.split()[1]: operation for operation, place in rows} == LEAST
+
+
+def test_the_expression_that_masks_secrets_is_the_one_that_is_tested() -> None:
+    """It is tried on the event log of a real server; with another one the password stays in it."""
+    assert f"spark.redaction.string.regex  {REDACTION}\n" in block_with(PAGE, "text", "spark.redaction")
+
+
+def test_the_login_that_the_server_looks_up_has_no_secret_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the place of the translated one, and may stand in the code."""
+    names: dict[str, Any] = {"dg": dg, "KafkaSparkResource": KafkaSparkResource}
+    exec(compile(block_with(PAGE, "python", "config.providers"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+
+    @dg.asset
+    def orders(kafka_batch: KafkaBatch) -> None:
+        """Never run."""
+
+    spark: KafkaSparkResource = names["spark"]
+    dg.Definitions.validate_loadable(build_kafka_batch_defs(kafka=_made("SCRAM-SHA-512"), assets=[orders], spark=spark))
+    for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD"):
+        monkeypatch.setenv(variable, f"value of {variable}")
+    config = _made("SCRAM-SHA-512").process_config_and_initialize().consumer_config()
+    options = spark_kafka_options({**{name: value for name, value in config.items() if name != "ssl.ca.location"}, **spark.kafka_options})
+    assert "${env:KAFKA_PASSWORD}" in options["kafka.sasl.jaas.config"]
+    assert "value of KAFKA_PASSWORD" not in " ".join(options.values())
+
+
+def test_the_resources_of_ones_own_definitions_are_closed_to_runs() -> None:
+    """As those of `build_kafka_batch_defs` are."""
+    names: dict[str, Any] = {"dg": dg, "kafka": _made("SCRAM-SHA-512")}
+    exec(compile(block_with(PAGE, "python", "FixedResource"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+
+    @dg.op(required_resource_keys={"kafka", "spark"})
+    def look() -> None:
+        """Never run."""
+
+    @dg.job(resource_defs=names["resources"])
+    def looks() -> None:
+        look()
+
+    for key, setting in (("kafka", "bootstrap_servers"), ("spark", "remote")):
+        with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
+            dg.validate_run_config(looks, {"resources": {key: {"config": {setting: "attacker:1"}}}})

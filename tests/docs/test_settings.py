@@ -24,7 +24,7 @@ def settings_table(model: type[BaseModel]) -> str:
 def _type(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(field.annotation))
-    names: dict[object, str] = {int: "number", float: "seconds", list: "list", dict: "settings by name"}
+    names: dict[object, str] = {bool: "yes or no", int: "number", float: "seconds", list: "list", dict: "settings by name"}
     return names.get(get_origin(field.annotation) or field.annotation, "text")
 
 
@@ -32,6 +32,8 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:g}"
     if isinstance(value, str):
