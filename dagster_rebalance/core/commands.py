@@ -29,10 +29,17 @@ class ReadStoredOffsets:
 
 @dataclass(frozen=True, slots=True)
 class ReadRuns:
-    """Read all runs of the batches, and all live runs of the group if `live_too`. Answer: `RunsRead`."""
+    """Read all runs of the batches, and all live runs of the group if `live_too`. Answer: `RunsRead`.
+
+    Attributes:
+        batch_ids: The batches.
+        live_too: Whether all live runs are wanted as well.
+        look: Grows when something has happened after which runs have to be read anew. The answer has to name it.
+    """
 
     batch_ids: frozenset[str]
     live_too: bool = False
+    look: int = 0
 
 
 @dataclass(frozen=True, slots=True)

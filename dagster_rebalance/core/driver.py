@@ -47,6 +47,7 @@ class Driver:
         self._epoch = 0
         self.pulse = settings.pulse
         self._last_tick_at = now
+        self._look = 0
         self._runs_asked_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
@@ -137,7 +138,7 @@ class Driver:
             )
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
-        self._runs_asked_at = float("-inf")
+        self._look_again()
 
     def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
         return self._taken_away(event.partitions, Change.LOSS_NOTICED, Outcome.LOST, now)
@@ -197,12 +198,21 @@ class Driver:
                 yield from self._stop(owned, taken.reason)
                 continue
             self.partitions[partition] = taken
-            self._runs_asked_at = float("-inf")
+            self._look_again()
             moved = moved_offset(taken, recorded_until)
             if moved is not None:
                 yield do.Note(moved)
 
+    def _look_again(self) -> None:
+        """Read the runs at once; what was read before says nothing about now."""
+        self._look += 1
+        self._runs_asked_at = float("-inf")
+
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
+        is_stale = event.look is not None and event.look < self._look
+        return () if is_stale else self._take_in_runs(event, now)
+
+    def _take_in_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
         event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
         mine = [run for run in event.runs if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)]
         self.pulse, dead = self.pulse.observe(mine, now)
@@ -316,7 +326,7 @@ class Driver:
         owned = dead_letters.answered(self.partitions.get(event.letter.range.topic_partition), event, now, self.settings.retry_s)
         if owned is not None:
             self.partitions[owned.partition] = owned
-            self._runs_asked_at = float("-inf")
+            self._look_again()
             yield from self._stop_or_go_on(owned)
 
     # What follows
@@ -432,7 +442,7 @@ class Driver:
         batch_ids = frozenset(entry.batch_id for o in owned for entry in o.entries) | self.pulse.batch_ids
         if (batch_ids or restoring) and now - self._runs_asked_at >= poll_s:
             self._runs_asked_at = now
-            yield do.ReadRuns(batch_ids, live_too=restoring)
+            yield do.ReadRuns(batch_ids, restoring, self._look)
         readable = tuple(sorted(o.partition for o in owned if o.ledger is not None))
         if readable and self.leaving is None and now - self._bounds_asked_at >= self.settings.poll_s:
             self._bounds_asked_at = now

@@ -112,11 +112,13 @@ class RunsRead:
         batch_ids: The batches that were asked for.
         runs: All their runs, and all live runs of the group if `with_live`, oldest first.
         with_live: Whether all live runs of the group are among them.
+        look: The look of the command, or None for runs that were read just now. An answer to an earlier look is ignored.
     """
 
     batch_ids: frozenset[str]
     runs: tuple[RunSeen, ...]
     with_live: bool = False
+    look: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

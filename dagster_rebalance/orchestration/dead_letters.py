@@ -1,7 +1,7 @@
 """What a member writes into the dead-letter topic: one JSON record for each range that was given up, keyed by the range.
 
-Owns the fields of the record, what Dagster can say about why the last run failed, and which range a record that comes back may name: others
-may write to the topic as well. It holds no record of the range itself: those stay in their topic for as long as its retention lets them.
+Owns the fields of the record, and which range a record that comes back may name: others may write to the topic as well. It
+holds no record of the range itself: those stay in their topic for as long as its retention lets them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.dead_letters import Delivery
     from dagster_rebalance.core.commands import StoreDeadLetter
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-    from dagster_rebalance.orchestration.runs import RunLedger
 
 _RECORDS_PER_QUERY = 100
 MOST_ERROR_CHARACTERS = 8_000
@@ -50,22 +49,24 @@ class DeadLetters:
 
     Args:
         sender: Sends them.
-        runs: Says why runs failed.
         group_id: The consumer group.
         now: The time that a record carries.
     """
 
-    def __init__(self, sender: Sender, runs: RunLedger, group_id: str, *, now: Callable[[], datetime] = _now) -> None:
+    def __init__(self, sender: Sender, group_id: str, *, now: Callable[[], datetime] = _now) -> None:
         self._sender = sender
-        self._runs = runs
         self._group_id = group_id
         self._now = now
         self._under_way: dict[str, StoreDeadLetter] = {}
 
-    def store(self, letter: StoreDeadLetter) -> None:
-        """Begin to store a letter. Does not wait."""
-        if letter.range.key not in self._under_way:
-            value = self._value(letter)
+    def is_under_way(self, range_: OffsetRange) -> bool:
+        """Whether the letter of a range is on its way."""
+        return range_.key in self._under_way
+
+    def store(self, letter: StoreDeadLetter, error: str) -> None:
+        """Begin to store a letter, with what its last run failed with. Does not wait."""
+        if not self.is_under_way(letter.range):
+            value = self._value(letter, error)
             self._under_way[letter.range.key] = letter
             self._sender.send(letter.range.key, value)
 
@@ -74,7 +75,7 @@ class DeadLetters:
         found = ((self._under_way.pop(delivery.key), delivery.problem) for delivery in self._sender.deliveries())
         return tuple(DeadLetterFailed(letter, problem) if problem else DeadLetterStored(letter) for letter, problem in found)
 
-    def _value(self, letter: StoreDeadLetter) -> str:
+    def _value(self, letter: StoreDeadLetter, error: str) -> str:
         range_ = letter.range
         return json.dumps(
             {
@@ -85,7 +86,7 @@ class DeadLetters:
                 "group_id": self._group_id,
                 "batch_id": letter.batch_id,
                 "run_ids": list(letter.run_ids),
-                "error": self._runs.why_failed(letter.run_ids[-1])[:MOST_ERROR_CHARACTERS],
+                "error": error[:MOST_ERROR_CHARACTERS],
                 "time": self._now().isoformat(timespec="seconds"),
             }
         )

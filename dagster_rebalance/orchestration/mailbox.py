@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dagster_rebalance.core.events import Event
     from dagster_rebalance.core.offers import Offer
 
@@ -28,12 +30,39 @@ class Mail:
 
 
 class Mailbox:
-    """Safe for several threads."""
+    """Safe for several threads.
 
-    def __init__(self) -> None:
+    Args:
+        clock: A monotonic clock.
+
+    Attributes:
+        doing: What the member does at the moment, as the end of a sentence.
+        is_abandoned: Whether another member has taken its place, so that it must do nothing any more.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
-        self.mail = Mail()
+        self._posted_at = clock()
+        self._mail = Mail()
+        self.doing = "starting"
+        self.is_abandoned = False
+
+    @property
+    def mail(self) -> Mail:
+        """What the member has to say."""
+        return self._mail
+
+    @property
+    def silent_s(self) -> float:
+        """For how long the member has said nothing. It does so many times a second while all is well."""
+        return self._clock() - self._posted_at
+
+    def post(self, mail: Mail) -> None:
+        """Replace what the member has to say."""
+        self._mail = mail
+        self._posted_at = self._clock()
 
     def tell(self, event: Event) -> None:
         """Put something into the member's inbox."""

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.succession import MadeWay
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
@@ -29,6 +30,10 @@ _STANDS_BACK = (
     "another process of this code location is the member of the group, so this one stays out of it: "
     "run one replica of the code server, or give each replica a code location of its own"
 )
+_SILENCE_S = 30.0
+"""A member that has not turned for this time hangs, and its ticks fail with what it hangs in."""
+_ABANDONED_AFTER_S = 120.0
+"""Longer than any call that is sure to end: a commit to a dead coordinator takes 46 s."""
 
 
 class HostedMember:
@@ -38,13 +43,21 @@ class HostedMember:
         name: For the thread and for logs.
         make_parts: Makes what the member works with, in its thread, and puts it away afterwards.
         shutdown_timeout_s: How long it may drain when the process ends.
+        clock: A monotonic clock.
     """
 
-    def __init__(self, name: str, make_parts: Callable[[], AbstractContextManager[Parts]], *, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        make_parts: Callable[[], AbstractContextManager[Parts]],
+        *,
+        shutdown_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._name = name
         self._make_parts = make_parts
         self._shutdown_timeout_s = shutdown_timeout_s
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(clock)
         self._failure: Exception | None = None
         self.made_way = False
         self._thread = threading.Thread(target=self._main, name=f"dagster_rebalance member {name}", daemon=True)
@@ -59,12 +72,30 @@ class HostedMember:
         """Exchange a tick for what the member has to say: its mail, and notes for the log.
 
         Raises:
-            DagsterRebalanceError: The member has failed; the message says why and what to do.
+            DagsterRebalanceError: The member has failed or hangs; the message says why and what to do.
         """
         if self._failure is not None:
             raise self._failure
         self._mailbox.tell(TickArrived())
+        silent_s = self._mailbox.silent_s
+        if silent_s > _SILENCE_S and not self.is_over:
+            after = (
+                "it is abandoned: it writes nothing any more, and the next tick makes a new member"
+                if self.is_lost
+                else f"after {_ABANDONED_AFTER_S:.0f} s a new member takes its place"
+            )
+            msg = f"the member {self._name} hangs: it has not turned for {silent_s:.0f} s, while {self._mailbox.doing}; {after}"
+            raise DagsterRebalanceError(msg)
         return self._mailbox.mail, self._mailbox.take_notes()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has hung for so long that another member has to take its place."""
+        return not self.is_over and self._mailbox.silent_s > _ABANDONED_AFTER_S
+
+    def abandon(self) -> None:
+        """Let it do nothing any more but leave, should it ever wake up. What it had claimed is adopted through its claims."""
+        self._mailbox.is_abandoned = True
 
     @property
     def mail(self) -> Mail:
@@ -123,7 +154,7 @@ class Members:
             sign_of_seat: The last sign of the process that has the seat of the sensor; empty when it is free.
 
         Raises:
-            DagsterRebalanceError: The member has failed. The next tick makes another one.
+            DagsterRebalanceError: The member has failed, or hangs. If that is for good, the next tick makes another one.
         """
         if self._stands_back(key, sign_of_seat):
             return Mail(summary=(_STANDS_BACK,)), []
@@ -134,7 +165,8 @@ class Members:
             if member is None:
                 self._watch()
                 member = self._members[key] = make()
-            if member.is_over:
+            if member.is_over or member.is_lost:
+                member.abandon()
                 del self._members[key]
         return member.tick()
 

@@ -2,7 +2,8 @@
 
 It is a user of `RebalanceAwareConsumer` like any other: it polls, asks what is to be revoked, and delays the revoke until the driver has
 drained it. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not
-answered; the driver gives it again.
+answered; the driver gives it again. It never waits for Dagster's storage: what needs that is done by a `StorageWorker`, and the answers
+are events like any other.
 """
 
 from __future__ import annotations
@@ -13,31 +14,29 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.events import LostReason
-from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
 from dagster_rebalance.core.explain import summary
+from dagster_rebalance.orchestration.assignment import AssignmentWitness
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
-from dagster_rebalance.orchestration.stopped import stopped_partitions
+from dagster_rebalance.orchestration.stopped import look_at_group, stopped_in
+from dagster_rebalance.orchestration.storage import Job, StorageWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
     from dagster_rebalance.orchestration.catalogue import Catalogue
     from dagster_rebalance.orchestration.dead_letters import DeadLetters
     from dagster_rebalance.orchestration.runs import RunLedger
 
-_T = TypeVar("_T")
 _log = logging.getLogger("dagster_rebalance")
 _POLL_S = 0.1
 _SUCCESSOR_POLL_S = 5.0
@@ -49,6 +48,11 @@ _HEARTBEAT_S = 2.0
 """Within so long a member that was thrown out hears of it."""
 _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
+_SHOW_STOPPED_S = 10.0
+"""At most so often what is stopped is looked up and shown: that asks for all partitions of the group, however many of them have news."""
+_SUMMARY_S = 1.0
+_FAREWELL_S = 5.0
+"""How long a member that has left may take to record what it still has to."""
 
 
 @dataclass(frozen=True)
@@ -65,35 +69,23 @@ class Parts:
     start: Callable[[str, Callable[[], None]], None] = in_thread
 
 
-class _Witness(RebalanceListener):
-    """Keeps what Kafka did to the assignment within one poll, in order."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[type[seen.PartitionsAssigned | seen.PartitionsLost], tuple[TopicPartition, ...]]] = []
-
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002 - the listener's signature
-        self.seen.append((seen.PartitionsAssigned, tuple(partitions)))
-
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
-        """Nothing to do: the driver released them."""
-
-    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
-        self.seen.append((seen.PartitionsLost, tuple(partitions)))
-
-
 class Pump:
     """One member at work."""
 
     def __init__(self, parts: Parts, mailbox: Mailbox) -> None:
         self.parts = parts
         self._mailbox = mailbox
-        self._witness = _Witness()
+        self._witness = AssignmentWitness()
         self._left: str | None = None
         self.made_way = False
         self._looked_for_successor_at = float("-inf")
         self._seat_kept_at = float("-inf")
         self._turned_at = parts.clock()
+        self._summary: tuple[str, ...] = ()
+        self._summed_up_at = self._stopped_shown_at = float("-inf")
+        self._has_stop_news = False
         self._runs = RunEnder(parts.ledger, self._note, parts.start)
+        self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
     def run(self) -> None:
@@ -111,9 +103,13 @@ class Pump:
         self._show(parts.catalogue.record_joined)
         while self._left is None:
             self._turn()
+            if self._mailbox.is_abandoned:
+                self._left = "it had not answered for too long, and another member has taken its place"
+        parts.consumer.close()  # first, so that the others need not wait for the storage
         self._show(partial(parts.catalogue.record_left, self._left))
-        if not self.made_way:
+        if not self.made_way and not self._mailbox.is_abandoned:
             self._show(parts.catalogue.give_seat_up)
+        self._storage.finish(_FAREWELL_S)
 
     def _check_dead_letter_topic(self) -> None:
         topic = self.parts.driver.settings.dead_letter_topic
@@ -132,21 +128,31 @@ class Pump:
             # A poll releases what was not delayed since the last one.
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
             self._poll(_HEARTBEAT_S)
-        for event in self._from_kafka():
+        for event in self._witness.events(parts.consumer, parts.driver.partitions):
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
                 self._show(partial(parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id))
-                self._show(self._show_stopped)
-        for event in self._mailbox.take_events():
-            self._feed(event)
-        for answer in parts.dead_letters.answers() if parts.dead_letters else ():
-            self._feed(answer)
+                self._has_stop_news = True
+        # Only now: the driver holds a partition that went and came back within one poll until it has heard of that.
+        requested = parts.consumer.get_to_be_revoked_partitions() - parts.driver.held
+        if requested:
+            self._feed(seen.RevokeRequested(tuple(sorted(requested))))
+        told = self._mailbox.take_events()
+        letters = parts.dead_letters.answers() if parts.dead_letters else ()
+        for answer in (*told, *letters, *self._from_storage()):
+            if answer is not None:
+                self._feed(answer)
         self._look_for_successor()
         self._keep_seat()
         self._feed(seen.TimePassed())
+        self._show_stop_news()
+        self._storage.look_after()
         parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
-        self._mailbox.mail = Mail(parts.driver.offers, summary(parts.driver, parts.clock()))
         self._turned_at = parts.clock()
+        if any(isinstance(event, seen.TickArrived) for event in told) or self._turned_at - self._summed_up_at >= _SUMMARY_S:
+            self._summary, self._summed_up_at = summary(parts.driver, self._turned_at), self._turned_at
+        silence = self._storage.silence
+        self._mailbox.post(Mail(parts.driver.offers, (*self._summary, silence) if silence else self._summary))
 
     def _poll(self, timeout_s: float) -> None:
         try:
@@ -155,62 +161,57 @@ class Pump:
         except BrokerError as error:
             self._give_up_unless_retriable(error)
 
-    def _from_kafka(self) -> list[seen.Event]:
-        parts = self.parts
-        happened, self._witness.seen = self._witness.seen, []
-        reasons = parts.consumer.lost_reasons()
-        events: list[seen.Event] = []
-        for kind, partitions in happened:
-            if kind is seen.PartitionsAssigned:
-                if partitions:
-                    events.append(seen.PartitionsAssigned(partitions))
-                continue
-            overtaken = tuple(p for p in partitions if reasons.get(p) is LostReason.SUPERSEDED)
-            others = tuple(p for p in partitions if p not in overtaken)
-            events += [seen.HoldSuperseded(overtaken)] if overtaken else []
-            events += [seen.PartitionsLost(others)] if others else []
-        requested = parts.consumer.get_to_be_revoked_partitions() - parts.driver.held
-        if requested:
-            events.append(seen.RevokeRequested(tuple(sorted(requested))))
-        return events
-
     def _feed(self, event: seen.Event) -> None:
         """Tell the driver, and carry out what follows, and what follows from that."""
         todo = deque([event])
         while todo:
             for command in self.parts.driver.handle(todo.popleft(), self.parts.clock()):
-                answer = self._carry_out(command)
-                if answer is not None:
-                    todo.append(answer)
+                if self._mailbox.is_abandoned:
+                    return
+                answer = self._carry_out(type(command).__name__, partial(self._answer, command))
+                todo.extend(event for event in (answer, *self._from_storage()) if event is not None)
 
-    def _carry_out(self, command: do.Command) -> seen.Event | None:
+    def _from_storage(self) -> list[seen.Event | None]:
+        return [self._carry_out("taking in what Dagster's storage answered", answer) for answer in self._storage.answers()]
+
+    def _carry_out(self, what: str, action: Callable[[], seen.Event | None]) -> seen.Event | None:
         try:
-            with self._timed(type(command).__name__):
-                return self._answer(command)
+            with self._timed(what):
+                return action()
         except (ConfigurationError, IllegalStateError):
             raise
         except BrokerError as error:
             self._give_up_unless_retriable(error)
-        except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises: it may be away for a while
-            self._note(f"{type(command).__name__} failed and is tried again: {error}")
-            _log.warning("%s failed and is tried again", type(command).__name__, exc_info=True)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises: it may be better in a while
+            self._note(f"{what} failed and is tried again: {error}")
+            _log.warning("%s failed and is tried again", what, exc_info=True)
         return None
 
     def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0912 - one case for each command
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
-                return self._stored(dict(epochs))
-            case do.ReadRuns(batch_ids, live_too):
-                return seen.RunsRead(batch_ids, parts.ledger.read(batch_ids, live_too=live_too), live_too)
+                self._ask(command, partial(self._recorded_until, epochs), partial(self._stored, epochs), slot="offsets")
+            case do.ReadRuns(batch_ids, live_too, look):
+                self._ask(
+                    command,
+                    partial(parts.ledger.read, batch_ids, live_too=live_too),
+                    lambda runs: seen.RunsRead(batch_ids, runs, live_too, look),
+                    slot="runs",
+                )
             case do.ReadBounds(partitions):
                 return seen.BoundsRead(self._bounds.read(partitions))
             case do.WriteOffsets(writes):
                 return self._written(writes)
-            case do.RecordCommit():
-                return self._recorded(command)
+            case do.RecordCommit(range=range_):
+                self._ask(
+                    command,
+                    partial(parts.catalogue.record_commit, command),
+                    lambda _: self._recorded(command),
+                    slot=("record", range_),
+                )
             case do.StoreDeadLetter():
-                self._store(command)
+                self._ask_why(command)
             case do.CancelRuns(run_ids, reason):
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
                 self._runs.cancel(run_ids)
@@ -221,25 +222,30 @@ class Pump:
                 pass  # what the driver no longer holds is no longer delayed, and so released by the next poll
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
-                parts.catalogue.record_receipt(receipt)
+                self._show(partial(parts.catalogue.record_receipt, receipt))
             case do.ShowStop(partition, reason):
                 self._note(f"stopped: {reason}" if reason else f"{partition} goes on")
-                self._show(self._show_stopped)
+                self._has_stop_news = True
             case do.Note(text):
                 self._note(text)
             case do.LeaveGroup(reason):
                 self._left = reason
         return None
 
-    def _stored(self, epochs: dict[TopicPartition, int]) -> seen.Event:
+    def _recorded_until(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        self.parts.catalogue.add_partitions(partitions)
+        return self.parts.catalogue.recorded_until(partitions)
+
+    def _stored(self, epochs: Mapping[TopicPartition, int], recorded_until: Mapping[TopicPartition, int]) -> seen.Event:
+        """Kafka is asked last, and of what is still owned: the storage may have taken its time."""
         parts = self.parts
-        parts.catalogue.add_partitions(epochs)
-        bounds = self._bounds.read(epochs)
+        owned = parts.driver.partitions
+        bounds = self._bounds.read([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch])
         return seen.StoredOffsetsRead(
-            epochs={partition: epoch for partition, epoch in epochs.items() if partition in bounds},
+            epochs={partition: epochs[partition] for partition in bounds},
             stored=parts.consumer.committed(list(bounds)),
             bounds=bounds,
-            recorded_until=parts.catalogue.recorded_until(bounds),
+            recorded_until=recorded_until,
         )
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
@@ -257,27 +263,36 @@ class Pump:
         return seen.OffsetsWritten(tuple(done), tuple(failed))
 
     def _recorded(self, commit: do.RecordCommit) -> seen.Event:
-        self.parts.catalogue.record_commit(commit)
         if commit.is_dead_letter:
             self._note(f"{commit.range} is committed although no run succeeded: the dead-letter topic has it")
-            self._show(self._show_stopped)  # another member may have shown it as stopped meanwhile
+            self._has_stop_news = True  # another member may have shown it as stopped meanwhile
         return seen.CommitRecorded(commit)
 
-    def _store(self, letter: do.StoreDeadLetter) -> None:
+    def _ask_why(self, letter: do.StoreDeadLetter) -> None:
+        letters = self.parts.dead_letters
+        if letters is None or not letters.is_under_way(letter.range):
+            why = partial(self.parts.ledger.why_failed, letter.run_ids[-1])
+            self._ask(letter, why, partial(self._store, letter), slot=("letter", letter.range))
+
+    def _store(self, letter: do.StoreDeadLetter, error: str) -> None:
         if self.parts.dead_letters is None:
             msg = f"{letter.range} cannot be stored: the member was made without a producer of dead letters"
             raise IllegalStateError(msg)
-        self.parts.dead_letters.store(letter)
+        self.parts.dead_letters.store(letter, error)
+
+    def _show_stop_news(self) -> None:
+        now = self.parts.clock()
+        if self._has_stop_news and now - self._stopped_shown_at >= _SHOW_STOPPED_S:
+            self._has_stop_news, self._stopped_shown_at = False, now
+            self._carry_out("looking up what is stopped in the group", self._show_stopped)
 
     def _show_stopped(self) -> None:
         """Show what is stopped in the whole group; of its own partitions the member knows best."""
         parts = self.parts
         mine = parts.driver.partitions
-        seen_from_outside = stopped_partitions(
-            parts.consumer, parts.ledger, parts.topics, parts.driver.settings, self._bounds.read, timeout_s=PATIENCE_S
-        )
-        stopped = {partition: reason for partition, reason in seen_from_outside.items() if partition not in mine}
-        parts.catalogue.show_stopped(stopped | {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason})
+        own = {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason}
+        look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(mine)
+        self._show(lambda: parts.catalogue.show_stopped(stopped_in(look, parts.ledger, parts.driver.settings) | own), slot="stopped")
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()
@@ -285,35 +300,40 @@ class Pump:
         if now - self._looked_for_successor_at < wait_s:
             return
         self._looked_for_successor_at = now
-        newer = self._show(self.parts.catalogue.successor)
-        if newer is not None:
-            self.made_way = True
-            self._feed(seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})", has_successor=True))
+        self._show(self.parts.catalogue.successor, self._superseded_by, slot="successor")
+
+    def _superseded_by(self, newer: str | None) -> seen.Event | None:
+        if newer is None:
+            return None
+        self.made_way = True
+        return seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})", has_successor=True)
 
     def _keep_seat(self) -> None:
         """Show other processes of this code location that the member lives."""
         now = self.parts.clock()
         if not self.made_way and now - self._seat_kept_at >= _SEAT_S:
             self._seat_kept_at = now
-            self._show(self.parts.catalogue.keep_seat)
+            self._show(self.parts.catalogue.keep_seat, slot="seat")
 
-    def _show(self, action: Callable[[], _T]) -> _T | None:
+    def _ask(self, command: do.Command, work: Callable[[], Any], then: Callable[[Any], seen.Event | None], *, slot: Hashable) -> None:
+        """Have the storage answer a command. It may take its time: the driver gives the command again, and once is enough."""
+        self._storage.ask(Job(type(command).__name__, work, then, slot=slot, subject=command, is_repeated=True))
+
+    def _show(
+        self, work: Callable[[], Any], then: Callable[[Any], seen.Event | None] = lambda _: None, *, slot: Hashable | None = None
+    ) -> None:
         """Do something with the catalogue that the member's work does not depend on."""
-        try:
-            with self._timed("showing the state of the group in Dagster"):
-                return action()
-        except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises
-            self._note(f"Dagster's storage did not answer: {error}")
-            _log.warning("Dagster's storage did not answer", exc_info=True)
-            return None
+        self._storage.ask(Job("showing the state of the group in Dagster", work, then, slot=slot))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:
         """Say what has kept this thread for long."""
         began_at = self.parts.clock()
+        before, self._mailbox.doing = self._mailbox.doing, what
         try:
             yield
         finally:
+            self._mailbox.doing = before
             took_s = self.parts.clock() - began_at
             if took_s > _SLOW_S:
                 self._note(f"{what} took {took_s:.1f} s")

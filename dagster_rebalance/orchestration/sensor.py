@@ -127,7 +127,7 @@ def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spa
                 consumer=consumer,
                 driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
                 ledger=ledger,
-                dead_letters=DeadLetters(stack.enter_context(closing(producer)), ledger, kafka.group_id) if producer else None,
+                dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id) if producer else None,
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
                 topics=kafka.topics,
             )

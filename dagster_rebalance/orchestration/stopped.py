@@ -8,7 +8,8 @@ as Kafka and the runs show them. Executed by hand, it looks at Kafka and the run
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -58,28 +59,41 @@ def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetCheck
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
-            bounds = partial(read_bounds, consumer)
-            return _result(stopped_partitions(consumer, ledger, kafka.topics, kafka.driver_settings(), bounds))
+            look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
+        return _result(stopped_in(look, ledger, kafka.driver_settings()))
 
     return no_partition_stopped
 
 
-def stopped_partitions(
+@dataclass(frozen=True)
+class GroupLook:
+    """The partitions of a whole group, as Kafka shows them.
+
+    Attributes:
+        claimed: The claims of each partition, or why they cannot be read.
+        missing: Why reading cannot go on, for each partition whose offset Kafka does not have.
+    """
+
+    claimed: Mapping[TopicPartition, tuple[tuple[OffsetRange, str], ...] | ClaimError]
+    missing: Mapping[TopicPartition, str]
+
+    def without(self, partitions: Collection[TopicPartition]) -> "GroupLook":
+        """The same without some partitions."""
+        return GroupLook({tp: found for tp, found in self.claimed.items() if tp not in partitions}, self.missing)
+
+
+def look_at_group(
     consumer: "RebalanceAwareConsumer",
-    ledger: RunLedger,
     topics: Iterable[str],
-    settings: "DriverSettings",
     read: "Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]]",
     *,
     timeout_s: float = READ_LIMIT_S,
-) -> dict[TopicPartition, str]:
-    """The partitions of a whole group that cannot go on, each with the reason, as Kafka and Dagster show them.
+) -> GroupLook:
+    """Ask Kafka about the partitions of a group.
 
     Args:
         consumer: Asks Kafka.
-        ledger: Asks Dagster.
         topics: The topics of the group.
-        settings: When a partition is stopped.
         read: Reads the bounds of partitions; of one that it leaves out, it is not known whether offsets are missing.
         timeout_s: How long Kafka may take for each other answer.
 
@@ -89,16 +103,29 @@ def stopped_partitions(
     partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic, timeout_s)]
     committed = consumer.committed(partitions, timeout_s)
     bounds = read(partitions)
-    claimed = {partition: _claimed(partition, committed[partition]) for partition in partitions}
-    readable = {partition: found for partition, found in claimed.items() if not isinstance(found, ClaimError)}
-    runs = _runs(ledger, (batch_id for found in readable.values() for _, batch_id in found))
+    missing = {partition: _missing(partition, committed[partition], bounds.get(partition)) for partition in partitions}
+    return GroupLook(
+        {partition: _claimed(partition, committed[partition]) for partition in partitions},
+        {partition: reason for partition, reason in missing.items() if reason is not None},
+    )
+
+
+def stopped_in(look: GroupLook, ledger: RunLedger, settings: "DriverSettings") -> dict[TopicPartition, str]:
+    """The partitions that cannot go on, each with the reason, as Kafka and Dagster show them.
+
+    Args:
+        look: What Kafka said.
+        ledger: Asks Dagster.
+        settings: When a partition is stopped.
+    """
+    readable = (found for found in look.claimed.values() if not isinstance(found, ClaimError))
+    runs = _runs(ledger, (batch_id for found in readable for _, batch_id in found))
     stopped = {}
-    for partition in partitions:
-        found = claimed[partition]
+    for partition, found in look.claimed.items():
         if isinstance(found, ClaimError):
             reason = f"{partition}: {found}" if settings.foreign_metadata is ForeignMetadata.REFUSE else None
         else:
-            reason = _failed(found, runs, settings.max_attempts) or _missing(partition, committed[partition], bounds.get(partition))
+            reason = _failed(found, runs, settings.max_attempts) or look.missing.get(partition)
         if reason is not None:
             stopped[partition] = reason
     return stopped

@@ -14,7 +14,6 @@ from dagster_rebalance.core.holds import DeadlinePolicy
 from dagster_rebalance.core.settings import LossPolicy
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
-from dagster_rebalance.orchestration.runs import RunLedger
 from tests.docs.blocks import ROOT, block_with
 from tests.orchestration.parts import span
 
@@ -69,8 +68,7 @@ def test_every_policy_has_a_row_and_the_default_is_marked(setting: str) -> None:
 def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
     """Programs read it."""
     kept = Kept()
-    with dg.DagsterInstance.ephemeral() as instance:
-        DeadLetters(kept, RunLedger(instance, "orders"), "orders").store(StoreDeadLetter(span(0), 1, "b-1", ("r1", "r2")))
+    DeadLetters(kept, "orders").store(StoreDeadLetter(span(0), 1, "b-1", ("r1", "r2")), "the run failed")
     real, shown = json.loads(kept.value), json.loads(block_with(PAGE, "json", "run_ids"))
     assert {name: type(value) for name, value in shown.items()} == {name: type(value) for name, value in real.items()}
     assert f"at most {MOST_ERROR_CHARACTERS:,} characters" in " ".join((ROOT / PAGE).read_text().split())

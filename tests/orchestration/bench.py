@@ -130,7 +130,7 @@ class Bench:
         self.producer = FakeProducer({})
         ledger = RunLedger(instance, "etl")
         sender = DeadLetterProducer(CONFIG, "dead", make_producer=lambda _config: self.producer)
-        letters = DeadLetters(sender, ledger, "etl") if settings.dead_letter_topic else None
+        letters = DeadLetters(sender, "etl") if settings.dead_letter_topic else None
         parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters, start)
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True

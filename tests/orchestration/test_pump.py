@@ -320,7 +320,7 @@ def test_events_without_weight_may_fail(instance: dg.DagsterInstance, monkeypatc
     monkeypatch.setattr(bench.catalogue, "record_assigned", away)
     monkeypatch.setattr(bench.catalogue, "successor", away)
     bench.offers()
-    assert any("storage did not answer: no connection" in note for note in bench.mailbox.take_notes())
+    assert any("showing the state of the group in Dagster failed: no connection" in note for note in bench.mailbox.take_notes())
 
 
 def test_run_is_over_when_the_lease_is_and_everything_is_given_up(instance: dg.DagsterInstance) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.holds import Receipt
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
     from dagster_rebalance.testing.simulation.process import Process
@@ -33,6 +33,11 @@ class SimulatedLedger:
         found = self._dagster.seen(batch_ids, live_too=live_too)
         self._process.must_reach("dagster")
         return found
+
+    def why_failed(self, run_id: str) -> str:  # noqa: ARG002 - all fail alike
+        """What a run failed with."""
+        self._process.must_reach("dagster")
+        return "it failed"
 
     def cancel(self, run_id: str) -> None:
         """Cancel a run."""
@@ -115,7 +120,11 @@ class SimulatedDeadLetters:
         """How many letters are not answered."""
         return len(self._under_way)
 
-    def store(self, letter: StoreDeadLetter) -> None:
+    def is_under_way(self, range_: OffsetRange) -> bool:
+        """Whether the letter of a range is on its way."""
+        return range_.key in self._under_way
+
+    def store(self, letter: StoreDeadLetter, error: str) -> None:  # noqa: ARG002 - nobody reads the records here
         """Begin to store a letter."""
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter

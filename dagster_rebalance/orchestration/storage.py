@@ -1,0 +1,168 @@
+"""What needs Dagster's storage, in a thread of its own while the member polls on.
+
+Owns that storage which hangs costs no membership. Its clients have no time-out: a connection that a firewall has dropped,
+or a database that is frozen, keeps its caller for minutes or hours. Jobs are done one at a time and in order. One that hangs
+is overtaken after a while by a new thread with a new connection; its answer, should it ever come, is thrown away, and whoever
+needs it asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+    from dagster_rebalance.core.events import Event
+
+_log = logging.getLogger("dagster_rebalance")
+_PATIENCE_S = 60.0
+_LONGEST_PATIENCE_S = 960.0
+"""It doubles with each thread that hangs, so that a database that stays away for a day holds a dozen threads and not a thousand."""
+_SLOW_S = 3.0
+_SAID_AFTER_S = 10.0
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Something to be done with Dagster's storage.
+
+    Attributes:
+        what: What it is, for people, as the beginning of a sentence.
+        work: Does it, in the thread of the storage.
+        then: Makes an event of what `work` returned, in the thread of the member.
+        slot: Of the jobs with the same slot only the newest waits; None for a job that nothing replaces.
+        subject: While a job with an equal subject is being done, this one is not wanted; None for a job that is always wanted.
+        is_repeated: Whether the member asks again if it fails.
+    """
+
+    what: str
+    work: Callable[[], Any]
+    then: Callable[[Any], Event | None] = lambda _: None
+    slot: Hashable | None = None
+    subject: object = None
+    is_repeated: bool = False
+
+
+class StorageWorker:
+    """Does the jobs of one member.
+
+    Args:
+        note: Gets a sentence when a job fails, is slow or hangs. It is called from any thread.
+        start: Starts work, with a name for people. It should not wait; a simulator with a single thread does the work at once.
+        clock: A monotonic clock.
+    """
+
+    def __init__(self, note: Callable[[str], None], start: Callable[[str, Callable[[], None]], None], clock: Callable[[], float]) -> None:
+        self._note = note
+        self._start = start
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._waiting: dict[Hashable, Job] = {}
+        self._is_at_work = False
+        self._running: Job | None = None
+        self._began_at = 0.0
+        self._silent_since: float | None = None
+        self._patience_s = _PATIENCE_S
+        self._shift = 0
+        self._answers: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
+
+    def ask(self, job: Job) -> None:
+        """Have a job done. Does not wait."""
+        with self._changed:
+            if job.subject is not None and self._running is not None and self._running.subject == job.subject:
+                return
+            self._waiting[object() if job.slot is None else job.slot] = job
+            if self._is_at_work:
+                return
+            self._is_at_work = True
+            shift = self._shift
+        self._start("storage", partial(self._work, shift))
+
+    def answers(self) -> list[Callable[[], Event | None]]:
+        """What became of jobs, oldest first: each is called in the thread of the member and may raise."""
+        found = []
+        while not self._answers.empty():
+            found.append(self._answers.get())
+        return found
+
+    def look_after(self) -> None:
+        """Let another thread go on when the one at work has hung for too long. The member calls this from time to time."""
+        with self._changed:
+            job, hung_s = self._running, self._clock() - self._began_at
+            if job is None or hung_s < self._patience_s:
+                return
+            self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
+            self._shift += 1
+            self._running = None
+            self._is_at_work = bool(self._waiting)
+            shift, goes_on = self._shift, self._is_at_work
+        self._note(f"{job.what}: no answer of Dagster's storage for {hung_s:.0f} s; what needs it goes on over a new connection")
+        if goes_on:
+            self._start("storage", partial(self._work, shift))
+
+    @property
+    def silence(self) -> str | None:
+        """A sentence when the storage has not answered for a while, or None."""
+        with self._changed:
+            job, since = self._running, self._silent_since
+        silent_s = 0.0 if since is None else self._clock() - since
+        if job is None or silent_s < _SAID_AFTER_S:
+            return None
+        return (
+            f"Dagster's storage has not answered for {silent_s:.0f} s ({job.what}): the member stays in its group, and what needs "
+            "the storage waits"
+        )
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until everything is done, but no longer than that, and drop what is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_at_work, timeout_s)
+            self._waiting.clear()
+            self._shift += 1
+
+    def _work(self, shift: int) -> None:
+        while True:
+            with self._changed:
+                if shift != self._shift:
+                    return
+                if not self._waiting:
+                    self._is_at_work = False
+                    self._changed.notify_all()
+                    return
+                job = self._running = self._waiting.pop(next(iter(self._waiting)))
+                self._began_at = self._clock()
+                self._silent_since = self._began_at if self._silent_since is None else self._silent_since
+            answer = self._done(job)
+            with self._changed:
+                if shift != self._shift:
+                    return
+                took_s = self._clock() - self._began_at
+                self._running = self._silent_since = None
+                self._patience_s = _PATIENCE_S
+                if answer is not None:
+                    self._answers.put(answer)
+            if took_s > _SLOW_S:
+                self._note(f"{job.what} took {took_s:.1f} s")
+
+    def _done(self, job: Job) -> Callable[[], Event | None] | None:
+        try:
+            return partial(job.then, job.work())
+        except (ConfigurationError, IllegalStateError) as error:
+            return partial(_raise, error)
+        except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises: it may be away for a while
+            consequence = " and is tried again" if job.is_repeated else ""
+            self._note(f"{job.what} failed{consequence}: {error}")
+            _log.warning("%s failed%s", job.what, consequence, exc_info=True)
+            return None
+
+
+def _raise(error: Exception) -> NoReturn:
+    raise error
