@@ -21,7 +21,7 @@ from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
-from dagster_rebalance.core.restoring import Refused, moved_offset, out_of_range, take_in
+from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, take_in
 from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
@@ -265,14 +265,15 @@ class Driver:
             yield from self._stop(owned, reason)
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
             self.partitions[owned.partition] = replace(owned, stop_reason=reason)
-            yield do.ShowStop(owned.partition, reason)
+            if is_news(reason, owned.stop_reason):
+                yield do.ShowStop(owned.partition, reason)
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
             self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CLEARED), stop_reason="")
             yield do.ShowStop(owned.partition, "")
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
         self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason)
-        if reason != owned.stop_reason:
+        if is_news(reason, owned.stop_reason):
             yield do.ShowStop(owned.partition, reason)
 
     def _on_bounds(self, event: seen.BoundsRead, now: float) -> Iterable[do.Command]:

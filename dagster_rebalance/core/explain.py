@@ -13,11 +13,14 @@ from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, ToRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition, PendingWrite
+
+_PARTITIONS_EXPLAINED = 10
+"""A tick stores the summary, and a person reads it."""
 
 
 def explain_hold(hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition], now: float) -> str:
@@ -54,9 +57,17 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
         first,
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
         *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
-        *(explain_partition(o, now) for o in partitions if o.phase is Phase.STOPPED or o.phase is Phase.RESTORING),
         *(_unconfirmed(run_id, left_s) for run_id, left_s in driver.pulse.unconfirmed.items()),
+        *_explained([o for o in partitions if o.phase is Phase.STOPPED or o.phase is Phase.RESTORING], now),
     )
+
+
+def _explained(partitions: list[OwnedPartition], now: float) -> Iterator[str]:
+    yield from (explain_partition(owned, now) for owned in partitions[:_PARTITIONS_EXPLAINED])
+    more = partitions[_PARTITIONS_EXPLAINED:]
+    if more:
+        stopped = sum(owned.phase is Phase.STOPPED for owned in more)
+        yield f"and {stopped} more stopped, {len(more) - stopped} more being taken in"
 
 
 def compact(partitions: Iterable[TopicPartition]) -> str:

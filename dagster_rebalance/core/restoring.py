@@ -7,6 +7,7 @@ found.
 from __future__ import annotations
 
 import enum
+import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.runs import GaveUp
+
+_NUMBER = re.compile(r"\b\d+\b")
 
 
 class StartFrom(enum.Enum):
@@ -87,6 +90,14 @@ def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str 
             f"made again, or truncated. To go on, {advice}"
         )
     return None
+
+
+def is_news(reason: str, before: str) -> bool:
+    """Whether a reason says something else than the one before. A number that has changed is no news.
+
+    Retention that goes on deleting changes it every few minutes.
+    """
+    return _NUMBER.sub("", reason) != _NUMBER.sub("", before)
 
 
 def failed_too_often(range_: OffsetRange, progress: GaveUp) -> str:

@@ -1,7 +1,7 @@
 """What Kafka did to the assignment, as the driver has to hear of it.
 
-Owns the order: a partition that was lost and assigned again within one poll is told as lost first. It must never take for released what the
-driver has not released: what is gone without that was lost.
+Owns the order: a partition that was lost and assigned again within one poll is told as lost first. It must never take for
+released what the driver has not released: what is gone without that was lost.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class AssignmentWitness(RebalanceListener):
         self._seen: list[tuple[str, tuple[TopicPartition, ...]]] = []
 
     def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002 - the listener's signature
+        """Keep it."""
         self._seen.append(("assigned", tuple(partitions)))
 
     def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
+        """Keep it."""
         self._seen.append(("revoked", tuple(partitions)))
 
     def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
+        """Keep it."""
         self._seen.append(("lost", tuple(partitions)))
 
     def events(self, consumer: RebalanceAwareConsumer, owned: Collection[TopicPartition]) -> Iterator[seen.Event]:

@@ -8,6 +8,7 @@ as Kafka and the runs show them. Executed by hand, it looks at Kafka and the run
 
 import hashlib
 import json
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ import dagster as dg
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.explain import compact
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.restoring import ForeignMetadata, failed_too_often, out_of_range
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 STOPPED_CHECK = "no_partition_stopped"
+_REASONS_SHOWN = 20
+_MOST_NAMES_CHARACTERS = 2_000
+"""However many partitions are stopped, an evaluation stays small: Dagster stores each one."""
 
 
 def evaluation(stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey) -> dg.AssetCheckEvaluation:
@@ -156,9 +161,15 @@ def _runs(ledger: RunLedger, batch_ids: Iterable[str]) -> tuple[RunSeen, ...]:
 
 
 def _result(stopped: Mapping[TopicPartition, str]) -> dg.AssetCheckResult:
+    shown = dict(sorted(stopped.items())[:_REASONS_SHOWN])
+    more = f"; and {len(stopped) - len(shown)} more" if len(stopped) > len(shown) else ""
     return dg.AssetCheckResult(
         passed=not stopped,
         severity=dg.AssetCheckSeverity.ERROR,
-        description="; ".join(stopped.values()) or "every partition goes on",
-        metadata={"stopped": dg.MetadataValue.json({str(partition): reason for partition, reason in sorted(stopped.items())})},
+        description="; ".join(shown.values()) + more if stopped else "every partition goes on",
+        metadata={
+            "stopped": dg.MetadataValue.json({str(partition): reason for partition, reason in shown.items()}),
+            "stopped_partitions": len(stopped),
+            "partitions": dg.MetadataValue.text(textwrap.shorten(compact(stopped), _MOST_NAMES_CHARACTERS, placeholder=" ...")),
+        },
     )
