@@ -12,7 +12,7 @@ from dagster_rebalance.core.explain import compact, explain_hold, explain_partit
 from dagster_rebalance.core.holds import Cause, Hold, HoldBudget
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
@@ -166,3 +166,15 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
         f"{stopped.partition}: stopped: no way",
         "orders-3: being taken in, reads its committed offset",
     )
+
+
+def test_the_summary_stays_short_however_many_partitions_are_stopped() -> None:
+    """Each tick stores it."""
+    world = World(partitions=1_000)
+    for number in range(1_000):
+        world.kafka.stored[tp(number)] = OffsetAndMetadata(5, "text of another application")
+    member = world.member(owns=1_000)
+    lines = summary(member.driver, world.now)
+    assert len(lines) == 12
+    assert lines[-1] == "and 990 more stopped, 0 more being taken in"
+    assert sum(map(len, lines)) < 5_000

@@ -11,7 +11,7 @@ from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.restoring import ForeignMetadata, Refused, StartFrom, moved_offset, take_in
+from dagster_rebalance.core.restoring import ForeignMetadata, Refused, StartFrom, is_news, moved_offset, out_of_range, take_in
 from tests.core.world import span, tp
 
 BOUNDS = Bounds(0, 500)
@@ -130,3 +130,15 @@ def test_foreign_metadata_is_overwritten_only_when_asked_for() -> None:
     assert isinstance(owned, OwnedPartition)
     assert owned.ledger is not None
     assert (owned.ledger.next_offset, owned.entries) == (120, ())
+
+
+def test_a_number_that_changed_is_no_news() -> None:
+    """Retention moves the first offset every few minutes, and each piece of news costs a look at the whole group."""
+    before = out_of_range(tp(0), 5, Bounds(100, 200))
+    after = out_of_range(tp(0), 5, Bounds(150, 250))
+    assert before is not None
+    assert after is not None
+    assert before != after
+    assert not is_news(after, before)
+    assert is_news(before, "")
+    assert is_news(before, "orders-0: 3 runs failed on orders-0 [5, 10), the last one is ab12")

@@ -170,9 +170,9 @@ class Member:
             case do.ReadStoredOffsets(wanted):
                 stored = {partition: kafka.stored.get(partition) for partition in wanted}
                 return seen.StoredOffsetsRead(dict(wanted), stored, {p: kafka.bounds[p] for p in wanted}, dagster.recorded_until())
-            case do.ReadRuns(batch_ids, live_too):
+            case do.ReadRuns(batch_ids, live_too, look):
                 runs = tuple(run for run in dagster.runs.values() if run.batch_id in batch_ids or (live_too and run.is_live))
-                return seen.RunsRead(batch_ids, runs, live_too)
+                return seen.RunsRead(batch_ids, runs, live_too, look)
             case do.ReadBounds(partitions):
                 return seen.BoundsRead({partition: kafka.bounds[partition] for partition in partitions})
             case do.WriteOffsets(writes):

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -14,14 +15,14 @@ import pytest
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.members import HostedMember, Members
 from dagster_rebalance.orchestration.pump import Parts
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
+from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -52,9 +53,9 @@ class Farm:
         self.stuck = threading.Event()
         self.stuck.set()
 
-    def make(self, shutdown_timeout_s: float = 5.0) -> HostedMember:
+    def make(self, shutdown_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> HostedMember:
         """A hosted member."""
-        member = HostedMember("test", self._parts, shutdown_timeout_s=shutdown_timeout_s)
+        member = HostedMember("test", self._parts, shutdown_timeout_s=shutdown_timeout_s, clock=clock)
         self.made.append(member)
         return member
 
@@ -233,3 +234,37 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
     other.give_seat_up()
     members.tick("key", farm.make, seat.sign)
     assert len(farm.made) == 2
+
+
+def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that goes on telling an old story is worse than a red one. The one that wakes up later writes nothing and leaves."""
+    clock = ManualClock()
+    hangs, wakes = threading.Event(), threading.Event()
+    real = PacedMember.poll
+
+    def poll(member: PacedMember, timeout_s: float) -> list[MemberEvent]:
+        if member.wants("orders") and farm.group.members and not hangs.is_set():
+            hangs.set()
+            assert wakes.wait(60)
+        return real(member, timeout_s)
+
+    monkeypatch.setattr(PacedMember, "poll", poll)
+    members = Members()
+    make = partial(farm.make, clock=clock)
+    members.tick("key", make)
+    assert hangs.wait(60)
+    clock.advance(29)
+    members.tick("key", make)
+    clock.advance(2)
+    with pytest.raises(DagsterRebalanceError, match=r"hangs: it has not turned for 31 s, while polling Kafka; after 120 s a new member"):
+        members.tick("key", make)
+    clock.advance(90)
+    with pytest.raises(DagsterRebalanceError, match="it writes nothing any more, and the next tick makes a new member"):
+        members.tick("key", make)
+    wait_until(lambda: has_joined(farm, members) and len(farm.made) == 2, timeout_s=30, what="the new member to join")
+    assert not farm.made[0].is_over
+    wakes.set()
+    farm.made[0].join(time.monotonic() + 30)
+    assert farm.made[0].is_over, "nobody asked it to leave, and it did"
+    assert len(farm.group.members) == 1
+    assert members.get("key") is farm.made[1]

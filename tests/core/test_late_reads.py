@@ -1,0 +1,25 @@
+"""Answers that were on their way while something happened after which the runs had to be read anew."""
+
+from __future__ import annotations
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.ownership import Phase
+from tests.core.world import World, tp
+
+
+def test_runs_read_before_a_revoke_was_asked_for_do_not_finish_its_drain() -> None:
+    """Between that look and the request a tick may have started a run, and the partition would go while it works."""
+    world = World(records=10)
+    member = world.member(owns=1)
+    member.fails = {do.ReadRuns}
+    world.wait(2, member)
+    early = member.given(do.ReadRuns)[-1]
+    assert isinstance(early, do.ReadRuns)
+    member.feed(seen.RevokeRequested((tp(0),)))
+    member.feed(seen.RunsRead(early.batch_ids, (), early.live_too, early.look))
+    assert member.driver.partitions[tp(0)].phase is Phase.DRAINING
+    late = member.given(do.ReadRuns)[-1]
+    assert isinstance(late, do.ReadRuns)
+    member.feed(seen.RunsRead(late.batch_ids, (), late.live_too, late.look))
+    assert tp(0) not in member.driver.partitions, "the look that was made for the revoke finishes it"

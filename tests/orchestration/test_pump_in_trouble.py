@@ -1,0 +1,130 @@
+"""The pump in trouble: a thousand stops at once, partitions that go and come back in one turn, and storage that hangs."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, cast
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.consumer.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.orchestration.run_ender import in_thread
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
+from dagster_rebalance.testing.deadline import wait_until
+from tests.orchestration.bench import Bench, Status
+from tests.orchestration.parts import make_run, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.core.runs import RunSeen
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """In memory: nothing of the pump opens it anew."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def evaluations(instance: dg.DagsterInstance, bench: Bench) -> list[dg.AssetCheckEvaluation]:
+    """The evaluations of the group's check, newest first."""
+    records = instance.event_log_storage.get_asset_check_execution_history(dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK), limit=100)
+    return [record.evaluation for record in records if record.evaluation is not None]
+
+
+def test_a_thousand_partitions_that_all_stop_cost_one_evaluation() -> None:
+    """An outage longer than the retention: a look at the whole group for each of them kept the member deaf until it was fenced."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        bench = Bench(instance, partitions=1_000, records=0)
+        for number in range(1_000):
+            bench.group.committed[tp(number)] = OffsetAndMetadata(5, "text of another application")
+        bench.until(lambda: sum(bool(owned.stop_reason) for owned in bench.driver.partitions.values()) == 1_000)
+        (newest,) = evaluations(instance, bench)
+        assert newest.metadata["stopped_partitions"].value == 1_000
+        assert str(newest.description).endswith("; and 980 more")
+        assert newest.metadata["partitions"].value == "orders-0..999"
+        assert len(dg.serialize_value(newest)) < 20_000
+        bench.turn(120)
+        assert len(evaluations(instance, bench)) == 1, "they are looked up again each ten seconds, which is no news"
+
+
+def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterInstance) -> None:
+    """The log of a tick is what people read first."""
+    bench = Bench(instance)
+    bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
+    bench.until(lambda: any(owned.stop_reason for owned in bench.driver.partitions.values()))
+    assert any(" stopped: orders-0: " in note for note in bench.mailbox.take_notes())
+    bench.group.committed[tp(0)] = OffsetAndMetadata(0)
+    bench.until(lambda: bench.mailbox.mail.offers)
+    assert any(note.endswith(" orders-0 goes on") for note in bench.mailbox.take_notes())
+
+
+def test_the_name_of_the_check_stays() -> None:
+    """Under another one its history and the alerts on it would be lost."""
+    check = build_stopped_check(dg.AssetKey(["kafka", "etl", "offsets"]), "kafka")
+    assert [spec.name for spec in check.check_specs] == ["no_partition_stopped"]
+
+
+def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_drained(instance: dg.DagsterInstance) -> None:
+    """During a hold, after a standstill: the request is a new one, and must not be taken for the hold that was lost."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    for number in (0, 1):
+        bench.run(Status.STARTED, number)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.joined_by_another()
+    bench.until(lambda: bench.driver.holds)
+    (held,) = bench.driver.held
+    bench.member.told(PartitionsLost((held,), LostReason.SESSION))
+    bench.member.told(PartitionsAssigned((held,)))
+    bench.member.told(RevokeRequested((held,)))
+    bench.turn()
+    assert bench.driver.held == {held}
+    assert len(bench.driver.heard(seen.RevokeRequested)) == 2
+    bench.turn(20)
+    assert held in bench.consumer.assignment(), "delayed while its run works"
+
+
+def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) -> None:
+    """The driver must not keep a partition that the consumer has given up: the next assignment of it would end the member."""
+    bench = Bench(instance, partitions=2)
+    bench.offers(2)
+    (gone,) = [partition for partition in bench.driver.partitions if partition.partition == 0]
+    bench.pump._witness.on_partitions_revoked([gone], cast("RebalanceConsumer", None))
+    bench.turn()
+    assert gone not in bench.driver.partitions
+
+
+def test_the_member_stays_in_the_group_while_the_storage_hangs(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It polls, the tick says what it waits for, a hold ends at its deadline, and afterwards everything goes on."""
+    bench = Bench(instance, partitions=2, start=in_thread)
+    bench.offers(2)
+    let_go = threading.Event()
+    real = bench.pump.parts.ledger.read
+
+    def hangs(batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
+        assert let_go.wait(60)
+        return real(batch_ids, live_too=live_too)
+
+    monkeypatch.setattr(bench.pump.parts.ledger, "read", hangs)
+    began = bench.group.clock()
+    bench.joined_by_another()
+    bench.until(lambda: len(bench.driver.partitions) == 1)
+    assert 49 < bench.group.clock() - began < 52, "the limit of the hold"
+    assert any("Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary)
+    bench.turn(2)
+    assert len(bench.consumer.assignment()) == 1
+    (offer,) = bench.mailbox.mail.offers
+    make_run(instance, offer, Status.SUCCESS)
+    let_go.set()
+
+    def is_committed() -> bool:
+        bench.turn()
+        return bench.offset(offer.ranges[0].partition) == 10
+
+    wait_until(is_committed, timeout_s=60, what="the commit")

@@ -1,0 +1,176 @@
+"""The thread that does what needs Dagster's storage: it may hang, fail or be slow, and the member goes on."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.run_ender import in_thread
+from dagster_rebalance.orchestration.storage import Job, StorageWorker
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fake_group import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Desk:
+    """A worker with jobs that hang until they are let go."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.notes: list[str] = []
+        self.done: list[str] = []
+        self.let_go = threading.Event()
+        self.worker = StorageWorker(self.notes.append, in_thread, self.clock)
+
+    def job(self, name: str, slot: str | None = None, subject: object = None) -> Job:
+        """A job that is done at once."""
+        return Job(name, lambda: self.done.append(name), lambda _: seen.TickArrived(), slot=slot, subject=subject)
+
+    def hang(self, name: str = "reading runs", subject: object = None) -> None:
+        """Ask for a job that hangs, and wait until it does."""
+        began = threading.Event()
+
+        def work() -> None:
+            began.set()
+            assert self.let_go.wait(60)
+            self.done.append(name)
+
+        self.worker.ask(Job(name, work, lambda _: seen.TickArrived(), subject=subject))
+        assert began.wait(60)
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Wait for the thread."""
+        wait_until(condition, timeout_s=60, what=lambda: f"the storage; done: {self.done}, notes: {self.notes}")
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A desk whose threads are gone afterwards."""
+    made = Desk()
+    yield made
+    made.let_go.set()
+    made.worker.finish(60)
+
+
+def test_jobs_are_done_in_order_and_never_two_at_a_time(desk: Desk) -> None:
+    """A receipt after the commits that it speaks of."""
+    desk.hang("first")
+    for number in range(20):
+        desk.worker.ask(desk.job(str(number)))
+    assert desk.done == []
+    desk.let_go.set()
+    desk.until(lambda: len(desk.done) == 21)
+    assert desk.done == ["first", *map(str, range(20))]
+    assert [answer() for answer in desk.worker.answers()] == [seen.TickArrived()] * 21
+
+
+def test_what_is_asked_for_again_while_the_storage_hangs_does_not_pile_up(desk: Desk) -> None:
+    """The driver gives a command again each second, and an outage may take an hour."""
+    desk.hang(subject="the same question")
+    for _ in range(3_600):
+        desk.worker.ask(desk.job("again", slot="runs", subject="the same question"))
+    for number in range(3_600):
+        desk.worker.ask(desk.job(f"newer {number}", slot="runs", subject=number))
+    desk.let_go.set()
+    desk.until(lambda: desk.done == ["reading runs", "newer 3599"])
+
+
+def test_storage_that_does_not_answer_is_named(desk: Desk) -> None:
+    """The tick says in what the member waits; not after the first slow second."""
+    assert desk.worker.silence is None
+    desk.hang()
+    desk.clock.advance(5)
+    assert desk.worker.silence is None
+    desk.clock.advance(40)
+    assert str(desk.worker.silence).startswith("Dagster's storage has not answered for 45 s (reading runs)")
+    desk.let_go.set()
+    desk.until(lambda: desk.worker.silence is None)
+    assert desk.notes == ["reading runs took 45.0 s"]
+
+
+def test_a_job_that_hangs_is_overtaken_and_its_late_answer_thrown_away(desk: Desk) -> None:
+    """A connection that a firewall has dropped hangs for hours while a new one would work."""
+    desk.hang()
+    desk.worker.ask(desk.job("next"))
+    desk.clock.advance(59)
+    desk.worker.look_after()
+    assert desk.done == []
+    desk.clock.advance(2)
+    desk.worker.look_after()
+    desk.until(lambda: desk.done == ["next"])
+    assert "no answer of Dagster's storage for 61 s" in desk.notes[0]
+    desk.let_go.set()
+    desk.until(lambda: desk.done == ["next", "reading runs"])
+    assert len(desk.worker.answers()) == 1, "the answer of the one that hung came too late"
+
+
+def test_threads_that_hang_do_not_pile_up(desk: Desk) -> None:
+    """A database that is away for a day must not cost a thread each minute."""
+    desk.hang()
+    for _ in range(24 * 60):
+        desk.worker.ask(Job("next", lambda: desk.let_go.wait(60)))
+        desk.clock.advance(60)
+        desk.worker.look_after()
+    overtaken = [note for note in desk.notes if "no answer" in note]
+    assert 80 < len(overtaken) < 100, "one at first, and then one in 16 minutes"
+
+
+def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_again(desk: Desk) -> None:
+    """Each outage is the first one."""
+    desk.hang()
+    desk.clock.advance(60)
+    desk.worker.look_after()
+    desk.worker.ask(desk.job("next"))
+    desk.until(lambda: desk.done)
+    desk.until(desk.worker.answers)
+    desk.hang("another")
+    desk.clock.advance(61)
+    desk.worker.look_after()
+    assert len(desk.notes) == 2
+
+
+def test_a_failure_is_a_note_and_no_answer(desk: Desk) -> None:
+    """The database may be away: the driver asks again."""
+
+    def fails() -> None:
+        message = "database is locked"
+        raise OSError(message)
+
+    desk.worker.ask(Job("RecordCommit", fails, is_repeated=True))
+    desk.worker.ask(Job("showing the state", fails))
+    desk.until(lambda: len(desk.notes) == 2)
+    assert desk.notes == ["RecordCommit failed and is tried again: database is locked", "showing the state failed: database is locked"]
+    assert desk.worker.answers() == []
+
+
+def test_an_error_that_somebody_has_to_mend_reaches_the_member(desk: Desk) -> None:
+    """It ends the member, and the tick is red."""
+
+    def fails() -> None:
+        message = "the job has no such resource"
+        raise ConfigurationError(message)
+
+    desk.worker.ask(Job("ReadRuns", fails))
+    desk.worker.finish(60)
+    (answer,) = desk.worker.answers()
+    with pytest.raises(ConfigurationError, match="no such resource"):
+        answer()
+
+
+def test_the_end_waits_for_what_is_left_but_not_for_a_storage_that_hangs(desk: Desk) -> None:
+    """A member that leaves records that; the end of its process must not hang."""
+    desk.worker.ask(desk.job("left"))
+    desk.worker.finish(60)
+    assert desk.done == ["left"]
+    desk.hang()
+    desk.worker.ask(desk.job("dropped"))
+    desk.worker.finish(0.01)
+    desk.let_go.set()
+    desk.until(lambda: "reading runs" in desk.done)
+    assert "dropped" not in desk.done
