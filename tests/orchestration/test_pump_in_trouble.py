@@ -31,6 +31,13 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield made
 
 
+@pytest.fixture
+def instance_on_disk() -> Iterator[dg.DagsterInstance]:
+    """One that several threads can use."""
+    with dg.instance_for_test() as made:
+        yield made
+
+
 def evaluations(instance: dg.DagsterInstance, bench: Bench) -> list[dg.AssetCheckEvaluation]:
     """The evaluations of the group's check, newest first."""
     records = instance.event_log_storage.get_asset_check_execution_history(dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK), limit=100)
@@ -100,9 +107,11 @@ def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) 
     assert gone not in bench.driver.partitions
 
 
-def test_the_member_stays_in_the_group_while_the_storage_hangs(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_member_stays_in_the_group_while_the_storage_hangs(
+    instance_on_disk: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It polls, the tick says what it waits for, a hold ends at its deadline, and afterwards everything goes on."""
-    bench = Bench(instance, partitions=2, start=in_thread)
+    bench = Bench(instance_on_disk, partitions=2, start=in_thread)
     bench.offers(2)
     let_go = threading.Event()
     real = bench.pump.parts.ledger.read
@@ -120,7 +129,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(instance: dg.Dags
     bench.turn(2)
     assert len(bench.consumer.assignment()) == 1
     (offer,) = bench.mailbox.mail.offers
-    make_run(instance, offer, Status.SUCCESS)
+    make_run(instance_on_disk, offer, Status.SUCCESS)
     let_go.set()
 
     def is_committed() -> bool:
