@@ -73,7 +73,7 @@ def connects_in_the_clear(session: SparkSession) -> bool:
     connected: Any = session  # the two kinds share a parent in pyspark's code, but not in its types
     builder = connected.client._builder  # noqa: SLF001 - no public way to ask how a session is connected
     host = str(getattr(builder, "host", ""))
-    return not builder.secure and host != "localhost" and not host.startswith("127.")
+    return not builder.secure and host != "localhost" and re.fullmatch(r"127(\.\d+){3}", host) is None
 
 
 def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:

@@ -10,10 +10,8 @@ import base64
 import os
 import re
 import shutil
-import tempfile
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -25,10 +23,12 @@ from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_s
 from dagster_rebalance.testing.java import find_java
 from dagster_rebalance.testing.kafka_node import START_LIMIT_S, Access, KafkaNode, admin_of
 from dagster_rebalance.testing.ports import free_port, is_free
+from dagster_rebalance.testing.scratch import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
+    from pathlib import Path
     from types import TracebackType
 
     from confluent_kafka.admin import AdminClient
@@ -132,7 +132,7 @@ class KafkaCluster:
         """
         jars = fetch(kafka_jars(self.version), tell=self.tell)
         java: list[str | Path] = [find_java().path, f"-Xmx{self.heap}", *JAVA_FLAGS, "-cp", ":".join(map(str, jars))]
-        self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-kafka-"))
+        self._folder = private_folder("kafka")
         try:
             self._access = self._make_access(self._folder)
             for number in range(1, self.nodes + 1):

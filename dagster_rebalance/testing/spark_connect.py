@@ -6,11 +6,9 @@ Owns the server's settings and its life. The server is the one that comes with t
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import IllegalStateError
@@ -18,9 +16,11 @@ from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, pyspark_f
 from dagster_rebalance.testing.java import find_java
 from dagster_rebalance.testing.ports import accepts_connections, free_port
 from dagster_rebalance.testing.processes import ChildProcess
+from dagster_rebalance.testing.scratch import private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
@@ -39,6 +39,9 @@ def kafka_connector() -> JarSet:
 @dataclass
 class SparkConnectServer:
     """A Spark Connect server. It starts when entered, and is gone with its files when left.
+
+    It asks nobody for a password: whoever can log in to this machine can run code through it, as you, while it runs. It is for machines
+    that you share with nobody.
 
     Example:
         ```python
@@ -87,7 +90,7 @@ class SparkConnectServer:
         """
         spark = pyspark_folder()
         jars = [jar for jar in fetch(kafka_connector(), tell=self.tell) if not (spark / "jars" / jar.name).exists()]
-        self._folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-spark-"))
+        self._folder = private_folder("spark")
         try:
             self._launch = partial(self._launched, spark, jars, self._folder)
             self.restart()

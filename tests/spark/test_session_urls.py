@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import uuid
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql.connect.client import DefaultChannelBuilder
+from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.spark.sessions import check_reachable, connect_session_id, remote_with_session, stop_session
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.spark.ranges import read_ranges
+from dagster_rebalance.spark.sessions import (
+    check_reachable,
+    connect_session_id,
+    connects_in_the_clear,
+    remote_with_session,
+    stop_session,
+)
 from dagster_rebalance.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ID = "00112233-4455-6677-8899-aabbccddeeff"
 
@@ -63,3 +78,36 @@ def test_a_server_that_does_not_answer_is_said_soon_and_without_its_token() -> N
     with pytest.raises(ConfigurationError, match=r"sc://127\.0\.0\.1") as not_stopped:
         stop_session(remote, ID, timeout_s=0.2)
     assert "hidden" not in f"{unreachable.value}{not_stopped.value}"
+
+
+@pytest.mark.parametrize(
+    ("remote", "in_the_clear"),
+    [
+        ("sc://spark:15002", True),
+        ("sc://10.0.0.7:15002/;user_id=etl", True),
+        ("sc://127evil.example.com", True),
+        ("sc://localhost:15002", False),
+        ("sc://127.0.0.1:15002", False),
+        ("sc://spark:15002/;use_ssl=true", False),
+        ("sc://spark:15002/;token=hidden", False),
+    ],
+)
+def test_a_session_to_another_machine_without_tls_is_in_the_clear(remote: str, in_the_clear: bool) -> None:  # noqa: FBT001 - a column
+    """As pyspark itself decides whether to use TLS."""
+    session = connected_to(remote)
+    assert connects_in_the_clear(session) == in_the_clear
+
+
+def test_no_login_is_sent_in_the_clear() -> None:
+    """It is refused before anything is sent; who has something else that encrypts says so."""
+    config = {"bootstrap.servers": "kafka:9092", "security.protocol": "SASL_SSL", "kafka.sasl.jaas.config": "hidden"}
+    with pytest.raises(ConfigurationError, match=r"use_ssl=true.*allow_plaintext") as refused:
+        read_ranges(connected_to("sc://spark:15002"), [OffsetRange("orders", 0, 0, 5)], config)
+    assert "hidden" not in str(refused.value)
+
+
+def connected_to(remote: str) -> SparkSession:
+    """A Connect session that has sent nothing, with pyspark's own idea of how it is connected."""
+    session = ConnectSession.__new__(ConnectSession)
+    session._client = SimpleNamespace(_builder=DefaultChannelBuilder(remote))  # type: ignore[assignment]
+    return session  # type: ignore[return-value]

@@ -6,10 +6,8 @@ Owns what is started, with which settings, and that all of it is gone afterwards
 from __future__ import annotations
 
 import shutil
-import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.cli.chaos.exchange import BROKERS_VARIABLE, FOLDER_VARIABLE, PROTOCOL_VARIABLE, SPARK_VARIABLE, TOPIC, Exchange
@@ -17,10 +15,12 @@ from dagster_rebalance.cli.witness.producer import NumberedProducer
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.postgres import Postgres
+from dagster_rebalance.testing.scratch import private_folder
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     import dagster as dg
 
@@ -96,7 +96,7 @@ def all_parts(
     Raises:
         DagsterRebalanceError: A part did not start; the message says which, and holds the end of its log.
     """
-    folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-chaos-"))
+    folder = private_folder("chaos")
     exchange = Exchange(folder)
     exchange.make()
     with ExitStack() as stack:

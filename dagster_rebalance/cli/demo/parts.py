@@ -6,7 +6,6 @@ Owns what is started, with which settings, and that all of it is gone afterwards
 from __future__ import annotations
 
 import shutil
-import tempfile
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from dagster_rebalance.cli.witness.producer import NumberedProducer
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.scratch import private_folder
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def all_parts(*, protocol: str, records_per_second: int, step: Callable[[str], N
         DagsterRebalanceError: A part did not start; the message says which, and holds the end of its log.
     """
     project = _example_project()
-    folder = Path(tempfile.mkdtemp(prefix="dagster-rebalance-demo-"))
+    folder = private_folder("demo")
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         try:

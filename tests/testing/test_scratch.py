@@ -1,0 +1,53 @@
+"""Temporary folders of the kit do not pile up when it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.testing.scratch import private_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MAKER = """
+import signal
+from dagster_rebalance.testing.scratch import private_folder
+print(private_folder("kafka"), flush=True)
+signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _folders_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders of other kits on this machine are none of these tests' business."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def test_the_folder_of_a_killed_kit_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """They hold logs and data of whole brokers. One whose process lives, and what somebody else put there, stays."""
+    foreign = tmp_path / "dagster-rebalance-notes"
+    foreign.mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True, env=environment) as maker:
+        assert maker.stdout is not None
+        theirs = tmp_path / maker.stdout.readline().strip()
+        (theirs / "data").write_text("of a broker")
+        mine = private_folder("kafka")
+        assert theirs.exists()
+        maker.send_signal(signal.SIGKILL)
+        maker.wait()
+    another = private_folder("spark")
+    assert not theirs.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {mine.name, another.name, foreign.name}
+
+
+def test_a_folder_is_for_its_owner_alone() -> None:
+    """A secured broker keeps its keys there."""
+    assert private_folder("kafka").stat().st_mode & 0o777 == 0o700
