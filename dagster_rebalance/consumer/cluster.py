@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
     from concurrent.futures import Future
 
+    from confluent_kafka.admin import TopicMetadata
+
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import TopicPartition
@@ -82,41 +84,48 @@ class Cluster:
         return {tp: OffsetAndTimestamp(answer.offset, answer.timestamp) if answer.offset >= 0 else None for tp, answer in found.items()}
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
-        """All topics that the principal may see."""
-        try:
-            topics = answered(lambda limit_s: self._admin.list_topics(timeout=limit_s).topics, timeout_s, self._cause)
-        except KafkaException as problem:
-            raise broker_error(self._cause(kafka_error(problem)), self._attempt("listing the topics")) from problem
-        for name, topic in topics.items():
-            if topic.error is not None:
-                raise broker_error(topic.error, self._attempt(f"describing topic '{name}'"))
-        return {
-            name: [PartitionInfo(name, p.id, p.leader, tuple(p.replicas), tuple(p.isrs)) for p in topic.partitions.values()]
-            for name, topic in topics.items()
-        }
+        """All topics that the principal may see, but for those that the brokers cannot describe."""
+        described: dict[str, list[PartitionInfo]] = {}
+        for name, topic in self._topics(timeout_s).items():
+            if topic.error is None:
+                described[name] = _partitions_of(name, topic)
+            else:
+                logger.info("topic '%s' is left out: %s", name, topic.error.str())
+        return described
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
         """The partitions of a topic.
 
         Raises:
-            BrokerError: There is no such topic, or the principal may not see it.
+            BrokerError: There is no such topic, the principal may not see it, or the brokers cannot describe it.
         """
         # Not a request for the one topic, which would create it on a broker with auto.create.topics.enable.
-        found = self.list_topics(timeout_s).get(topic)
-        if found is None:
-            raise self._missing(topic)
+        found = _partitions_of(topic, self._described(topic, self._topics(timeout_s)))
         return sorted(found, key=lambda info: info.partition)
 
     def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
         """Find out now what would go wrong later: brokers, credentials, topics, and the right to read them."""
-        topics = self.list_topics(timeout_s)
+        topics = self._topics(timeout_s)
         if isinstance(subscription, re.Pattern):
             return
         for topic in subscription:
-            if topic not in topics:
-                raise self._missing(topic)
+            self._described(topic, topics)
         if subscription:
             self._check_rights(subscription, timeout_s)
+
+    def _topics(self, timeout_s: float) -> dict[str, TopicMetadata]:
+        try:
+            return answered(lambda limit_s: self._admin.list_topics(timeout=limit_s).topics, timeout_s, self._cause)
+        except KafkaException as problem:
+            raise broker_error(self._cause(kafka_error(problem)), self._attempt("listing the topics")) from problem
+
+    def _described(self, name: str, topics: Mapping[str, TopicMetadata]) -> TopicMetadata:
+        if name not in topics:
+            raise self._missing(name)
+        error = topics[name].error
+        if error is not None:
+            raise broker_error(error, self._attempt(f"describing topic '{name}'"))
+        return topics[name]
 
     @cached_property
     def _admin(self) -> AdminClient:
@@ -169,7 +178,7 @@ class Cluster:
                 self._pause(_RETRY_PAUSE_S)
                 # The client finds no leader for partitions that are newer than its metadata, and goes on asking one that is gone: it does
                 # not refresh its metadata by itself.
-                self.list_topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
+                self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
         return found
 
     def _ask(self, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
@@ -191,3 +200,7 @@ class Cluster:
 
     def _attempt(self, doing: str) -> Attempt:
         return Attempt(doing, self._settings.brokers)
+
+
+def _partitions_of(name: str, topic: TopicMetadata) -> list[PartitionInfo]:
+    return [PartitionInfo(name, p.id, p.leader, tuple(p.replicas), tuple(p.isrs)) for p in topic.partitions.values()]

@@ -82,6 +82,11 @@ class Fetcher:
         self._consumer.incremental_assign([theirs(tp, _offset(start)) for tp, start in starts.items()])
         self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
 
+    def pin(self, partition: TopicPartition, offset: int) -> None:
+        """Begin at the offset that was told to be the position, where reading has not begun: the log may grow until then."""
+        if partition in self._staged:
+            self._staged[partition] = offset
+
     def withhold(self, partitions: frozenset[TopicPartition]) -> None:
         """Return no records of these partitions, and of no others.
 

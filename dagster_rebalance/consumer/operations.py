@@ -147,7 +147,10 @@ class ConsumerOperations:
             msg = f"{tp} has no committed offset and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
             raise BrokerError(msg)
         ask = self._cluster.beginning_offsets if reset == "earliest" else self._cluster.end_offsets
-        return ask([tp], timeout_s)[tp]
+        found = ask([tp], timeout_s)[tp]
+        if self._fetcher:
+            self._fetcher.pin(tp, found)
+        return found
 
     @in_turn
     def seek(self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None) -> None:

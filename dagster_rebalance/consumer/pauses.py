@@ -52,6 +52,8 @@ class PausingConsumer(ConsumerOperations):
         self._marks = PauseMarks()
         super().__init__(member, cluster, fetcher, settings, self._marks if pause_marks == "carry" else None)
         self._keeps_marks = pause_marks == "keep"
+        self._revokes_all = settings.is_eager
+        self._leaving_marks: set[TopicPartition] = set()
         self._carried = CarriedMarks(member, self._marks, self.position) if pause_marks == "carry" else None
         self._subscription: Collection[str] | re.Pattern[str] = ()
         self._giving_up: frozenset[TopicPartition] = frozenset()
@@ -127,11 +129,22 @@ class PausingConsumer(ConsumerOperations):
             self._fetcher.withhold(self._marks.among(self._assigned) | self._giving_up | unread)
 
     def _forget_marks(self, partitions: Collection[TopicPartition]) -> None:
-        """Partitions go."""
+        """Partitions go.
+
+        An eager rebalance revokes what it gives back at once: only with the new assignment it is known
+        which of them have gone.
+        """
         if not self._keeps_marks:
-            self._marks.resume(partitions)
+            self._leaving_marks.update(partitions)
+            if not self._revokes_all:
+                self._settle_marks(())
         if self._carried:
             self._carried.leave(partitions)
+
+    def _settle_marks(self, assigned: Collection[TopicPartition]) -> None:
+        """Partitions came: what did not come back after an eager revoke has gone."""
+        self._marks.resume(self._leaving_marks.difference(assigned))
+        self._leaving_marks.clear()
 
     def _subscribes(self, topic: str) -> bool:
         if isinstance(self._subscription, re.Pattern):

@@ -347,6 +347,7 @@ class RebalanceAwareConsumer(WakingConsumer):
                 self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
                 self._lost_reasons.update(dict.fromkeys(gone, reason))
                 self._forget(gone)
+                self._settle_marks(())
                 self._give_up()
                 if gone:
                     self._callbacks.tell("on_partitions_lost", gone, self)
@@ -360,6 +361,7 @@ class RebalanceAwareConsumer(WakingConsumer):
     def _take_in(self, partitions: Collection[TopicPartition]) -> None:
         self._lists.assign(partitions)
         self._assigned.update(partitions)
+        self._settle_marks(partitions)
         if self._carried:
             self._carried.expect(partitions)
             self._callbacks.run(self._carried.read)
@@ -400,6 +402,7 @@ class RebalanceAwareConsumer(WakingConsumer):
         left_s = self._finish_commits(left_s)
         self._lists = RevokeLists()
         self._forget(self.assignment())
+        self._settle_marks(())
         self._give_up()
         return left_s
 

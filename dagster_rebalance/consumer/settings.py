@@ -24,8 +24,11 @@ HOLD_MARGIN_S = 15.0
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 _RECONNECT_MS = 1000
 
-_CONNECTION = ("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "socket.", "client.", "broker.", "reconnect.")
-_CONNECTION_EXACT = frozenset({"enable.ssl.certificate.verification", "oauth_cb", "log_level", "logger", "debug", "api.version.request"})
+_CONNECTION = (
+    *("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "https.", "socket.", "client."),
+    *("broker.", "reconnect.", "enable.ssl.", "enable.sasl."),
+)
+_CONNECTION_EXACT = frozenset({"oauth_cb", "log_level", "logger", "debug", "api.version.request"})
 _GROUP_ONLY = frozenset(
     {
         "group.protocol",

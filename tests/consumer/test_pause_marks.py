@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.consumer.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
@@ -49,6 +50,40 @@ def hand_over(blue: RebalanceAwareConsumer, green: RebalanceAwareConsumer) -> No
     for consumer in (green, blue, blue, green):
         consumer.poll(0.1)
     assert green.assignment() == {P2, P3}
+
+
+def eager(group: FakeGroup) -> RebalanceAwareConsumer:
+    """A consumer that clears marks, with a strategy that takes everything in each rebalance."""
+    strategy = {"group.protocol": "classic", "partition.assignment.strategy": "range"}
+    consumer = RebalanceAwareConsumer(
+        {**CONFIG, **strategy}, fetch=False, member=group.member(), cluster=group, clock=group.clock, pause_marks="clear"
+    )
+    consumer.subscribe(["orders"])
+    consumer.poll(0.1)
+    consumer.pause([P0, P2])
+    return consumer
+
+
+def test_an_eager_rebalance_clears_the_marks_of_what_does_not_come_back(group: FakeGroup) -> None:
+    """It revokes what it gives back at once, and records of paused partitions must not be returned then."""
+    blue = eager(group)
+    blue._carry_out(RevokeRequested(EVERYTHING), same_poll=False)
+    blue._lists.start_poll()
+    blue._forget(EVERYTHING)
+    assert blue.paused() == {P0, P2}
+    blue._carry_out(PartitionsAssigned((P0, P1)), same_poll=False)
+    assert blue.paused() == {P0}
+    blue._carry_out(PartitionsAssigned((P2, P3)), same_poll=False)
+    assert blue.paused() == {P0}
+
+
+def test_a_loss_clears_marks_with_an_eager_strategy_too(group: FakeGroup) -> None:
+    """What is assigned after it is a new ownership."""
+    blue = eager(group)
+    group.fence(group.members[0])
+    blue.poll(0.1)
+    assert blue.get_lost_partitions() == set(EVERYTHING)
+    assert not blue.paused()
 
 
 def test_marks_stay_when_partitions_go_and_count_when_they_come_back(new: NewConsumer) -> None:

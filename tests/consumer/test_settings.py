@@ -30,6 +30,19 @@ def test_auto_commit_is_off_in_every_client() -> None:
     assert settings(enable_auto_commit="false").fetcher()["enable.auto.commit"] is False
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("https.ca.location", "https.ca.pem", "enable.sasl.oauthbearer.unsecure.jwt", "enable.ssl.certificate.verification"),
+        *("sasl.oauthbearer.token.endpoint.url", "ssl.ca.location", "security.protocol"),
+    ],
+)
+def test_each_client_is_given_what_a_login_takes(name: str) -> None:
+    """`check` and `end_offsets` have a client of their own, which could not log in where the others can."""
+    given = validated({**GOOD, name: "as given"}, hold_limit_s=300)
+    assert [each[name] for each in (given.member(), given.fetcher(), given.connection())] == ["as given"] * 3
+
+
 def test_a_broker_that_is_back_is_found_within_a_second() -> None:
     """By each client: its partitions stand still until then. Who has chosen otherwise knows why."""
     default = settings()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import confluent_kafka
 from confluent_kafka import Message
 from typing_extensions import assert_type
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 TP = TopicPartition("orders", 0)
+CLIENT = confluent_kafka.TopicPartition("orders", 0, 5)
 OFFSETS = {TP: OffsetAndMetadata(5, metadata="mine", leader_epoch=None)}
 
 
@@ -99,6 +101,11 @@ def use_operations(consumer: RebalanceConsumer | RebalanceAwareConsumer, partiti
     assert_type(consumer.position(TP), int)
     consumer.seek(TP, 5)
     consumer.seek(TP, OffsetAndMetadata(5))
+    consumer.seek(CLIENT)
+    consumer.commit_sync([CLIENT])
+    consumer.commit_async({CLIENT: OffsetAndMetadata(5)})
+    consumer.pause([CLIENT, TP])
+    consumer.offsets_for_times([CLIENT])
     consumer.seek_to_beginning(partitions)
     consumer.seek_to_end(partitions)
     assert_type(consumer.assignment(), frozenset[TopicPartition])
@@ -123,6 +130,11 @@ def use_consumer() -> None:
         for listener in (Aware(), OneArgument(), BothForms(), CompositeRebalanceListener(Aware(), OneArgument()), None):
             consumer.set_rebalance_listener(listener)
         assert_type(consumer.poll(1.0), list[Message])
+        assert_type(consumer.poll(), list[Message])
+        assert_type(consumer.poll(timeout=1.0, max_records=10), list[Message])
+        for record in consumer:
+            assert_type(record, Message)
+            consumer.wakeup()
         result = consumer.poll_with_rebalance(1.0, max_records=10)
         assert_type(result, PollResult)
         assert_type(result.records, list[Message])
@@ -151,6 +163,10 @@ async def use_consumer_for_asyncio() -> None:
         consumer.set_rebalance_listener(Awaited())
         consumer.set_rebalance_listener(Aware())
         assert_type(await consumer.poll(1.0), list[Message])
+        assert_type(await consumer.poll(timeout=1.0), list[Message])
+        async for record in consumer:
+            assert_type(record, Message)
+            await consumer.wakeup()
         assert_type(await consumer.poll_with_rebalance(1.0), PollResult)
         assert_type(await consumer.delay_revoke(await consumer.get_to_be_revoked_partitions()), bool)
         await consumer.commit_async(OFFSETS, committed)
