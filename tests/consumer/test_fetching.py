@@ -48,6 +48,29 @@ def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_o
         assert blue.offsets[number] + green.offsets[number] == list(range(produced))
 
 
+def test_positions_are_committed_with_the_leader_epoch_of_their_record(group: Readers) -> None:
+    """The next owner can tell by it that the log was truncated meanwhile (KIP-320)."""
+    blue = group.reader()
+    group.produce(3)
+    group.play(lambda: blue.count == 12, blue, what="all records")
+    blue.consumer.commit_sync()
+    partitions = [blue.tp(number) for number in range(4)]
+    assert blue.consumer.committed(partitions) == dict.fromkeys(partitions, OffsetAndMetadata(3, leader_epoch=0))
+
+
+def test_an_iteration_reads_every_record_once_and_ends_when_it_is_woken(group: Readers) -> None:
+    """Record by record, with the positions committed between two of them."""
+    blue = group.reader()
+    group.produce(50)
+    read: dict[int, list[int]] = {number: [] for number in range(4)}
+    for record in blue.consumer:
+        read[record.partition() or 0].append(record.offset() or 0)
+        if sum(map(len, read.values())) == 200:
+            blue.consumer.commit_sync()
+            blue.consumer.wakeup()
+    assert all(offsets == list(range(50)) for offsets in read.values())
+
+
 def test_a_partition_that_was_given_up_and_comes_back_is_read_again(group: Readers) -> None:
     """The client remembers a pause over an unassign; what was silent before its release must not be silent in its next life."""
     blue = group.reader(CommitOnRevoke())

@@ -1,0 +1,189 @@
+"""What a consumer does about the news of its member: assigned, to be revoked, lost, and left behind at the end.
+
+Owns the order of things around a rebalance: the lists, the listener, what is read, and what is released.
+Must never decide when it happens: that is poll's. Every decision about the lists is made by `core.revokes`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.consumer.callbacks import Callbacks
+from dagster_rebalance.consumer.events import (
+    CallbackFailed,
+    CommitAnswered,
+    HoldSuperseded,
+    LostReason,
+    MemberEvent,
+    PartitionsAssigned,
+    PartitionsLost,
+    RequestFailed,
+    RevokeRequested,
+)
+from dagster_rebalance.consumer.waking import WakingConsumer
+from dagster_rebalance.core.revokes import PollStarted, RevokeLists
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from dagster_rebalance.consumer.fetcher import Fetcher
+    from dagster_rebalance.consumer.pauses import PauseMarksPolicy
+    from dagster_rebalance.consumer.port import ClusterView, GroupMember
+    from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class GroupConsumer(WakingConsumer):
+    """A consumer that carries out what its member tells.
+
+    Args:
+        member: The member of the group.
+        cluster: Answers what is not about the group.
+        fetcher: Reads records; None for a consumer that reads none.
+        settings: Validated settings.
+        pause_marks: What becomes of the mark of a partition that goes.
+        clock: A monotonic clock.
+    """
+
+    def __init__(
+        self,
+        member: GroupMember,
+        cluster: ClusterView,
+        fetcher: Fetcher | None,
+        settings: Settings,
+        pause_marks: PauseMarksPolicy,
+        *,
+        clock: Callable[[], float],
+    ) -> None:
+        super().__init__(member, cluster, fetcher, settings, pause_marks)
+        self._clock = clock
+        self._lists = RevokeLists()
+        self._told: deque[MemberEvent] = deque()
+        self._lost_reasons: dict[TopicPartition, LostReason] = {}
+        self._callbacks = Callbacks(self._turn)
+
+    def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
+        """Let the member work, and carry out what it tells; whether the caller must hear of it at once."""
+        # What an exception leaves behind is carried out by the next poll.
+        self._told.extend(self._commits.take_events())
+        self._told.extend(self._member.poll(timeout_s))
+        is_urgent = False
+        while self._told:
+            event = self._told.popleft()
+            is_urgent |= isinstance(event, (RevokeRequested, PartitionsLost))
+            self._carry_out(event, same_poll=same_poll)
+        for callback in self._commits.take_due():
+            self._callbacks.run(callback)
+        return is_urgent
+
+    def _carry_out(self, event: MemberEvent, *, same_poll: bool) -> None:
+        match event:
+            case PartitionsAssigned(partitions):
+                self._take_in(partitions)
+            case RevokeRequested(partitions) if same_poll:
+                self._lists.request(partitions)
+                self._tell_revoked(self._lists.to_be_revoked)
+                self._give_away(self._lists.complete())
+            case RevokeRequested(partitions):
+                self._lists.request(partitions)
+                self._give_up()
+            case PartitionsLost(partitions, reason):
+                gone = self._assigned.intersection(partitions)
+                # What this very poll has completed is no loss to the caller, though Kafka did not hear of its release any more.
+                self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
+                self._lost_reasons.update(dict.fromkeys(gone, reason))
+                self._forget(gone)
+                self._settle_marks(())
+                self._give_up()
+                if gone:
+                    self._callbacks.tell("on_partitions_lost", gone, self)
+            case HoldSuperseded(partitions):
+                logger.warning("the hold of %s was superseded by another rebalance", ", ".join(map(str, partitions)))
+            case CommitAnswered():
+                self._commits.answered(event)
+            case RequestFailed(error) | CallbackFailed(error):
+                self._callbacks.note(error)
+
+    def _take_in(self, partitions: Collection[TopicPartition]) -> None:
+        self._lists.assign(partitions)
+        self._assigned.update(partitions)
+        self._settle_marks(partitions)
+        if self._carried:
+            self._carried.expect(partitions)
+            self._callbacks.run(self._carried.read)
+        if self._fetcher:
+            self._fetcher.stage(partitions)
+        self._withhold()
+        self._callbacks.tell("on_partitions_assigned", partitions, self)
+        if self._fetcher:
+            self._fetcher.start_staged()
+
+    def _complete_due(self) -> None:
+        self._exchange_marks()
+        self._tell_revoked(self._lists.to_be_revoked)
+        self._lost_reasons = {}
+        self._give_away(self._lists.start_poll())
+
+    def _give_away(self, due: PollStarted) -> None:
+        """Carry out what is due; after an exception, the next poll does it again."""
+        if due.completed:
+            self._forget(due.completed)
+        if due.release:
+            if self._member.held:
+                self._member.release()
+            self._lists.released()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        if self._giving_up != self._lists.unreleased:
+            self._giving_up = self._lists.unreleased
+            self._withhold()
+
+    def _leave_behind(self, timeout_s: float) -> float:
+        """Give everything up for the API; what is left of the time to wait for Kafka."""
+        self._callbacks.begin()
+        left_s = self._finish_commits(timeout_s)
+        self._tell_revoked(self.assignment())
+        # The callback may have committed as well.
+        left_s = self._finish_commits(left_s)
+        self._lists = RevokeLists()
+        self._forget(self.assignment())
+        self._settle_marks(())
+        self._give_up()
+        return left_s
+
+    def _finish_commits(self, timeout_s: float) -> float:
+        started_at = self._clock()
+        events = self._commits.finish(timeout_s)
+        left_s = max(0.0, timeout_s - (self._clock() - started_at))
+        for event in events:
+            # What else came meanwhile has no meaning any more.
+            if isinstance(event, (PartitionsLost, CallbackFailed)):
+                self._carry_out(event, same_poll=False)
+        for callback in self._commits.take_due():
+            self._callbacks.run(callback)
+        return left_s
+
+    def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:
+        if partitions:
+            self._callbacks.tell("on_partitions_revoked", partitions, self)
+            self._exchange_marks()
+
+    def _exchange_marks(self) -> None:
+        carried = self._carried
+        if carried:
+            unread = carried.unread
+            self._callbacks.run(carried.read)
+            self._callbacks.run(lambda: carried.write(self._assigned))
+            if unread:
+                self._withhold()
+
+    def _forget(self, partitions: Collection[TopicPartition]) -> None:
+        self._assigned.difference_update(partitions)
+        self._forget_marks(partitions)
+        if self._fetcher:
+            self._fetcher.drop(partitions)
