@@ -1,7 +1,7 @@
 """Whether the settings of a Kafka client use the encryption and the login that they name.
 
-Owns what counts as an accident: a client ignores settings of TLS and SASL that its protocol has no use for, and connects in the clear.
-Never shows a value.
+Owns what counts as an accident: a client ignores settings of TLS and SASL that its protocol has no
+use for, and connects in the clear. Never shows a value.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OFF = frozenset({"false", "0", "no", "off"})
 
 
 def insecurity(config: Mapping[str, object]) -> str | None:
-    """Why a client with these settings would be less secure than they say, and what to change; None when it is not.
+    """Why a client would be less secure than its settings say, and what to change, or None.
 
     Args:
         config: By the names of librdkafka or of the Java client, which are alike here.

@@ -1,7 +1,8 @@
-"""`FixedResource`: gives a resource to jobs as the definitions configure it, so that the config of a run cannot change it.
+"""`FixedResource`: a resource of a job that the config of a run cannot change.
 
-Owns that who may launch a run may not redirect it: Dagster lets a run's config override each setting of a resource, also with the value of
-an environment variable, so an address could be replaced by one that collects the login.
+Owns that who may launch a run may not redirect it: Dagster lets a run's config override each
+setting of a resource, also with the value of an environment variable, so an address could be
+replaced by one that collects the login.
 """
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.

@@ -1,7 +1,8 @@
 """Secrets that are written out in definitions, where everybody sees them who reads the code.
 
-Owns which settings can hold a secret. Their names decide, so one that is called otherwise is not found; one that is no secret in spite of
-its name is given as an `EnvVar` like the others. Never shows a value.
+Owns which settings can hold a secret. Their names decide, so one that is called otherwise is not
+found; one that is no secret in spite of its name is given as an `EnvVar` like the others. Never
+shows a value.
 """
 
 from __future__ import annotations

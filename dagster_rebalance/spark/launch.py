@@ -1,8 +1,8 @@
-"""How the settings of a classic session reach the JVM that pyspark starts for it: in a file that only this user can read.
+"""How the settings of a classic session reach its JVM: in a file that only this user can read.
 
-pyspark puts each setting on the JVM's command line, which every user of the machine can read. Owns the file, which is gone when the session
-has started, and the variable by which `spark-submit` finds it. JVM options stand on the command line whatever is done, so a secret among
-them is refused.
+pyspark puts each setting on the JVM's command line, which every user of the machine can read. Owns
+the file, which is gone when the session has started, and the variable by which `spark-submit` finds
+it. JVM options stand on the command line whatever is done, so a secret among them is refused.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ _SECRET_OPTION = re.compile(r"-D\S*(password|secret|token|jaas)\S*=", re.IGNOREC
 
 @contextmanager
 def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
-    """Let a JVM that pyspark starts inside find its settings in a private file. spark-defaults.conf is still read.
+    """Let a JVM that pyspark starts inside find its settings in a private file.
+
+    What stands in spark-defaults.conf is still read.
 
     Raises:
-        ConfigurationError: A JVM option is a secret, or the environment names another file, which would not be read.
+        ConfigurationError: A JVM option is a secret, or the environment names another file, which
+            would not be read.
     """
     for key, value in config.items():
         if key.endswith(_JVM_OPTIONS) and _SECRET_OPTION.search(str(value)):

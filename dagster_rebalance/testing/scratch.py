@@ -1,6 +1,7 @@
-"""Temporary folders of the kit, which are removed by the next start of a kit when theirs was killed.
+"""Temporary folders of the kit; those of a killed kit are removed by the next one.
 
-Owns the lock by which a folder shows that its process lives. Never removes a folder of another user, or one without such a lock.
+Owns the lock by which a folder shows that its process lives. Never removes a folder of another
+user, or one without such a lock.
 """
 
 from __future__ import annotations

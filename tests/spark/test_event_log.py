@@ -1,6 +1,7 @@
 """A Spark Connect server that writes an event log: which secrets of its clients are in it.
 
-One story for all tests: a login in the options, with the documented mask, and logins that Kafka's config providers look up on the server.
+One story for all tests: a login in the options, with the documented mask, and logins that Kafka's
+config providers look up on the server.
 """
 
 from __future__ import annotations
