@@ -18,7 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaEx
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
 from dagster_rebalance.consumer.translation import as_committed, theirs
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import TopicPartition, next_offset
+from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, next_offset
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -74,12 +74,20 @@ class Fetcher:
         self._staged.update(dict.fromkeys(partitions, "committed"))
 
     def start_staged(self) -> None:
-        """Begin to read what is staged."""
-        starts, self._staged = self._staged, {}
+        """Begin to read what is staged.
+
+        Raises:
+            BrokerError: The client refused; it is tried again with the next read.
+        """
+        starts = dict(self._staged)
         if not starts:
             return
+        try:
+            self._consumer.incremental_assign([theirs(tp, _offset(start)) for tp, start in starts.items()])
+        except KafkaException as problem:
+            raise broker_error(kafka_error(problem), self._attempt, starts) from problem
+        self._staged.clear()
         self._started.update(starts)
-        self._consumer.incremental_assign([theirs(tp, _offset(start)) for tp, start in starts.items()])
         self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
@@ -108,14 +116,24 @@ class Fetcher:
             return
         # The client remembers a pause over an unassign, and would be silent about a partition that comes back.
         self._consumer.resume(running)
-        self._consumer.incremental_unassign(running)
+        try:
+            self._consumer.incremental_unassign(running)
+        except KafkaException as problem:
+            # Told by the next read: whoever gives partitions up owes that to the group, and must not be kept from it.
+            self._problem = broker_error(kafka_error(problem), self._attempt, gone)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
         """Read on from somewhere else. What is buffered of the partition is dropped.
 
         Raises:
-            IllegalStateError: The partition is not assigned.
+            IllegalStateError: The partition is not assigned, or Kafka has no such offset.
         """
+        if isinstance(start, int) and not 0 <= start <= MAX_OFFSET:
+            msg = (
+                f"seek of {partition} to {start}: an offset is a number from 0 to {MAX_OFFSET}; "
+                "use seek_to_beginning or seek_to_end for the ends of the log"
+            )
+            raise IllegalStateError(msg)
         self.position(partition)
         # A seek of the client's is refused while the partition's fetching is only starting; a new assignment is not.
         if self._started.pop(partition, None) is not None:
@@ -149,6 +167,7 @@ class Fetcher:
         if self._problem is not None:
             problem, self._problem = self._problem, None
             raise problem
+        self.start_staged()
         try:
             batch = self._whatever_is_there(min(max_records, _MOST_RECORDS), timeout_s)
         except KafkaException as problem:

@@ -1,0 +1,221 @@
+"""The fetcher on librdkafka's mock cluster: records without Java."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from dagster_rebalance.consumer.fetcher import Fetcher
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.consumer.contract.stages import MockCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka import Message
+
+EACH = 20
+
+
+class Log:
+    """A topic of four partitions with records, and a fetcher that reads it."""
+
+    def __init__(self, cluster: MockCluster) -> None:
+        self.topic = cluster.topic()
+        self.config = {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "etl",
+            "auto.offset.reset": "earliest",
+        }
+        self.fetcher = Fetcher(validated(self.config, hold_limit_s=10))
+        self.seen: dict[TopicPartition, list[int]] = {}
+        self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
+
+    def tp(self, number: int) -> TopicPartition:
+        """A partition."""
+        return TopicPartition(self.topic, number)
+
+    def produce(self, *numbers: int, each: int = EACH) -> None:
+        """Append records."""
+        for number in numbers:
+            for _ in range(each):
+                self._producer.produce(self.topic, b"record", partition=number)
+        assert self._producer.flush(10) == 0
+
+    def start(self, *numbers: int) -> None:
+        """Begin to read partitions from their first record on."""
+        self.fetcher.stage(map(self.tp, numbers))
+        for number in numbers:
+            self.fetcher.seek(self.tp(number), "earliest")
+        self.fetcher.start_staged()
+
+    def read(self, max_records: int = 500) -> list[Message]:
+        """Read once, and note the offsets."""
+        records = self.fetcher.read(max_records, 0.1)
+        for record in records:
+            tp = TopicPartition(record.topic() or "", record.partition() or 0)
+            self.seen.setdefault(tp, []).append(-1 if (offset := record.offset()) is None else offset)
+        return records
+
+    def read_until(self, tp: TopicPartition, count: int) -> None:
+        """Read until so many records of a partition were returned."""
+
+        def enough() -> bool:
+            self.read()
+            return len(self.seen.get(tp, [])) >= count
+
+        wait_until(enough, timeout_s=12, what=f"{count} records of {tp}", interval_s=0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[MockCluster]:
+    """A mock cluster."""
+    made = MockCluster()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def log(cluster: MockCluster) -> Iterator[Log]:
+    """A topic that nobody has written to."""
+    made = Log(cluster)
+    yield made
+    made.fetcher.close()
+
+
+def test_records_are_returned_once_in_their_order(log: Log) -> None:
+    """Each under its own partition and offset."""
+    log.produce(0, 2)
+    log.start(0, 2)
+    log.read_until(log.tp(0), EACH)
+    log.read_until(log.tp(2), EACH)
+    log.read()
+    assert log.seen == {key: list(range(EACH)) for key in [log.tp(0), log.tp(2)]}
+
+
+def test_what_is_put_back_is_returned_again_from_its_first_record_on(log: Log) -> None:
+    """Each partition from where its own records begin, which is not the start of the log."""
+    log.produce(0, 1)
+    log.start(0, 1)
+    log.fetcher.seek(log.tp(0), 5)
+    log.fetcher.seek(log.tp(1), 8)
+    taken: list[Message] = []
+
+    def all_read() -> bool:
+        taken.extend(log.fetcher.read(500, 0.1))
+        return len(taken) == EACH - 5 + EACH - 8
+
+    wait_until(all_read, timeout_s=12, what="all records", interval_s=0)
+    log.fetcher.put_back(taken)
+    log.read_until(log.tp(0), EACH - 5)
+    log.read_until(log.tp(1), EACH - 8)
+    assert log.seen == {log.tp(0): list(range(5, EACH)), log.tp(1): list(range(8, EACH))}
+
+
+def test_a_withheld_partition_is_silent_and_goes_on_where_it_was(log: Log) -> None:
+    """None of its records is lost or returned twice, and the others are not kept waiting."""
+    log.produce(0, 1)
+    log.start(0, 1)
+    log.fetcher.withhold(frozenset({log.tp(0)}))
+    log.read_until(log.tp(1), EACH)
+    assert log.tp(0) not in log.seen
+    log.fetcher.withhold(frozenset())
+    log.read_until(log.tp(0), EACH)
+    assert log.seen[log.tp(0)] == list(range(EACH))
+
+
+def test_the_lag_is_known_once_something_was_fetched(log: Log) -> None:
+    """From the position to the end of the log."""
+    log.produce(0)
+    log.start(0)
+    assert log.fetcher.lag(log.tp(0)) is None
+    wait_until(lambda: log.read(max_records=8), timeout_s=12, what="the first records", interval_s=0)
+    read = len(log.seen[log.tp(0)])
+    assert 0 < read <= 8
+    assert log.fetcher.position(log.tp(0)).offset == read
+    assert log.fetcher.lag(log.tp(0)) == EACH - read
+
+
+@pytest.mark.parametrize("offset", [-5, -2, -1, 2**63])
+def test_a_seek_to_no_offset_is_refused_and_reading_goes_on(log: Log, offset: int) -> None:
+    """The client's own refusal would come after the partition was given up, and nobody would read it again."""
+    log.produce(0)
+    log.start(0)
+    wait_until(lambda: log.read(max_records=1), timeout_s=12, what="a record", interval_s=0)
+    with pytest.raises(IllegalStateError, match=rf"seek of {log.tp(0)} to {offset}: .*seek_to_beginning"):
+        log.fetcher.seek(log.tp(0), offset)
+    log.read_until(log.tp(0), EACH)
+    assert log.seen[log.tp(0)] == list(range(EACH))
+    log.fetcher.drop([log.tp(0)])
+
+
+def test_a_start_that_the_client_refuses_is_told_and_tried_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition that is assigned and not read would stand still in silence."""
+    log.produce(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(log.fetcher, "_consumer", Refusing())
+        log.fetcher.stage([log.tp(0)])
+        log.fetcher.seek(log.tp(0), 3)
+        with pytest.raises(BrokerError, match=f"reading records failed for {log.tp(0)}"):
+            log.fetcher.start_staged()
+    log.read_until(log.tp(0), EACH - 3)
+    assert log.seen[log.tp(0)] == list(range(3, EACH))
+
+
+def test_a_refusal_does_not_keep_partitions_from_being_given_up(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told by the next read; the release that follows is owed to the group."""
+    log.start(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(log.fetcher, "_consumer", Refusing())
+        log.fetcher.drop([log.tp(0)])
+    with pytest.raises(BrokerError, match=str(log.tp(0))):
+        log.read()
+    assert log.read() == []
+
+
+class Refusing:
+    """A client that is broken."""
+
+    def resume(self, partitions: object) -> None:
+        """Take it."""
+
+    def incremental_assign(self, partitions: object) -> None:
+        """Refuse."""
+        raise KafkaException(KafkaError(KafkaError._FATAL, f"broken: {partitions}"))
+
+    incremental_unassign = incremental_assign
+
+
+def test_after_a_revoke_request_poll_returns_no_record_of_the_held_partitions(log: Log) -> None:
+    """From the poll that tells it on, and those of the retained ones come all the same."""
+    group = FakeGroup({log.topic: 4})
+    log.produce(0, 1, 2, 3)
+    blue = RebalanceAwareConsumer(log.config, member=group.member(), cluster=group)
+    green = RebalanceAwareConsumer(log.config, fetch=False, member=group.member(), cluster=group)
+    for consumer in (blue, green):
+        consumer.subscribe([log.topic])
+    blue.poll(0)
+    for number in range(4):
+        blue.seek(log.tp(number), 0)
+    green.poll(0)
+    seen = [record.partition() for record in blue.poll(0)]
+    assert seen == []
+    held = blue.get_to_be_revoked_partitions()
+    assert len(held) == 2
+
+    def all_of_the_others() -> bool:
+        assert blue.delay_revoke(held)
+        seen.extend(record.partition() for record in blue.poll(0.1))
+        return len(seen) == 2 * EACH
+
+    wait_until(all_of_the_others, timeout_s=12, what="the records of the retained partitions", interval_s=0)
+    assert set(seen) == {number for number in range(4) if log.tp(number) not in held}
+    blue.close()
+    green.close()
