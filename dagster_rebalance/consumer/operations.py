@@ -66,6 +66,7 @@ class ConsumerOperations:
         self._offset_reset = settings.offset_reset
         self._turn = Turn()
         self._assigned: set[TopicPartition] = set()
+        self._carries_marks = carried is not None
         self._commits = CallerCommits(member, self._assigned, carried)
 
     @property
@@ -233,7 +234,19 @@ class ConsumerOperations:
 
     @in_turn
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who the group knows this consumer as, and what a producer needs to commit offsets in a transaction."""
+        """Who the group knows this consumer as, and what a producer needs to commit offsets in a transaction.
+
+        Ask for it before each `send_offsets_to_transaction`: after a loss the consumer is another member.
+
+        Raises:
+            IllegalStateError: The consumer carries pause marks, in commits that a transaction could not be told from.
+        """
+        if self._carries_marks:
+            msg = (
+                "group_metadata with pause_marks='carry': a mark is stored by committing the last offset again, which would undo "
+                "what a transaction has committed meanwhile; use pause_marks='keep' or 'clear'"
+            )
+            raise IllegalStateError(msg)
         return ConsumerGroupMetadata(self._group_id, self._member.member_id, self._member.group_metadata())
 
     def client_instance_id(self, timeout_s: float = _TIMEOUT_S) -> NoReturn:  # noqa: ARG002 - the signature of Kafka's own consumer

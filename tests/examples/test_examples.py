@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
@@ -126,3 +126,45 @@ def test_no_record_comes_before_its_partition_is_warm(stage: Stage) -> None:
     example = stage.start("pause_until_warm.py")
     wait(lambda: example.log.read_text().count(stage.topic) == stage.produced, "all records", example)
     end(example)
+
+
+def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
+    """How often each record was copied, as somebody sees it who reads what was committed."""
+    reader = Consumer({"bootstrap.servers": stage.kafka.bootstrap_servers, "group.id": unique_name("reader")})
+    found: Counter[tuple[str, str]] = Counter()
+    try:
+        numbers = list(range(4))
+        ends = [reader.get_watermark_offsets(TopicPartition(output, number), timeout=10)[1] for number in numbers]
+        reader.assign([TopicPartition(output, number, 0) for number in numbers])
+
+        def at_the_end() -> bool:
+            for record in reader.consume(500, 0.1):
+                assert record.error() is None
+                _, number, offset = (record.value() or b"").decode().split()
+                found[number, offset] += 1
+            reached = reader.position([TopicPartition(output, number) for number in numbers])
+            return all(tp.offset >= end for tp, end in zip(reached, ends, strict=True) if end)
+
+        wait(at_the_end, "the end of the copies")
+    finally:
+        reader.close()
+    return found
+
+
+def test_copies_and_offsets_are_committed_together_through_a_hand_over(stage: Stage, kafka_topic: TopicFactory) -> None:
+    """Partitions are asked for in the middle of transactions, which are committed and not aborted."""
+    output = kafka_topic(4)
+    stage.produce(100)
+    first = stage.start("transactions.py", output)
+    wait(lambda: "partitions" in first.log.read_text(), "a first transaction", first)
+    second = stage.start("transactions.py", output)
+
+    def has_a_share() -> bool:
+        stage.produce(5)
+        return "partitions" in second.log.read_text()
+
+    wait(has_a_share, "the second one to have a share", first, second)
+    end(first)
+    wait(lambda: len(copied(stage, output)) == stage.produced, "all copies", first, second)
+    end(second)
+    assert set(copied(stage, output).values()) == {1}

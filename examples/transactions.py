@@ -1,0 +1,91 @@
+"""Exactly once from topic to topic: what is written and the offsets that were read are committed in one transaction.
+
+A transaction spans several polls. When Kafka asks for a partition in the middle of one, the revoke is delayed until the
+transaction is committed, so nothing is aborted and done again; the partitions that stay are read all the while.
+
+    python examples/transactions.py localhost:9092 orders copies
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import uuid
+from typing import Any
+
+import confluent_kafka
+
+from dagster_rebalance import RebalanceAwareConsumer, TopicPartition
+from dagster_rebalance.core.partition import next_offset
+
+TRANSACTION_S = 0.5
+
+
+class Copies:
+    """Writes records to a topic, with the offsets that they were read at."""
+
+    def __init__(self, brokers: str, topic: str) -> None:
+        self._topic = topic
+        config = {"bootstrap.servers": brokers, "transactional.id": f"copies-{uuid.uuid4()}", "transaction.timeout.ms": 10_000}
+        self._producer = confluent_kafka.Producer(config)
+        self._producer.init_transactions(30)
+        self._next: dict[TopicPartition, int] = {}
+        self._opened_at = 0.0
+
+    @property
+    def open(self) -> frozenset[TopicPartition]:
+        """The partitions with records in the transaction that is open."""
+        return frozenset(self._next)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the transaction has lasted long enough."""
+        return bool(self._next) and time.monotonic() >= self._opened_at + TRANSACTION_S
+
+    def add(self, record: confluent_kafka.Message) -> None:
+        """Write a record; the first one opens a transaction."""
+        if not self._next:
+            self._producer.begin_transaction()
+            self._opened_at = time.monotonic()
+        partition, offset = TopicPartition(record.topic() or "", record.partition() or 0), record.offset() or 0
+        self._producer.produce(self._topic, f"{partition.topic} {partition.partition} {offset}")
+        self._next[partition] = next_offset(offset)
+
+    def commit(self, consumer: RebalanceAwareConsumer) -> None:
+        """End the transaction, with the offsets in it. The broker refuses it from a member that it does not know any more."""
+        if not self._next:
+            return
+        offsets = [confluent_kafka.TopicPartition(tp.topic, tp.partition, at) for tp, at in self._next.items()]
+        member: Any = consumer.group_metadata().client
+        self._producer.send_offsets_to_transaction(offsets, member, 30)
+        self._producer.commit_transaction(30)
+        print(f"{len(offsets)} partitions", flush=True)
+        self._next.clear()
+
+    def abort(self) -> None:
+        """Undo the transaction: its partitions are somebody else's, who reads the same records again."""
+        self._producer.abort_transaction(30)
+        self._next.clear()
+
+
+def main(brokers: str, topic: str, output: str, group: str = "copies") -> None:
+    """Copy until Ctrl-C."""
+    copies = Copies(brokers, output)
+    with RebalanceAwareConsumer({"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}) as consumer:
+        consumer.subscribe([topic])
+        try:
+            while True:
+                records = consumer.poll(0.1)
+                if consumer.get_lost_partitions() & copies.open:
+                    copies.abort()
+                for record in records:
+                    copies.add(record)
+                if copies.is_due:
+                    copies.commit(consumer)
+                consumer.delay_revoke(copies.open)
+        except KeyboardInterrupt:
+            copies.commit(consumer)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
