@@ -16,6 +16,7 @@ import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaException, Message
 
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
+from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.translation import as_committed, theirs
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, next_offset
@@ -64,6 +65,7 @@ class Fetcher:
         self._withheld: set[TopicPartition] = set()
         self._problem: BrokerError | None = None
         self._statistics = "{}"
+        self._missing = MissingTopics()
         try:
             self._consumer = confluent_kafka.Consumer({**settings.fetcher(), "stats_cb": self._keep_statistics})
         except (KafkaException, ValueError, TypeError) as problem:
@@ -71,7 +73,9 @@ class Fetcher:
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
         """Prepare partitions to be read from their committed offset on; a `seek` before `start_staged` holds before their first record."""
-        self._staged.update(dict.fromkeys(partitions, "committed"))
+        staged: dict[TopicPartition, Start] = dict.fromkeys(partitions, "committed")
+        self._missing.found(staged)
+        self._staged.update(staged)
 
     def start_staged(self) -> None:
         """Begin to read what is staged.
@@ -233,6 +237,8 @@ class Fetcher:
         error = message.error()
         if error is None or error.code() == END_OF_PARTITION:
             return True
+        if self._missing.is_known(message, error):
+            return False
         if error.code() in PASSING:
             logger.info("reading records: %s", error.str())
         else:

@@ -42,6 +42,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     names,
 )
 from dagster_rebalance.consumer.leaving import leave
+from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.probe import is_probe
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.core.errors import IllegalStateError
@@ -93,6 +94,7 @@ class Session:
         self._leaving: threading.Thread | None = None
         self._reports_in_hold = 0
         self._statistics = ""
+        self._missing = MissingTopics()
         self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
         self.hold: Hold | None = None
@@ -226,6 +228,7 @@ class Session:
             self._note(kafka_error(problem))
             return
         self._owned.update(fresh)
+        self._missing.found(fresh)
         # Another owner may have committed since this member had them last.
         self.commits.forget(fresh)
         self._events.append(PartitionsAssigned(tuple(fresh)))
@@ -275,7 +278,7 @@ class Session:
 
     def _note_of(self, message: confluent_kafka.Message) -> None:
         error = message.error()
-        if error is not None:
+        if error is not None and not self._missing.is_known(message, error):
             self._note(error)
 
     def _note(self, error: KafkaError) -> None:

@@ -23,6 +23,8 @@ HOLD_MARGIN_S = 15.0
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 _RECONNECT_MS = 1000
+_STATISTICS_MS = 500
+_STATISTICS_AT_MOST_MS = 1000
 
 _CONNECTION = (
     *("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "https.", "socket.", "client."),
@@ -100,13 +102,16 @@ class Settings:
         """The settings of the group member."""
         config = {**self.user, "enable.auto.commit": False, "group.protocol": self.group_protocol}
         config["max.poll.interval.ms"] = round(self.max_poll_interval_s * 1000)
+        # A partition is assigned a moment before it is paused, at offset 0, which retention may have deleted. Nothing is ever read
+        # here, so the user's choice has no meaning, and 'error' would be told as one of the user's.
+        config["auto.offset.reset"] = "latest"
         if self.is_classic:
             config["partition.assignment.strategy"] = self.strategy
             # A metadata change during a hold makes librdkafka rejoin without the held partitions and without a callback; with the
             # refresh off the hold was seen to survive. The member looks for new partitions between holds instead.
             config.setdefault("topic.metadata.refresh.interval.ms", -1)
             # The only sign of a superseded hold is the join state in the statistics.
-            config.setdefault("statistics.interval.ms", 500)
+            config.setdefault("statistics.interval.ms", _STATISTICS_MS)
         return {"logger": _client_logger, **config}
 
     def fetcher(self) -> dict[str, Any]:
@@ -149,6 +154,10 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
     if not hold_limit_s > 0:
         msg = f"hold_limit_s must be above 0, not {hold_limit_s}"
         raise ConfigurationError(msg)
+    reset = str(config.get("auto.offset.reset", "latest"))
+    if reset not in _EARLIEST | _LATEST | {"error"}:
+        msg = f"'auto.offset.reset' must be 'earliest', 'latest' or 'error', not '{reset}'"
+        raise ConfigurationError(msg)
     protocol = str(config.get("group.protocol", "consumer"))
     _check_protocol(config, protocol)
     return Settings(
@@ -176,6 +185,14 @@ def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
             if name in config:
                 msg = f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
                 raise ConfigurationError(msg)
+        return
+    interval_ms = _int(config, "statistics.interval.ms", _STATISTICS_MS)
+    if not 0 < interval_ms <= _STATISTICS_AT_MOST_MS:
+        msg = (
+            f"'statistics.interval.ms' is {interval_ms}: in the classic protocol only the statistics tell that another rebalance has "
+            f"overtaken a hold. Set it to 1 to {_STATISTICS_AT_MOST_MS}, or leave it out to have them every {_STATISTICS_MS} ms"
+        )
+        raise ConfigurationError(msg)
 
 
 def _strategy(config: Mapping[str, Any]) -> str:

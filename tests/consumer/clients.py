@@ -81,9 +81,9 @@ class ScriptedMember:
         self.member.close(5.0)
 
 
-def trouble(code: int) -> Message:
+def trouble(code: int, topic: str | None = None) -> Message:
     """A message that carries an error."""
-    return Message(error=KafkaError(code))
+    return Message(topic=topic, error=KafkaError(code))
 
 
 def _theirs(partitions: tuple[TopicPartition, ...]) -> list[confluent_kafka.TopicPartition]:

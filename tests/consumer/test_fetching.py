@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as ClientPartition
+from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.consumer.listener import RebalanceListener
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from tests.consumer.readers import CommitOnRevoke, Readers
 
@@ -16,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
 
 pytestmark = [pytest.mark.broker, pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)]
 
@@ -161,3 +166,28 @@ def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(
     for number in range(4):
         blue.consumer.seek(blue.tp(number), 4)
     group.play(lambda: blue.count == 24, blue, what="the records after the offsets that were chosen")
+
+
+def test_the_member_reports_no_error_about_an_offset_that_nobody_reads(
+    group: Readers, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """Its partitions are paused a moment after they were assigned, at offset 0, and retention may have deleted that."""
+    topic = kafka_topic(40)
+    everything = [TopicPartition(topic, number) for number in range(40)]
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for tp in everything:
+        producer.produce(topic, b"record", partition=tp.partition)
+    assert producer.flush(10) == 0
+    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    ends = [ClientPartition(topic, tp.partition, 1) for tp in everything]
+    for deleted in admin.delete_records(ends).values():
+        deleted.result(10)
+    config = {**group.config, "auto.offset.reset": "error"}
+    with RebalanceAwareConsumer(config, fetch=False) as consumer:
+        for _ in range(4):
+            consumer.subscribe([topic])
+            wait_until(lambda: consumer.poll(0.1) or consumer.assignment(), timeout_s=12, what="an assignment", interval_s=0)
+            consumer.commit_sync(dict.fromkeys(everything, OffsetAndMetadata(1)))
+            for _ in range(5):
+                consumer.poll(0.1)
+            consumer.unsubscribe()

@@ -12,6 +12,7 @@ from dagster_rebalance.consumer.events import (
     HoldSuperseded,
     LostReason,
     PartitionsLost,
+    RequestFailed,
 )
 from dagster_rebalance.core.errors import RebalanceInProgressError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -329,3 +330,24 @@ def test_what_a_callback_of_the_settings_raises_interrupts_nothing(scripted: Cal
         scene.session._call_user("throttle_cb", None)
     assert CallbackFailed(problem) in scene.member.poll(0)
     assert CallbackFailed(problem) not in scene.member.poll(0)
+
+
+def test_a_topic_that_is_missing_is_told_once_until_it_was_there(scripted: Callable[..., ScriptedMember]) -> None:
+    """In classic the client says so with each rejoin and each look at the cluster; a poll that always raises reads nothing."""
+    scene = scripted()
+
+    def missing() -> list[object]:
+        scene.client.script = [lambda: trouble(KafkaError.UNKNOWN_TOPIC_OR_PART, "oders")] * 3
+        return [event for event in scene.member.poll(0) if isinstance(event, RequestFailed)]
+
+    assert [str(event).count("create the topic") for event in missing()] == [1]
+    assert missing() == []
+    scene.grant(TopicPartition("oders", 0))
+    assert len(missing()) == 1
+
+
+def test_other_errors_of_a_topic_are_told_each_time(scripted: Callable[..., ScriptedMember]) -> None:
+    """Only that it is missing is no news."""
+    scene = scripted()
+    scene.client.script = [lambda: trouble(KafkaError.TOPIC_AUTHORIZATION_FAILED, "orders")] * 2
+    assert len([event for event in scene.member.poll(0) if isinstance(event, RequestFailed)]) == 2

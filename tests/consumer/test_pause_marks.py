@@ -235,6 +235,13 @@ def test_a_mark_and_claims_share_the_metadata_of_a_commit(group: FakeGroup, new:
     assert group.committed[P2] != found
 
 
+def test_a_consumer_that_carries_marks_gives_no_metadata_for_transactions(new: NewConsumer) -> None:
+    """To store a mark it commits the last offset again, which would undo what a transaction has committed meanwhile."""
+    assert new("keep").group_metadata().group_id == "etl"
+    with pytest.raises(IllegalStateError, match="use pause_marks='keep' or 'clear'"):
+        new("carry").group_metadata()
+
+
 def test_a_consumer_that_does_not_carry_marks_reads_past_those_of_others(group: FakeGroup, new: NewConsumer) -> None:
     """A mark must not be mistaken for somebody's text, and goes with the next commit."""
     blue, green = new("carry"), new("keep")

@@ -150,6 +150,22 @@ def test_in_classic_the_client_does_not_refresh_metadata_unless_it_is_told_to() 
     assert chosen.refreshes_metadata
 
 
+@pytest.mark.parametrize("chosen", ["earliest", "latest", "error"])
+def test_where_reading_starts_concerns_the_fetcher_only(chosen: str) -> None:
+    """The member reads nothing; with `error` its client would report that offset 0 is gone, which nobody has asked for."""
+    made = settings(auto_offset_reset=chosen)
+    assert made.member()["auto.offset.reset"] == "latest"
+    assert made.fetcher()["auto.offset.reset"] == chosen
+
+
+@pytest.mark.parametrize("interval", [0, 1001, 60_000])
+def test_in_classic_statistics_that_come_too_late_are_refused(interval: int) -> None:
+    """They are the only sign of a hold that was overtaken, and each release waits for two of them."""
+    with pytest.raises(ConfigurationError, match=rf"'statistics\.interval\.ms' is {interval}: .*Set it to 1 to 1000"):
+        settings(group_protocol="classic", statistics_interval_ms=interval)
+    assert settings(statistics_interval_ms=interval).member()["statistics.interval.ms"] == interval
+
+
 def test_a_setting_that_is_no_number_is_named() -> None:
     """Before it is compared with anything."""
     with pytest.raises(ConfigurationError, match=r"'max\.poll\.interval\.ms' must be a whole number"):

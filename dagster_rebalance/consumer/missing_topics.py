@@ -1,0 +1,42 @@
+"""Which topics are missing, as a client tells it: once for each, however often it finds out.
+
+Owns what is news. Must never hide another error than that a topic does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.consumer.kafka_errors import UNKNOWN_TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from confluent_kafka import KafkaError, Message
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+
+class MissingTopics:
+    """The topics that the caller knows to be missing."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()
+
+    def is_known(self, message: Message, error: KafkaError) -> bool:
+        """Whether an error says no more than that a topic, of which that was told before, is missing; it is logged then."""
+        topic = message.topic()
+        if error.code() not in UNKNOWN_TOPIC or topic is None:
+            return False
+        is_known = topic in self._known
+        self._known.add(topic)
+        if is_known:
+            logger.info("'%s' is still missing: %s", topic, error.str())
+        return is_known
+
+    def found(self, partitions: Iterable[TopicPartition]) -> None:
+        """Partitions are assigned, so their topics exist."""
+        self._known.difference_update(tp.topic for tp in partitions)
