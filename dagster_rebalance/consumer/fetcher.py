@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import confluent_kafka
@@ -18,11 +19,11 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaEx
 from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.translation import as_committed, theirs
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, next_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from dagster_rebalance.consumer.settings import Settings
 
@@ -33,6 +34,7 @@ Start: TypeAlias = Literal["committed", "earliest", "latest"] | int
 
 _MOST_RECORDS = 1_000_000
 """The client returns no more at a time."""
+_USERS_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
 _SPECIAL = {"committed": OFFSET_STORED, "earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
 
 
@@ -63,11 +65,13 @@ class Fetcher:
         self._staged: dict[TopicPartition, Start] = {}
         self._started: dict[TopicPartition, Start] = {}
         self._withheld: set[TopicPartition] = set()
-        self._problem: BrokerError | None = None
+        self._problem: Exception | None = None
         self._statistics = "{}"
         self._missing = MissingTopics()
+        config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
+        config.update({name: partial(self._call_user, config[name]) for name in _USERS_CALLBACKS & config.keys()})
         try:
-            self._consumer = confluent_kafka.Consumer({**settings.fetcher(), "stats_cb": self._keep_statistics})
+            self._consumer = confluent_kafka.Consumer(config)
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
 
@@ -221,6 +225,13 @@ class Fetcher:
             if batch and count > 1:
                 batch += self._consumer.consume(count - 1, 0.0)
         return batch
+
+    def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
+        """An exception that left a callback would take the records with it that the client was about to return."""
+        try:
+            callback(*arguments)
+        except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user with the next read
+            self._problem = problem
 
     def _keep_statistics(self, raw: str) -> None:
         self._statistics = raw

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -27,12 +28,13 @@ EACH = 20
 class Log:
     """A topic of four partitions with records, and a fetcher that reads it."""
 
-    def __init__(self, cluster: MockCluster) -> None:
+    def __init__(self, cluster: MockCluster, **settings: object) -> None:
         self.topic = cluster.topic()
-        self.config = {
+        self.config: dict[str, Any] = {
             "bootstrap.servers": cluster.bootstrap_servers,
             "group.id": "etl",
             "auto.offset.reset": "earliest",
+            **settings,
         }
         self.fetcher = Fetcher(validated(self.config, hold_limit_s=10))
         self.seen: dict[TopicPartition, list[int]] = {}
@@ -178,6 +180,32 @@ def test_a_refusal_does_not_keep_partitions_from_being_given_up(log: Log, monkey
     with pytest.raises(BrokerError, match=str(log.tp(0))):
         log.read()
     assert log.read() == []
+
+
+def test_what_a_callback_of_the_settings_raises_costs_no_record(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client would drop the records that it was about to return; the caller hears of it with the next read."""
+    problem = ValueError("a bug of the user's")
+    configs: list[dict[str, Any]] = []
+    make = confluent_kafka.Consumer
+
+    def fail(_error: object) -> None:
+        raise problem
+
+    def noted(config: dict[str, Any]) -> confluent_kafka.Consumer:
+        configs.append(config)
+        return make(config)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(confluent_kafka, "Consumer", noted)
+        log = Log(cluster, error_cb=fail)
+    log.produce(0)
+    log.start(0)
+    configs[0]["error_cb"](KafkaError(KafkaError._TRANSPORT))
+    with pytest.raises(ValueError, match="a bug of the user's"):
+        log.read()
+    log.read_until(log.tp(0), EACH)
+    assert log.seen[log.tp(0)] == list(range(EACH))
+    log.fetcher.close()
 
 
 class Refusing:
