@@ -21,7 +21,7 @@ from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
-from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, take_in
+from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, refused_write, take_in
 from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
@@ -260,7 +260,7 @@ class Driver:
                 yield do.Note(f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}")
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
-        reason = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
+        reason = dead_letters.why_stopped(owned, self.settings.dead_letter_topic) or refused_write(owned)
         if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
@@ -295,6 +295,13 @@ class Driver:
             if owned is not None and owned.epoch == write.epoch:
                 self.partitions[write.partition] = after = owned.written(write, now)
                 self._note_committed(owned, after)
+                if owned.pending is not None and owned.pending.refused:
+                    yield from self._stop_or_go_on(after)
+        for write, reason in event.refused:
+            owned = self.partitions.get(write.partition)
+            if owned is not None and owned.pending is not None and owned.pending.write == write:
+                self.partitions[write.partition] = refused = replace(owned, pending=replace(owned.pending, refused=reason))
+                yield from self._stop_or_go_on(refused)
         for write, failure in event.failed:
             owned = self.partitions.get(write.partition)
             if owned is None or owned.pending is None or owned.pending.write != write or failure is not seen.WriteFailure.CHANGED:
@@ -343,8 +350,10 @@ class Driver:
         writes = []
         for owned in tuple(self.partitions.values()):
             pending = owned.pending
-            if pending is not None and now - pending.asked_at >= self.settings.retry_s:
-                pending = replace(pending, asked_at=now)
+            is_stopped_by_it = owned.phase is Phase.STOPPED and pending is not None and pending.refused
+            wait_s = self.settings.recheck_s if is_stopped_by_it else self.settings.retry_s
+            if pending is not None and now - pending.last_asked_at >= wait_s:
+                pending = replace(pending, again_at=now)
             elif pending is None:
                 pending = owned.first_write(now) or owned.commit_write(now)
             if pending is not None and pending is not owned.pending:

@@ -140,10 +140,17 @@ class BoundsRead:
 
 @dataclass(frozen=True, slots=True)
 class OffsetsWritten:
-    """The answer to `WriteOffsets`: which writes were done, and why the others were not."""
+    """The answer to `WriteOffsets`: which writes were done, and why the others were not.
+
+    Attributes:
+        written: What Kafka stores by now.
+        failed: What may be tried again, or is out of date.
+        refused: What waiting does not mend, each with the reason and what to do.
+    """
 
     written: tuple[OffsetWrite, ...]
     failed: tuple[tuple[OffsetWrite, WriteFailure], ...] = ()
+    refused: tuple[tuple[OffsetWrite, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,22 @@ class PendingWrite:
         write: What is to be written.
         commits: The entry whose end it commits.
         claims: The claim that it adds, as (batch id, until).
-        asked_at: When it was given to the shell last.
+        asked_at: When it was given to the shell first.
+        again_at: When it was given to the shell again, the last time.
+        refused: Why Kafka refuses it, for a reason that waiting does not mend; empty while that is not known.
     """
 
     write: OffsetWrite
     asked_at: float
     commits: Entry | None = None
     claims: tuple[str, int] | None = None
+    again_at: float | None = None
+    refused: str = ""
+
+    @property
+    def last_asked_at(self) -> float:
+        """When it was given to the shell last."""
+        return self.asked_at if self.again_at is None else self.again_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,13 @@ def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str 
     return None
 
 
+def refused_write(owned: OwnedPartition) -> str | None:
+    """Why a person must act before Kafka stores what the partition has to store, or None while that is not so."""
+    if owned.pending is None or not owned.pending.refused:
+        return None
+    return f"{owned.partition}: Kafka refuses to store its offset: {owned.pending.refused}. It is tried again every few seconds"
+
+
 def is_news(reason: str, before: str) -> bool:
     """Whether a reason says something else than the one before. A number that has changed is no news.
 

@@ -20,7 +20,7 @@ from dagster_rebalance.core.holds import named
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.commands import RecordCommit
     from dagster_rebalance.core.holds import Receipt
@@ -30,6 +30,7 @@ _PART_SHOWN = 60
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 _EVENTS_READ = 100
+_PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
 """Dagster's UI lets people report materialisations, which have no offsets: the last commit may be behind some of them."""
 
@@ -132,9 +133,26 @@ class Catalogue:
 
     def recorded_until(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset behind the last recorded commit of each partition that has one."""
-        found = {}
+        wanted = tuple(partitions)
+        found: dict[TopicPartition, int] = {}
+        for start in range(0, len(wanted), _PARTITIONS_PER_QUERY):
+            found |= self._recorded_last(wanted[start : start + _PARTITIONS_PER_QUERY])
+        return found
+
+    def _recorded_last(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+        """The same in two queries, save for partitions of which somebody else has reported the last materialisation."""
+        names = {str(partition) for partition in partitions}
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        newest = self._instance.get_latest_storage_id_by_partition(self._assets.offsets, kind, names)
+        if not newest:
+            return {}
+        these = dg.AssetRecordsFilter(asset_key=self._assets.offsets, storage_ids=sorted(newest.values()))
+        records = self._instance.fetch_materializations(these, limit=len(newest)).records
+        commits = {record.partition_key: _metadata_of(record) for record in records}
+        found: dict[TopicPartition, int] = {}
         for partition in partitions:
-            ends = [until for commit in self._recorded(partition) if isinstance(until := commit.get("until"), int)]
+            name = str(partition)
+            ends = (_ends([commits.get(name, {})]) or _ends(self._recorded(partition))) if name in newest else []
             if ends:
                 found[partition] = ends[0]
         return found
@@ -149,9 +167,7 @@ class Catalogue:
         records = self._instance.fetch_materializations(
             dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=_COMMITS_READ
         ).records
-        for record in records:
-            if record.asset_materialization is not None:
-                yield {name: value.value for name, value in record.asset_materialization.metadata.items()}
+        yield from map(_metadata_of, records)
 
     def record_commit(self, commit: RecordCommit) -> None:
         """Record a commit as the materialisation of its partition, unless that was done: by a successor, or before the answer was lost."""
@@ -271,6 +287,15 @@ class Catalogue:
                 },
             )
         )
+
+
+def _metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
+    event = record.asset_materialization
+    return {} if event is None else {name: value.value for name, value in event.metadata.items()}
+
+
+def _ends(commits: Iterable[dict[str, object]]) -> list[int]:
+    return [until for commit in commits if isinstance(until := commit.get("until"), int)]
 
 
 def _key_part(group_id: str) -> str:

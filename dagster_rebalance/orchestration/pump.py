@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.orchestration.assignment import AssignmentWitness
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
@@ -254,13 +254,20 @@ class Pump:
         done = [write for write in writes if _same(stored[write.partition], write.new)]
         due = [write for write in writes if write not in done and _same(stored[write.partition], write.expected)]
         failed = [(write, seen.WriteFailure.CHANGED) for write in writes if write not in done and write not in due]
+        refused: list[tuple[do.OffsetWrite, str]] = []
         if due:
             result = self.parts.consumer.commit_offsets({write.partition: write.new for write in due})
             done += [write for write in due if write.partition in result.committed]
-            failed += [(write, seen.WriteFailure.RETRIABLE) for write in due if write.partition in result.failed]
-            for partition, error in result.failed.items():
-                self._note(f"the offset of {partition} could not be written yet: {error}")
-        return seen.OffsetsWritten(tuple(done), tuple(failed))
+            for write in due:
+                error = result.failed.get(write.partition)
+                if error is None:
+                    continue
+                if error.retriable or isinstance(error, PartitionLostError):  # a loss is told by the assignment
+                    failed.append((write, seen.WriteFailure.RETRIABLE))
+                    self._note(f"the offset of {write.partition} could not be written yet: {error}")
+                else:
+                    refused.append((write, str(error)))
+        return seen.OffsetsWritten(tuple(done), tuple(failed), tuple(refused))
 
     def _recorded(self, commit: do.RecordCommit) -> seen.Event:
         if commit.is_dead_letter:

@@ -59,9 +59,9 @@ class RunLedger:
             )
         ]
         if live_too:
-            records += self._instance.get_run_records(
-                dg.RunsFilter(tags={GROUP_TAG: self._group_id}, statuses=_LIVE_STATUSES), ascending=True
-            )
+            # Not by the tag as well: that reads all runs that the group ever had, while there are few live ones at any time.
+            live = self._instance.get_run_records(dg.RunsFilter(statuses=_LIVE_STATUSES), ascending=True)
+            records += [record for record in live if record.dagster_run.tags.get(GROUP_TAG) == self._group_id]
         unique = {record.dagster_run.run_id: record for record in records}
         retried = {record.dagster_run.parent_run_id for record in unique.values()}
         ordered = sorted(unique.values(), key=lambda record: record.storage_id)

@@ -42,6 +42,7 @@ class FaultyConsumer(RebalanceAwareConsumer):
     """A consumer whose requests fail as a test wants, once for each entry."""
 
     commits_fail: list[frozenset[TopicPartition]]
+    refuses: dict[TopicPartition, str]
     polls_fail: list[BrokerError]
     writes: list[dict[TopicPartition, OffsetAndMetadata]]
     committed_fails: list[BrokerError]
@@ -67,8 +68,10 @@ class FaultyConsumer(RebalanceAwareConsumer):
         """Fail for some partitions, and note what was asked for."""
         self.writes.append(dict(offsets))
         failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
+        failing |= self.refuses.keys() & offsets.keys()
         result = super().commit_offsets({tp: offset for tp, offset in offsets.items() if tp not in failing})
         failed = {tp: BrokerError(f"{tp} failed", retriable=True) for tp in failing}
+        failed |= {tp: BrokerError(self.refuses[tp]) for tp in failing & self.refuses.keys()}
         return CommitResult(result.committed, {**result.failed, **failed})
 
 
@@ -121,6 +124,7 @@ class Bench:
         self.member = self.group.member()
         self.consumer = FaultyConsumer(CONFIG, fetch=False, member=self.member, cluster=self.group, clock=self.group.clock)
         self.consumer.commits_fail, self.consumer.polls_fail, self.consumer.committed_fails, self.consumer.writes = [], [], [], []
+        self.consumer.refuses = {}
         ids = count(1)
         self.driver = WatchedDriver(settings, new_batch_id=lambda: f"b-{next(ids)}", now=self.group.clock())
         self.driver.told = []

@@ -10,6 +10,7 @@ import pytest
 
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.holds import Cause, Outcome, Receipt
+from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fixtures import unique_name
@@ -245,3 +246,22 @@ def test_partitions_are_added_once(shown: Shown) -> None:
     catalogue.add_partitions([tp(1), tp(2)])
     assert counting.added == [["orders-0", "orders-1"], ["orders-2"]]
     assert list(shown.instance.get_dynamic_partitions(shown.assets.partitions_name)) == ["orders-0", "orders-1", "orders-2"]
+
+
+def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One query for each kept a member deaf for seconds at each assignment."""
+    partitions = [tp(number) for number in range(1_000)]
+    for partition in partitions[:30]:
+        for until in (10, 20):
+            shown.catalogue.record_commit(replace(COMMIT, range=OffsetRange("orders", partition.partition, until - 10, until)))
+    shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-3", metadata={"until": "?"}))
+    queries = []
+    real = dg.DagsterInstance.fetch_materializations
+
+    def counted(instance: dg.DagsterInstance, *args: Any, **options: Any) -> Any:  # noqa: ANN401 - Dagster's own
+        queries.append(args)
+        return real(instance, *args, **options)
+
+    monkeypatch.setattr(dg.DagsterInstance, "fetch_materializations", counted)
+    assert shown.catalogue.recorded_until(partitions) == dict.fromkeys(partitions[:30], 20)
+    assert len(queries) == 2, "one for all, and one for the partition of which a person has reported something"

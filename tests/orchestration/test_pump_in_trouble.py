@@ -11,11 +11,13 @@ import pytest
 from dagster_rebalance.consumer.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.deadline import wait_until
 from tests.orchestration.bench import Bench, Status
-from tests.orchestration.parts import make_run, tp
+from tests.orchestration.parts import make_run, span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -137,3 +139,22 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
         return bench.offset(offer.ranges[0].partition) == 10
 
     wait_until(is_committed, timeout_s=60, what="the commit")
+
+
+def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again_slowly(instance: dg.DagsterInstance) -> None:
+    """A right that was taken away: waiting does not mend it, and nobody looked while it was tried each second. The others go on."""
+    settings = DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1), lease_s=1e9)
+    bench = Bench(instance, partitions=2, settings=settings)
+    bench.group.committed[tp(0)] = bench.group.committed[tp(1)] = OffsetAndMetadata(0)
+    bench.consumer.refuses = {tp(1): "not authorised: grant the ACL READ on topic orders"}
+    bench.offers()
+    assert [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0),)], "the healthy range of the batch"
+    reason = bench.driver.partitions[tp(1)].stop_reason
+    assert reason.startswith("orders-1: Kafka refuses to store its offset: not authorised: grant the ACL READ on topic orders")
+    writes = len(bench.consumer.writes)
+    before = bench.group.clock()
+    bench.until(lambda: bench.group.clock() - before > 25)
+    assert len(bench.consumer.writes) == writes + 2
+    bench.consumer.refuses = {}
+    bench.until(lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))])
+    assert not bench.driver.partitions[tp(1)].stop_reason

@@ -1,0 +1,49 @@
+"""Writes that Kafka refuses for a reason that waiting does not mend."""
+
+from __future__ import annotations
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.explain import explain_partition
+from dagster_rebalance.core.ownership import Phase
+from tests.core.world import World, tp
+
+
+def test_a_partition_goes_on_when_a_refused_write_is_taken_after_all() -> None:
+    """The reason is shown once, whoever mends it need not tell anybody, and a late or foreign refusal changes nothing."""
+    world = World(records=10)
+    member = world.member()
+    member.unanswered = {do.WriteOffsets}
+    member.fails = {do.WriteOffsets}
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    (asked,) = member.given(do.WriteOffsets)
+    assert isinstance(asked, do.WriteOffsets)
+    (write,) = asked.writes
+    for _ in range(2):
+        member.feed(seen.OffsetsWritten((), (), ((write, "grant the ACL READ"),)))
+    member.feed(seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(0), 1, None, write.new.__class__(7)), "late"),)))
+    member.feed(seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(5), 1, None, write.new), "foreign"),)))
+    assert [reason for _, reason in member.shown] == [
+        "orders-0: Kafka refuses to store its offset: grant the ACL READ. It is tried again every few seconds"
+    ]
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    world.wait(9, member)
+    assert len(member.given(do.WriteOffsets)) == 1
+    world.wait(2, member)
+    assert len(member.given(do.WriteOffsets)) == 2
+    member.fails, member.unanswered = set(), set()
+    world.wait(11, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert [reason for _, reason in member.shown][1:] == [""]
+    member.tick()
+    assert world.kafka.claims(0) == [(10, "b1")]
+
+
+def test_a_write_that_is_asked_for_again_and_again_is_said_to_wait_since_the_first_time() -> None:
+    """Each retry made it look as if it had just begun."""
+    world = World(records=10)
+    member = world.member()
+    member.fails = {do.WriteOffsets}
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    world.wait(30, member)
+    assert "is not confirmed by Kafka since 30.0 s" in explain_partition(member.driver.partitions[tp(0)], world.now)
