@@ -149,7 +149,6 @@ class RebalanceAwareConsumer(GroupConsumer):
             self._subscription = topics
             self._member.subscribe(topics)
 
-    @in_turn
     def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
         """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins.
 

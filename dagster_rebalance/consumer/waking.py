@@ -71,8 +71,8 @@ class WakingConsumer(PausingConsumer):
         """Poll, and leave a wakeup noted."""
 
 
-def patience_s(timeout_s: float | None, timeout: float | None, default_s: float = DEFAULT_POLL_S) -> float:
-    """How long a call waits: by the name of this package, or by confluent-kafka's; below 0 is without end, as it is there.
+def patience_s(timeout_s: float | None, timeout: float | None) -> float:
+    """How long a poll waits: by the name of this package, or by confluent-kafka's; below 0 is without end, as it is there.
 
     Raises:
         TypeError: Both are given, or it is no number.
@@ -80,7 +80,8 @@ def patience_s(timeout_s: float | None, timeout: float | None, default_s: float 
     if timeout_s is not None and timeout is not None:
         msg = "give timeout_s or timeout, not both: they mean the same"
         raise TypeError(msg)
-    chosen = default_s if timeout_s is None and timeout is None else timeout if timeout_s is None else timeout_s
+    given: object = timeout if timeout_s is None else timeout_s
+    chosen = DEFAULT_POLL_S if given is None else given
     if not isinstance(chosen, int | float) or math.isnan(chosen):
         msg = f"a time-out is a number of seconds, not {chosen!r}"
         raise TypeError(msg)

@@ -222,6 +222,22 @@ def test_operations_go_through_while_a_poll_waits(group: FakeGroup) -> None:
     assert group.committed == {P0: OffsetAndMetadata(1)}
 
 
+def test_a_listener_can_be_set_while_a_poll_waits(group: FakeGroup) -> None:
+    """It is only noted for the next poll, so nobody's turn is needed."""
+    diary = Diary()
+
+    async def play() -> None:
+        async with await alone(group) as blue:
+            polling = asyncio.create_task(blue.poll(LONG_S))
+            await asyncio.sleep(0)
+            await blue.assignment()
+            blue.set_rebalance_listener(diary)
+            polling.cancel()
+
+    run(play())
+    assert diary.lines == [("revoked", set(EVERYTHING))]
+
+
 def test_a_cancelled_poll_ends_and_the_next_one_begins(group: FakeGroup) -> None:
     """`asyncio.wait_for` is how time-outs are written."""
 
