@@ -5,7 +5,7 @@ must not work marks itself as refused, so that it does not count as a failed att
 """
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,13 +59,19 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """How many offsets the ranges cover. With transactions or compaction there are fewer records."""
         return sum(len(range_) for range_ in self.offset_ranges)
 
-    def dataframe(self, spark: HasSparkSession) -> "DataFrame":
+    def dataframe(self, spark: HasSparkSession, *, options: Mapping[str, str] | None = None) -> "DataFrame":
         """A Spark DataFrame over exactly the ranges of the batch.
 
         It has the columns of Spark's Kafka source, and `range_start` and `range_until`.
 
+        Args:
+            spark: What has the session.
+            options: Further options of Spark's Kafka connector, such as `includeHeaders`, or
+                `minPartitions` for more tasks than ranges.
+
         Raises:
-            ConfigurationError: A security setting cannot be passed on to Spark, or would be in the clear on its way there.
+            ConfigurationError: A security setting cannot be passed on to Spark, or would be in the
+                clear on its way there; or an option would change which offsets are read.
         """
         from dagster_rebalance.spark.jobs import tag_batch  # noqa: PLC0415 - Spark is an extra
         from dagster_rebalance.spark.ranges import read_ranges  # noqa: PLC0415
@@ -73,16 +79,29 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         session = spark.spark_session
         tag_batch(session, self.batch_id)
         # A session of the user's own has neither of the two settings.
-        options = {**self.kafka.consumer_config(), **getattr(spark, "kafka_options", {})}
-        return read_ranges(session, self.offset_ranges, options, allow_plaintext=getattr(spark, "allow_plaintext", False))
+        kafka_options = {**self.kafka.consumer_config(), **getattr(spark, "kafka_options", {})}
+        return read_ranges(
+            session,
+            self.offset_ranges,
+            kafka_options,
+            connector_options=options,
+            allow_plaintext=getattr(spark, "allow_plaintext", False),
+        )
 
-    def metadata(self) -> dict[str, Any]:
-        """What is worth showing on the materialisation of an asset: the batch, its ranges and the number of records."""
-        return {
+    def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
+        """What is worth showing on the materialisation of an asset: the batch and its ranges.
+
+        Args:
+            row_count: How many records were written, for Dagster's chart. `write_parquet_by_range`
+                returns it; the number of offsets is another one with transactions, compaction or
+                a filter.
+        """
+        shown = {
             "batch": self.batch_id,
             "ranges": dg.MetadataValue.md("\n".join(f"- `{range_}`" for range_ in self.offset_ranges)),
-            "dagster/row_count": self.records,
+            "offsets": self.records,
         }
+        return shown if row_count is None else {**shown, "dagster/row_count": row_count}
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["KafkaBatch"]:

@@ -1,42 +1,211 @@
-"""Output keyed by range: writing a range again replaces what was written for it, so a replay never doubles a record.
+"""Output keyed by range: one file for each range, which a replay replaces in one step.
 
-Owns the layout `topic=/partition=/range_start=/range_until=` and how it is written. Never deletes what belongs to another range.
+Owns the layout `topic_partition=<topic>-p<partition>/<start>-<until>.parquet`, and that a file is
+complete before it gets there. Spark writes to a folder beside the output (`staged`), which no
+reader of the output looks into; `publication` moves the files. Never touches another range.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
-from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.spark.ranges import explained_read_errors
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.spark import publication
+from dagster_rebalance.spark.jobs import is_connect
+from dagster_rebalance.spark.ranges import READ_ID, explained_read_errors
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from pyspark.sql import DataFrame
 
 RANGE_KEY = ("topic", "partition", "range_start", "range_until")
 
+# Not `topic`: readers infer the type of a folder's value (007 is 7), and take it for the column.
+FOLDER = "topic_partition"
+_FILE = "dagster_rebalance_range"
+# File systems may not tell capitals apart, and a name may have 255 characters. No topic has a ~.
+_FOLDER_OF_ROW = """
+    concat(
+        CASE WHEN topic RLIKE '^[a-z0-9._-]{1,150}$' THEN topic
+        ELSE concat(substr(regexp_replace(lower(topic), '[^a-z0-9._-]', '_'), 1, 100),
+                    '~', substr(sha2(topic, 256), 1, 16)) END,
+        '-p', partition)
+"""
+_FILE_OF_ROW = """
+    CASE WHEN topic IS NULL OR partition IS NULL OR range_start IS NULL OR range_until IS NULL
+    THEN raise_error('a record has no topic, partition, range_start or range_until')
+    ELSE concat(range_start, '-', range_until) END
+"""
+_STAGED = re.compile(rf"{FOLDER}=([^/]+)/{_FILE}=(\d+-\d+)/[^/]+")
+# Longer than any write; far below the age at which another writer removes what was left over.
+_STAGING_LIMIT_S = publication.LEFT_OVER_AFTER_S / 2
+_READS_REMEMBERED = 1000
 
-def write_parquet_by_range(frame: DataFrame, path: str) -> None:
-    """Write records to Parquet so that each range replaces its own earlier output and touches no other.
+_written: OrderedDict[str, set[str]] = OrderedDict()
+_written_lock = threading.Lock()
 
-    Runs may write to the same path at the same time, as long as their ranges differ. A range of which no record is left (all were filtered
-    out) replaces nothing: keep what is filtered out a function of the record alone, so that a replay gives the same records.
+
+def write_parquet_by_range(frame: DataFrame, path: str) -> int:
+    """Write records to Parquet, one file for each range, so that a range written again is replaced.
+
+    Each file is replaced in one step: a reader sees the old one or the new one. Runs may write to
+    the same path at the same time, also the same range. A range of which no record is left (all
+    were filtered out) replaces nothing: keep what is filtered out a function of the record alone,
+    so that a replay gives the same records.
+
+    Write what you read to one path in one call: a second call would replace the first one's files,
+    and is refused. Filter into several paths, not into several calls for one path.
 
     Args:
-        frame: What became of the DataFrame of `read_ranges`, with its columns `topic`, `partition`, `range_start` and `range_until`.
-        path: Of a local file system, HDFS or an object store that Spark knows.
+        frame: What became of the DataFrame of `read_ranges`, with its columns `topic`,
+            `partition`, `range_start` and `range_until`.
+        path: A folder of a mounted file system, of HDFS (not with Spark Connect), or of S3 or
+            Google Cloud Storage, which this process must reach through pyarrow, too. Beside it
+            is `.<name>-staging`, where Spark writes first.
+
+    Returns:
+        The number of records written.
 
     Raises:
-        IllegalStateError: One of these columns is missing.
+        IllegalStateError: One of these columns is missing or empty; the frame was written to this
+            path already; or the output was written by version 0.1.0.
+        ConfigurationError: The file system cannot replace a file in one step, or is out of reach.
         BrokerError: Kafka no longer has all of the offsets.
     """
-    missing = [column for column in RANGE_KEY if column not in frame.columns]
+    _check_columns(frame.columns)
+    parent, name = _parent_and_name(path)
+    session = frame.sparkSession
+    if urlsplit(path).scheme:
+        publication.check_scheme(session, urlsplit(path).scheme)
+    attempt = uuid.uuid4().hex
+    staged = f"{parent}.{name}-staging/{attempt}"
+    started_at = time.time()
+    read_id = frame.schema["range_start"].metadata.get(READ_ID)
+    written = _stage(frame, staged)
+    files = _files_in(session, staged)
+    found = session.read.parquet(staged).count() if files else 0
+    if found != written:
+        msg = (
+            f"Spark wrote {written} records to {staged}, and {found} of them are there: the "
+            "folder is not shared by all of Spark's workers and its driver. Nothing was changed "
+            "in the output. Write to a file system that they share."
+        )
+        raise ConfigurationError(msg)
+    if not files:
+        return 0
+    staging, root, moves = _moves(files, attempt)
+    if time.time() - started_at > _STAGING_LIMIT_S:
+        msg = f"writing took longer than a day, so that {staging} may be taken for left over. Nothing was changed in the output."
+        raise IllegalStateError(msg)
+    with _written_once(read_id, moves.values()):
+        publication.publish(session, root, moves, staging)
+    return written
+
+
+def _check_columns(columns: Iterable[str]) -> None:
+    missing = [column for column in RANGE_KEY if column not in columns]
     if missing:
         msg = (
-            f"the output cannot be keyed by range: the column(s) {', '.join(missing)} of read_ranges() are missing. "
-            "Keep them in the DataFrame."
+            f"the output cannot be keyed by range: the column(s) {', '.join(missing)} of "
+            "read_ranges() are missing. Keep them in the DataFrame."
         )
         raise IllegalStateError(msg)
-    writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*RANGE_KEY)
+    taken = [column for column in (FOLDER, _FILE) if column in columns]
+    if taken:
+        msg = f"the column(s) {', '.join(taken)} are part of the output's paths. Rename them."
+        raise IllegalStateError(msg)
+
+
+def _parent_and_name(path: str) -> tuple[str, str]:
+    parent, slash, name = path.rstrip("/").rpartition("/")
+    if not name or name in {".", ".."} or parent.endswith(":/") or re.search(r"[*?\[\]{}\\]", path):
+        msg = (
+            f"{path!r} cannot be the path of an output: give a folder below the root of its file "
+            "system or bucket, without the characters * ? [ ] { } and \\, which Spark takes for a pattern."
+        )
+        raise ConfigurationError(msg)
+    return f"{parent}{slash}", name
+
+
+def _stage(frame: DataFrame, staged: str) -> int:
+    """Write one complete file for each range into a folder that no other attempt knows."""
+    named = frame.withMetadata("range_start", {}).selectExpr("*", f"{_FOLDER_OF_ROW} AS {FOLDER}", f"{_FILE_OF_ROW} AS {_FILE}")
+    # One task for each range, or it would be several files, which no file system replaces at once.
+    whole = named.repartition(FOLDER, _FILE)
+    counted, count = _observed(whole)
+    writer = counted.write.mode("error").option("maxRecordsPerFile", "0").partitionBy(FOLDER, _FILE)
     with explained_read_errors():
-        writer.parquet(path)
+        writer.parquet(staged)
+    return int(count.get["records"])
+
+
+def _observed(frame: Any) -> tuple[DataFrame, Any]:  # noqa: ANN401 - of either kind of session
+    # pyspark's own choice between the two kinds goes by the process and not by the session.
+    if is_connect(frame.sparkSession):
+        from pyspark.sql.connect import functions, observation  # noqa: PLC0415 - Spark is an extra
+    else:
+        from pyspark.sql import functions, observation  # type: ignore[no-redef]  # noqa: PLC0415
+    counted = observation.Observation()
+    return frame.observe(counted, functions.expr("count(1) AS records")), counted
+
+
+def _files_in(session: Any, folder: str) -> list[str]:  # noqa: ANN401
+    """The Parquet files in a folder as URIs, as Spark sees them: the client may not."""
+    reader = session.read.format("binaryFile").option("recursiveFileLookup", "true")
+    files: list[str] = reader.option("pathGlobFilter", "*.parquet").load(folder).inputFiles()
+    return files
+
+
+def _moves(files: Iterable[str], attempt: str) -> tuple[str, str, dict[str, str]]:
+    """The staging folder of this attempt, the output, and the place of each staged file in it."""
+    moves: dict[str, str] = {}
+    staging = root = ""
+    for file in files:
+        beside, _, inside = file.partition(f"/{attempt}/")
+        parent, _, hidden = beside.rpartition("/")
+        staging, root = f"{beside}/{attempt}", f"{parent}/{hidden[1:].removesuffix('-staging')}"
+        staged = _STAGED.fullmatch(unquote(inside))
+        if staged is None:
+            msg = f"{inside} names no range: partition, range_start and range_until must be those of read_ranges()."
+            raise IllegalStateError(msg)
+        moves[file] = f"{root}/{FOLDER}={staged[1]}/{staged[2]}.parquet"
+    if len(set(moves.values())) != len(moves):
+        msg = "Spark wrote a range into several files, which cannot be replaced in one step. Nothing was changed in the output."
+        raise IllegalStateError(msg)
+    return staging, root, moves
+
+
+@contextmanager
+def _written_once(read_id: str | None, places: Iterable[str]) -> Iterator[None]:
+    """Refuse to write a second part of one read over the first."""
+    if read_id is None:
+        yield
+        return
+    claimed = set(places)
+    with _written_lock:
+        known = _written.setdefault(read_id, set())
+        again = sorted(claimed & known)
+        if again:
+            msg = (
+                f"what was read by one read_ranges() was written before to {again[0]}: a second "
+                "part would replace the first. Write all of it in one call, or each part to a path "
+                "of its own. To write the same again, read it again."
+            )
+            raise IllegalStateError(msg)
+        known |= claimed
+        while len(_written) > _READS_REMEMBERED:
+            _written.popitem(last=False)
+    try:
+        yield
+    except BaseException:
+        with _written_lock:
+            known -= claimed
+        raise

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,11 @@ if TYPE_CHECKING:
 # Ranges of one partition that follow each other without a gap: read as one.
 Span = tuple[OffsetRange, ...]
 
-_OURS = frozenset({"assign", "subscribe", "subscribepattern", "startingoffsets", "endingoffsets", "failondataloss"})
+# In the metadata of the column `range_start`: tells two parts of one read from two reads.
+READ_ID = "dagster_rebalance.read"
+
+# Spark has offsets, timestamps and timestamps by partition, and gives some of them precedence.
+_OURS = re.compile(r"(starting|ending|subscribe|assign).*|failondataloss", re.IGNORECASE)
 _LOST_RECORDS = re.compile(r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)")
 _NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
 
@@ -73,7 +78,7 @@ def read_ranges(
     with explained_read_errors():
         # A Connect session would look for the connector only at the first action, far from here.
         _ = frame.schema
-    return frame
+    return frame.withMetadata("range_start", {READ_ID: uuid.uuid4().hex})
 
 
 def read_rounds(ranges: Sequence[OffsetRange]) -> list[list[Span]]:
@@ -144,10 +149,15 @@ def _read_round(session: SparkSession, spans: Sequence[Span], options: Mapping[s
         frame = reader.load()
     starts = _lookup(by_topic, lambda one: one.start)
     untils = _lookup(by_topic, lambda one: one.until)
-    return frame.selectExpr(
+    bounded = frame.selectExpr(
         "*",
         f"array_max(filter({starts}, bound -> bound <= offset)) AS range_start",
         f"array_min(filter({untils}, bound -> bound > offset)) AS range_until",
+    )
+    # A condition, because Spark leaves out a column that nobody reads.
+    return bounded.where(
+        "if(range_start IS NULL OR range_until IS NULL, "
+        "raise_error(concat('offset ', offset, ' of ', topic, '-', partition, ' is in no range of the batch')), true)"
     )
 
 
@@ -162,7 +172,7 @@ def _lookup(by_topic: Mapping[str, Sequence[Span]], bound: Callable[[OffsetRange
 
 
 def _checked(connector_options: Mapping[str, str]) -> Mapping[str, str]:
-    taken = sorted(key for key in connector_options if key.lower() in _OURS)
+    taken = sorted(key for key in connector_options if _OURS.fullmatch(key))
     if taken:
         msg = f"the connector option(s) {', '.join(taken)} cannot be set: the ranges of the batch decide them. Remove them."
         raise ConfigurationError(msg)
@@ -174,9 +184,14 @@ def _explained(text: str) -> BrokerError | ConfigurationError | None:
     if lost is not None:
         start, until, partition = lost[1], lost[2], TopicPartition(lost[3], int(lost[4]))
         msg = (
-            f"Kafka no longer has all of the offsets [{start}, {until}) of {partition}: retention deleted them before they were processed, "
-            "or the topic was made anew. Nothing was committed. If the records are really gone, set the group's committed offset of this "
-            "partition past them (kafka-consumer-groups --reset-offsets). To prevent it, set retention.ms above the longest backlog."
+            f"Kafka does not give all of the offsets [{start}, {until}) of {partition}. Nothing was committed. "
+            f"Compare them with the log's bounds (kafka-get-offsets --topic {partition.topic} --time earliest, and latest). "
+            f"If the log begins behind {start}, retention deleted records before they were processed: they are gone. "
+            f"If it ends before {until}, it was truncated (unclean leader election) or the topic was made anew: new records will take "
+            "these offsets, and an offset that is set past them would skip those. If the bounds hold them, a transaction may still be "
+            "open: its records come when it ends. Only when the records are really gone, set the group's committed offset of this "
+            "partition to where the log goes on (kafka-consumer-groups --reset-offsets). Against retention, set retention.ms above "
+            "the longest backlog."
         )
         return BrokerError(msg, partitions={partition: f"offset out of range: [{start}, {until})"})
     if _NO_SUCH_PARTITION in text:

@@ -102,7 +102,7 @@ def stop_session(remote: str, session_id: str, user_id: str = USER_ID, *, timeou
     """End a session from any process: its work stops at once, and no client can submit more in it.
 
     A session that does not exist, or was ended before, is no error. A write that was already moving its finished files into place may still
-    end; it is of the same ranges, so a replay keyed by range overwrites it.
+    end, after the replay of its range as well: `write_parquet_by_range` bears that, another output must.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.

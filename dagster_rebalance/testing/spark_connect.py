@@ -6,6 +6,7 @@ Owns the server's settings and its life. The server is the one that comes with t
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -115,7 +116,12 @@ class SparkConnectServer:
         command += ["--jars", ",".join(map(str, jars))]
         for key, value in {**self._own_settings(folder), **self.settings}.items():
             command += ["--conf", f"{key}={value}"]
-        env = {"JAVA_HOME": str(find_java().home), "SPARK_HOME": str(spark), "SPARK_LOCAL_IP": "127.0.0.1"}
+        env = {
+            "JAVA_HOME": str(find_java().home),
+            "SPARK_HOME": str(spark),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
         return ChildProcess("Spark Connect", command, log=folder / "spark-connect.log", env=env, cwd=folder)
 
     def _own_settings(self, folder: Path) -> dict[str, str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.tags import HEARTBEAT_TAG, REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import GROUPS, KafkaInMemory, claimed, kafka_in_memory, make_run, offer, span, tags_of, tp
 
@@ -92,7 +94,8 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored
     event = stage.instance.fetch_materializations(dg.AssetKey("first"), limit=1).records[0].asset_materialization
     assert event is not None
     assert event.metadata["batch"].value == stage.offer.batch_id
-    assert event.metadata["dagster/row_count"].value == 10
+    assert event.metadata["offsets"].value == 10
+    assert "dagster/row_count" not in event.metadata, "offsets are not records"
     assert "orders-0 [0, 10)" in str(event.metadata["ranges"].value)
 
 
@@ -196,3 +199,19 @@ def test_the_batch_counts_its_records() -> None:
     """The sum over its ranges."""
     batch = KafkaBatch(kafka=kafka_in_memory(), batch_id="b", ranges=["orders:0:0:10", "orders:1:5:8"])
     assert batch.records == 13
+
+
+def test_options_of_the_connector_reach_the_read_and_may_not_change_the_ranges() -> None:
+    """Without them there are no headers, and at most one task for each range."""
+    kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
+    batch = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"])
+    spark = SimpleNamespace(spark_session=SimpleNamespace(sparkContext=SimpleNamespace(addJobTag=len)))
+    with pytest.raises(ConfigurationError, match="startingTimestamp"):
+        batch.dataframe(spark, options={"includeHeaders": "true", "startingTimestamp": "0"})
+
+
+def test_the_row_count_is_what_the_asset_says_it_is() -> None:
+    """The offsets of a batch are more than its records with transactions, compaction or a filter."""
+    kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
+    shown = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"]).metadata(row_count=7)
+    assert (shown["offsets"], shown["dagster/row_count"]) == (10, 7)

@@ -56,18 +56,31 @@ def test_a_batch_without_ranges_is_refused() -> None:
         read_rounds([])
 
 
-def test_the_offsets_cannot_be_overridden_by_options() -> None:
-    """With failOnDataLoss off, what retention deleted would be committed as processed."""
+@pytest.mark.parametrize(
+    "option",
+    [
+        "failOnDataLoss",
+        "startingTimestamp",
+        "EndingTimestamp",
+        "startingOffsetsByTimestamp",
+        "endingOffsetsByTimestamp",
+        "startingOffsetsByTimestampStrategy",
+        "subscribePattern",
+        "assign",
+    ],
+)
+def test_the_offsets_cannot_be_overridden_by_options(option: str) -> None:
+    """Without failOnDataLoss, what retention deleted is committed as processed; timestamps win over offsets."""
 
     class NoSession:
         """Is not reached."""
 
-    with pytest.raises(ConfigurationError, match="failOnDataLoss"):
+    with pytest.raises(ConfigurationError, match=option):
         read_ranges(
             NoSession(),  # type: ignore[arg-type]
             [OffsetRange("a", 0, 0, 1)],
             {"bootstrap.servers": "a:1"},
-            connector_options={"failOnDataLoss": "false"},
+            connector_options={option: "false"},
         )
 
 
@@ -85,6 +98,16 @@ def test_a_partition_of_a_topic_with_dashes_is_named_in_full() -> None:
     with pytest.raises(BrokerError) as caught, explained_read_errors():
         raise RuntimeError(text)
     assert list(caught.value.partitions) == [TopicPartition("my-topic-1", 12)]
+
+
+def test_missing_records_are_said_with_both_causes_and_no_advice_that_skips_new_records() -> None:
+    """After a truncation the offsets are filled anew: an offset that is set past them skips those records."""
+    text = "Could not read records in offset [5, 50) for topic partition orders-0\nwith consumer group spark"
+    with pytest.raises(BrokerError) as caught, explained_read_errors():
+        raise RuntimeError(text)
+    message = str(caught.value)
+    assert all(cause in message for cause in ("retention", "unclean", "transaction", "anew"))
+    assert message.index("kafka-get-offsets") < message.index("reset-offsets")
 
 
 def test_other_errors_pass_unchanged() -> None:

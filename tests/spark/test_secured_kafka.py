@@ -54,8 +54,8 @@ def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
     assert sorted(int(row["value"]) for row in frame.select("value").collect()) == [2, 3, 4, 5, 6]
     output = tmp_path / "a" / "out"
     write_parquet_by_range(frame, str(output))
-    (written,) = output.glob("topic=*/partition=0/range_start=2/range_until=7")
-    assert written.parts[-4] == f"topic={topic}"
+    (written,) = output.glob("topic_partition=*/2-7.parquet")
+    assert written.parent.name == f"topic_partition={topic}-p0"
     plan = frame._explain_string(extended=True)  # type: ignore[operator]  # what `explain` prints
     assert "kafka" in plan.lower()
     assert SECRET not in plan

@@ -14,12 +14,12 @@ from example_project.simulated_work import work_on
 
 @dg.asset(kinds={"pyspark", "parquet"})
 def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult[None]:
-    """Every order exactly once. Each range of offsets has a folder of its own, so that doing it again replaces it."""
+    """Every order exactly once. Each range of offsets has a file of its own, so that doing it again replaces it."""
     records = kafka_batch.dataframe(spark)
     parsed = records.selectExpr(*RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order")
     work_on(kafka_batch)
-    write_parquet_by_range(parsed.select(*RANGE_KEY, "offset", "order.*"), os.environ["ORDERS_PATH"])
-    return dg.MaterializeResult(metadata=kafka_batch.metadata())
+    written = write_parquet_by_range(parsed.select(*RANGE_KEY, "offset", "order.*"), os.environ["ORDERS_PATH"])
+    return dg.MaterializeResult(metadata=kafka_batch.metadata(row_count=written))
 
 
 kafka = KafkaConsumerResource(

@@ -1,0 +1,189 @@
+"""Moving staged files to their places in an output, each in one atomic step.
+
+Owns which file systems have such a step, and who takes it: this process, the JVM of a classic
+session, or a Python worker of the Spark Connect server when this process does not see its files.
+Never deletes a file of an output and never empties a place first: a reader finds the old file or
+the new one at any moment, and a writer that ends at any point leaves one of the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.spark.jobs import is_connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from pyspark.sql import SparkSession
+
+# A copy within these stores is one request; the new object shows when it is complete.
+_STORES = {"s3": "s3", "s3a": "s3", "gs": "gs"}
+_OLD_FOLDER = "topic="
+_WORKER_FUNCTION = "dagster_rebalance_publish"
+_NO_PYTHON = ("PYTHON_VERSION_MISMATCH", "Cannot run program")
+LEFT_OVER_AFTER_S = 2 * 24 * 3600.0
+
+
+def check_scheme(session: SparkSession, scheme: str) -> None:
+    """Refuse a file system on which a file cannot be replaced in one step.
+
+    Raises:
+        ConfigurationError: It is one.
+    """
+    if scheme == "hdfs" and is_connect(session):
+        msg = (
+            "output by range on HDFS needs a session without Spark Connect: its client cannot "
+            "replace a file there in one step. Set `master` instead of `remote`, or write to a "
+            "file system that is mounted on the workers (file:) or to an object store (s3a:, gs:)."
+        )
+        raise ConfigurationError(msg)
+    if scheme not in {"file", "hdfs", *_STORES}:
+        msg = (
+            f"output by range cannot be written to {scheme}: a file cannot be replaced there in "
+            "one step, so two writers of a range could double or lose its records. Write to a "
+            "mounted file system (file:), HDFS (hdfs:), S3 (s3a:) or Google Cloud Storage (gs:)."
+        )
+        raise ConfigurationError(msg)
+
+
+def publish(session: SparkSession, root: str, moves: Mapping[str, str], staging: str) -> None:
+    """Move staged files into an output, one after the other, and remove the staging folder.
+
+    Args:
+        session: The session that staged them.
+        root: The output, as a URI.
+        moves: The place of each staged file, both as URIs.
+        staging: The folder of this attempt, as a URI.
+
+    Raises:
+        ConfigurationError: The files cannot be reached, or cannot be replaced in one step.
+        IllegalStateError: The output has the layout of version 0.1.0.
+    """
+    scheme = urlsplit(root).scheme
+    check_scheme(session, scheme)
+    if scheme == "hdfs":
+        is_old = _publish_on_hadoop(session, root, moves, staging)
+    elif scheme in _STORES:
+        is_old = _publish_in_store(_store(root), root, moves, staging)
+    elif is_connect(session) and not _are_seen(moves):
+        is_old = _publish_in_worker(session, root, moves, staging)
+    else:
+        is_old = mounted_publisher()(root, list(moves), list(moves.values()), staging)
+    if is_old:
+        msg = (
+            f"the output {root} was written by version 0.1.0, as topic=/partition=/...: a range "
+            "that is written again would not replace what is there. Write to a new path, and copy "
+            "the old output there once by reading it and writing it with this function."
+        )
+        raise IllegalStateError(msg)
+
+
+def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
+    """Publication on a mounted file system.
+
+    The function answers whether it refused an output of version 0.1.0. It is made here, and
+    imports what it needs, so that a worker without this package can run it.
+    """
+
+    def publish_mounted(root: str, sources: list[str], places: list[str], staging: str) -> bool:
+        import os  # noqa: PLC0415
+        import shutil  # noqa: PLC0415
+        import time  # noqa: PLC0415
+        from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+
+        def path_of(uri: str) -> str:
+            return unquote(urlsplit(uri).path)
+
+        folder = path_of(root)
+        if os.path.isdir(folder) and any(name.startswith(_OLD_FOLDER) for name in os.listdir(folder)):  # noqa: PTH112, PTH208
+            return True
+        for source, place in zip(sources, places, strict=True):
+            os.makedirs(os.path.dirname(path_of(place)), exist_ok=True)  # noqa: PTH103, PTH120
+            os.replace(path_of(source), path_of(place))  # noqa: PTH105
+        attempt = path_of(staging)
+        shutil.rmtree(attempt, ignore_errors=True)
+        with os.scandir(os.path.dirname(attempt)) as others:  # noqa: PTH120
+            for other in others:
+                if time.time() - other.stat().st_mtime > LEFT_OVER_AFTER_S:
+                    shutil.rmtree(other.path, ignore_errors=True)
+        return False
+
+    return publish_mounted
+
+
+def _are_seen(uris: Iterable[str]) -> bool:
+    """Whether this process sees the files of the server; Spark's names for them are unique."""
+    return all(Path(unquote(urlsplit(uri).path)).exists() for uri in uris)
+
+
+def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
+    from pyspark.sql.types import BooleanType  # noqa: PLC0415 - Spark is an extra
+
+    columns = ["root", "sources", "places", "staging"]
+    arguments = (root, list(moves), list(moves.values()), staging)
+    session.udf.register(_WORKER_FUNCTION, mounted_publisher(), BooleanType())
+    call = f"{_WORKER_FUNCTION}({', '.join(columns)}) AS is_old"
+    try:
+        (row,) = session.createDataFrame([arguments], columns).selectExpr(call).collect()
+    except Exception as error:
+        if not any(sign in str(error) for sign in _NO_PYTHON):
+            raise
+        msg = (
+            "the Spark Connect server writes to files that this process does not see, and its "
+            "workers cannot run this process's Python, which would move them to their places. "
+            "Give the workers the same Python (PYSPARK_PYTHON), mount the output in the run, or "
+            "write to an object store."
+        )
+        raise ConfigurationError(msg) from error
+    return bool(row["is_old"])
+
+
+def _publish_on_hadoop(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
+    jvm = session._jvm  # noqa: SLF001 - pyspark has no other way to Hadoop's file systems
+    conf = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
+    hadoop = jvm.org.apache.hadoop.fs
+
+    def path(uri: str) -> Any:  # noqa: ANN401
+        return hadoop.Path(jvm.java.net.URI(uri))
+
+    context = hadoop.FileContext.getFileContext(jvm.java.net.URI(root), conf)
+    overwrite = session.sparkContext._gateway.new_array(hadoop.Options.Rename, 1)  # noqa: SLF001
+    overwrite[0] = hadoop.Options.Rename.OVERWRITE
+    if len(context.util().globStatus(hadoop.Path(path(root), f"{_OLD_FOLDER}*")) or ()):
+        return True
+    for source, place in moves.items():
+        context.mkdir(path(place).getParent(), hadoop.permission.FsPermission.getDirDefault(), True)  # noqa: FBT003
+        context.rename(path(source), path(place), overwrite)
+    context.delete(path(staging), True)  # noqa: FBT003
+    return False
+
+
+def _store(root: str) -> Any:  # noqa: ANN401
+    try:
+        from pyarrow.fs import FileSystem  # noqa: PLC0415 - comes with pyspark[connect]
+    except ImportError as error:
+        msg = "output by range in an object store needs pyarrow: install it."
+        raise ConfigurationError(msg) from error
+    parts = urlsplit(root)
+    store, _ = FileSystem.from_uri(f"{_STORES[parts.scheme]}://{parts.netloc}")
+    return store
+
+
+def _publish_in_store(store: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
+    from pyarrow.fs import FileSelector  # noqa: PLC0415 - comes with pyspark[connect]
+
+    def key(uri: str) -> str:
+        parts = urlsplit(uri)
+        return f"{parts.netloc}{unquote(parts.path)}"
+
+    children = store.get_file_info(FileSelector(key(root), allow_not_found=True))
+    if any(child.base_name.startswith(_OLD_FOLDER) for child in children):
+        return True
+    for source, place in moves.items():
+        store.copy_file(key(source), key(place))
+    store.delete_dir(key(staging))
+    return False

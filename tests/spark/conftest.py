@@ -1,0 +1,36 @@
+"""A classic and a Connect session, for tests that hold both to the same behaviour."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from dagster_rebalance.testing.jars import fetch
+from dagster_rebalance.testing.spark_connect import kafka_connector
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+
+@pytest.fixture(scope="module", params=["connect", "classic"])
+def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
+    """A session of either kind."""
+    if request.param == "connect":
+        server: SparkConnectServer = request.getfixturevalue("spark_connect_server")
+        connected = ConnectSession.builder.remote(server.remote).create()
+        yield connected  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
+        connected.stop()
+        return
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.jars": ",".join(map(str, fetch(kafka_connector()))),
+    }
+    classic = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    yield classic
+    classic.stop()

@@ -1,0 +1,63 @@
+"""How staged files take their places on file systems that this machine has not, by their interfaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow.fs
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.spark.jobs import is_connect
+from dagster_rebalance.spark.publication import _publish_in_store, _publish_on_hadoop, check_scheme
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+
+def staged(folder: Path) -> tuple[Path, Path]:
+    """A place with an old file in an output, and a new file that is staged for it."""
+    place, source = folder / "out" / "p" / "0-5.parquet", folder / ".out-staging" / "1" / "new"
+    for file, text in ((place, "old"), (source, "new")):
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+    return source, place
+
+
+def test_an_object_is_replaced_by_a_copy_within_the_store(tmp_path: Path) -> None:
+    """Read and written again by the run, a copy that is cut short would be the new object."""
+    source, place = staged(tmp_path / "bucket")
+    store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    moves = {"s3a://bucket/.out-staging/1/new": "s3a://bucket/out/p/0-5.parquet"}
+    assert not _publish_in_store(store, "s3a://bucket/out", moves, "s3a://bucket/.out-staging/1")
+    assert place.read_text() == "new"
+    assert not source.parent.exists()
+
+
+def test_an_output_of_the_first_version_in_a_store_is_left_as_it_is(tmp_path: Path) -> None:
+    """Readers cannot read both layouts in one folder."""
+    source, place = staged(tmp_path / "bucket")
+    (tmp_path / "bucket" / "out" / "topic=orders").mkdir()
+    store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    assert _publish_in_store(store, "gs://bucket/out", {"gs://bucket/x": "gs://bucket/y"}, "gs://bucket/.out-staging/1")
+    assert (source.read_text(), place.read_text()) == ("new", "old")
+
+
+@pytest.mark.spark
+def test_hadoop_replaces_a_file_by_a_rename_that_overwrites(session: SparkSession, tmp_path: Path) -> None:
+    """Its plain rename refuses a place that is taken, or moves a folder into another."""
+    if is_connect(session):
+        with pytest.raises(ConfigurationError, match="Spark Connect"):
+            check_scheme(session, "hdfs")
+        return
+    source, place = staged(tmp_path)
+    new = tmp_path / "out" / "p2" / "5-9.parquet"
+    other = source.with_name("other")
+    other.write_text("other")
+    moves = {source.as_uri(): place.as_uri(), other.as_uri(): new.as_uri()}
+    assert not _publish_on_hadoop(session, (tmp_path / "out").as_uri(), moves, source.parent.as_uri())
+    assert (place.read_text(), new.read_text(), source.parent.exists()) == ("new", "other", False)
+    (tmp_path / "out" / "topic=orders").mkdir()
+    assert _publish_on_hadoop(session, (tmp_path / "out").as_uri(), moves, source.parent.as_uri())

@@ -1,0 +1,256 @@
+"""Two writers of the same ranges, at an interleaving drawn by chance, either of them killed or not.
+
+    .venv/bin/python -m tests.spark.two_writers --rounds 300 --seed 7
+
+A round plays the calls that both make on the file system one by one, in a drawn order. A writer
+that is killed takes no further call, and cleans nothing up. A reader, drawn too, looks after each
+call, and all of them at the end. What stands for the zombie: a writer whose last calls come after
+the other has ended. Where Spark stages does not depend on the other writer, so most rounds copy
+what it staged once; in the others (`--whole`) each writer works from its own read to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import threading
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.spark.output import _moves, _stage, write_parquet_by_range
+from dagster_rebalance.spark.publication import mounted_publisher
+from tests.spark.readers import LIBRARIES, Reader, by_spark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+RANGES = ((0, 4), (4, 9), (9, 12))
+TOPIC = "007"
+WRITERS = ("before", "a", "b")
+# Calls that change what a reader can find.
+CALLS = ("makedirs", "replace", "rename", "unlink", "rmdir")
+WAIT_S = 120.0
+
+
+class Killed(BaseException):
+    """The process of this writer is gone: nothing of it runs any more."""
+
+
+@dataclass
+class Writer:
+    """A thread that writes, and stops before each of its calls until it is let go on."""
+
+    name: str
+    kill_at: int | None
+    calls: int = 0
+    ended: bool = False
+    error: BaseException | None = None
+    may_go: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    stopped: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def before_call(self) -> None:
+        """Wait to be let go on, or be killed here."""
+        if self.calls == self.kill_at:
+            raise Killed
+        self.calls += 1
+        self.stopped.release()
+        if not self.may_go.acquire(timeout=WAIT_S):
+            msg = f"{self.name} was never let go on"
+            raise TimeoutError(msg)
+
+    def run(self, work: Callable[[], object]) -> None:
+        """Write, and say that this has ended."""
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - told to the round
+            self.error = error
+        self.ended = True
+        self.stopped.release()
+
+
+@dataclass
+class Tally:
+    """What became of the rounds."""
+
+    rounds: int = 0
+    calls: int = 0
+    killed: int = 0
+    overtaken: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+
+class Staged:
+    """What Spark staged once for each writer, and how a copy of it is published."""
+
+    def __init__(self, session: SparkSession, folder: Path) -> None:
+        self._folder = folder
+        for name in WRITERS:
+            _stage(_records(session, name), str(folder / name))
+
+    def writes(self, root: Path) -> Callable[[str], object]:
+        """Copy what was staged to where the writers of one output stage it."""
+        beside = root.parent / ".out-staging"
+        shutil.copytree(self._folder, beside)
+        files = {name: [path.as_uri() for path in (beside / name).rglob("*.parquet")] for name in WRITERS}
+
+        def write(name: str) -> None:
+            staging, output, moves = _moves(files[name], name)
+            mounted_publisher()(output, list(moves), list(moves.values()), staging)
+
+        return write
+
+
+def play(session: SparkSession, rounds: int, seed: int, *, whole: bool) -> Tally:
+    """Play rounds of two writers each, and tell what readers found wrong."""
+    tally = Tally()
+    with tempfile.TemporaryDirectory(prefix="two-writers-") as name:
+        folder = Path(name)
+        staged = Staged(session, folder / "staged")
+        for number in range(rounds):
+            chance = random.Random(f"{seed}-{number}")  # noqa: S311 - a draw, no secret
+            root = folder / str(number) / "out"
+            write = partial(_write_whole, session, root) if whole else staged.writes(root)
+            _play_round(session, root, chance, tally, write)
+            shutil.rmtree(root.parent)
+    return tally
+
+
+def _write_whole(session: SparkSession, root: Path, name: str) -> None:
+    write_parquet_by_range(_records(session, name), str(root))
+
+
+def _play_round(session: SparkSession, root: Path, chance: random.Random, tally: Tally, write: Callable[[str], object]) -> None:
+    tally.rounds += 1
+    was_there = chance.random() < 0.5
+    if was_there:
+        write("before")
+    writers = [Writer(name, chance.randrange(9) if chance.random() < 0.5 else None) for name in ("a", "b")]
+    by_thread: dict[int, Writer] = {}
+
+    def work(writer: Writer) -> None:
+        by_thread[threading.get_ident()] = writer
+        write(writer.name)
+
+    order = ""
+    with _calls_stop(by_thread):
+        threads = [threading.Thread(target=writer.run, args=[partial(work, writer)]) for writer in writers]
+        for thread in threads:
+            thread.start()
+        for writer in writers:
+            assert writer.stopped.acquire(timeout=WAIT_S), f"{writer.name} staged nothing"
+        while alive := [writer for writer in writers if not writer.ended]:
+            writer = chance.choice(alive)
+            order += writer.name
+            writer.may_go.release()
+            assert writer.stopped.acquire(timeout=WAIT_S), f"{writer.name} hangs"
+            _look(root, tally, order, dict([chance.choice(list(LIBRARIES.items()))]), is_whole=was_there)
+        for thread in threads:
+            thread.join(WAIT_S)
+    tally.calls += len(order)
+    tally.killed += sum(isinstance(writer.error, Killed) for writer in writers)
+    tally.overtaken += "ab" in order and "ba" in order
+    for writer in writers:
+        if writer.error and not isinstance(writer.error, Killed):
+            tally.wrong.append(f"{order}: {writer.name} failed: {writer.error!r}")
+    one_is_done = was_there or any(writer.error is None for writer in writers)
+    everyone = {**LIBRARIES, "spark": partial(by_spark, session)}
+    _look(root, tally, f"{order}, at the end", everyone, is_whole=one_is_done)
+
+
+def _look(root: Path, tally: Tally, when: str, readers: Mapping[str, Reader], *, is_whole: bool) -> None:
+    """Each reader finds each record at most once, and each range as a whole or not at all."""
+    if not list(root.rglob("*.parquet")):
+        if is_whole:
+            tally.wrong.append(f"{when}: nothing is there")
+        return
+    for name, read in readers.items():
+        try:
+            found = Counter(read(root))
+        except Exception as error:  # noqa: BLE001 - what a reader cannot read is the finding
+            tally.wrong.append(f"{when}: {name} cannot read it: {error}")
+            continue
+        tally.wrong += [f"{when}: {name} finds {record} {count} times" for record, count in found.items() if count > 1]
+        for start, until in RANGES:
+            there = sum((TOPIC, offset) in found for offset in range(start, until))
+            if there != until - start and (there or is_whole):
+                tally.wrong.append(f"{when}: {name} finds {there} of the range {start} to {until}")
+
+
+def _records(session: SparkSession, value: str) -> Any:  # noqa: ANN401 - of either kind of session
+    cases = " ".join(f"WHEN id < {until} THEN array({start}, {until})" for start, until in RANGES)
+    return session.sql(
+        f"SELECT '{TOPIC}' AS topic, 0 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
+        f"(CASE {cases} END)[0] AS range_start, (CASE {cases} END)[1] AS range_until FROM range({RANGES[-1][1]})"
+    )
+
+
+@contextmanager
+def _calls_stop(by_thread: dict[int, Writer]) -> Iterator[None]:
+    """Let each call of a writer on the file system wait until it is let go on."""
+
+    def stopping(real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            writer = by_thread.get(threading.get_ident())
+            if writer is not None:
+                writer.before_call()
+            return real(*args, **kwargs)
+
+        return call
+
+    real = {name: getattr(os, name) for name in CALLS}
+    for name, call in real.items():
+        setattr(os, name, stopping(call))
+    try:
+        yield
+    finally:
+        for name, call in real.items():
+            setattr(os, name, call)
+
+
+def main(arguments: list[str]) -> int:
+    """Play, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--session", choices=["classic", "connect"], default="classic")
+    parser.add_argument("--whole", action="store_true", help="each writer reads and stages, too")
+    given = parser.parse_args(arguments)
+    with ExitStack() as stack:
+        tally = play(_session(given.session, stack), given.rounds, given.seed, whole=given.whole)
+    for line in tally.wrong:
+        print(line)  # noqa: T201
+    print(  # noqa: T201
+        f"seed {given.seed}, {given.session}: {tally.rounds} rounds, {tally.calls} interleaved calls, {tally.overtaken} rounds in which "
+        f"each overtook the other, {tally.killed} writers killed, {len(tally.wrong)} findings"
+    )
+    return 1 if tally.wrong else 0
+
+
+def _session(kind: str, stack: ExitStack) -> Any:  # noqa: ANN401
+    if kind == "connect":
+        from pyspark.sql.connect.session import SparkSession as ConnectSession  # noqa: PLC0415
+
+        from dagster_rebalance.testing.spark_connect import SparkConnectServer  # noqa: PLC0415
+
+        server = stack.enter_context(SparkConnectServer())
+        return ConnectSession.builder.remote(server.remote).create()
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    settings: dict[str, bool | float | int | str | None] = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+    session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    stack.callback(session.stop)
+    return session
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
