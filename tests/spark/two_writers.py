@@ -163,7 +163,7 @@ def _play_round(session: SparkSession, root: Path, chance: random.Random, tally:
         if writer.error and not isinstance(writer.error, Killed):
             tally.wrong.append(f"{order}: {writer.name} failed: {writer.error!r}")
     one_is_done = was_there or any(writer.error is None for writer in writers)
-    everyone = {**LIBRARIES, "spark": partial(by_spark, session)}
+    everyone: dict[str, Reader] = {**LIBRARIES, "spark": partial(by_spark, session)}
     _look(root, tally, f"{order}, at the end", everyone, is_whole=one_is_done)
 
 
