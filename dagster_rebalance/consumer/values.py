@@ -6,7 +6,7 @@ what is assigned: that is the operation's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import confluent_kafka
@@ -55,7 +55,7 @@ def given_partitions(call: str, values: object) -> frozenset[TopicPartition]:
     Raises:
         TypeError: It is no collection, or something in it is no partition.
     """
-    if isinstance(values, str | TopicPartition) or not isinstance(values, Collection):
+    if isinstance(values, str) or not isinstance(values, Iterable):
         raise _unexpected(call, f"a collection of partitions, each {_A_PARTITION}", values)
     return frozenset(given_partition(call, value) for value in values)
 
