@@ -158,8 +158,7 @@ class ConsumerOperations:
         """Read on from another offset; a partition of confluent-kafka's may bring it along.
 
         Raises:
-            IllegalStateError: The partition is not assigned, or this consumer reads no records.
-            ValueError: The offset is below 0.
+            IllegalStateError: The partition is not assigned, Kafka has no such offset, or this consumer reads no records.
         """
         target = given_target("seek", partition, offset)
         self._reading().seek(given_partition("seek", partition), target)

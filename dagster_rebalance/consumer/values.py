@@ -91,18 +91,17 @@ def given_times(call: str, values: object) -> dict[TopicPartition, int]:
 
 
 def given_target(call: str, partition: object, offset: object) -> int:
-    """The offset that a caller wants to read on from.
+    """The offset that a caller wants to read on from; whether Kafka has it is asked where it is used.
 
     Raises:
         TypeError: It is neither a number nor an `OffsetAndMetadata`, and the partition brings none either.
-        ValueError: It is below 0.
     """
     if offset is None and isinstance(partition, confluent_kafka.TopicPartition):
         offset = partition.offset
     target = offset.offset if isinstance(offset, OffsetAndMetadata) else offset
-    if not _is_whole(target):
+    if not isinstance(target, int) or isinstance(target, bool):
         raise _unexpected(call, "an offset, or OffsetAndMetadata", target)
-    return _check_offset(call, target)
+    return target
 
 
 def given_topics(call: str, topics: Collection[str] | re.Pattern[str]) -> None:
@@ -137,13 +136,12 @@ def _committable(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndM
     return found
 
 
-def _check_offset(call: str, offset: Any) -> int:  # noqa: ANN401 - it comes from outside
+def _check_offset(call: str, offset: Any) -> None:  # noqa: ANN401 - it comes from outside
     if not _is_whole(offset):
         raise _unexpected(call, "a whole number as offset", offset)
     if offset < 0:
-        msg = f"{call}: {offset} is no offset; use seek_to_beginning and seek_to_end for the ends of a partition"
+        msg = f"{call}: {offset} is no offset; commit the next one to be read"
         raise ValueError(msg)
-    return int(offset)
 
 
 def _is_whole(value: object) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
 from dagster_rebalance.consumer.port import OffsetAndTimestamp
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import fake_log
@@ -135,8 +136,8 @@ WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], s
     (lambda c: c.seek("orders", 1), TypeError, "seek expects a TopicPartition"),  # type: ignore[arg-type]
     (lambda c: c.seek(P0), TypeError, "seek expects an offset"),
     (lambda c: c.seek(P0, "5"), TypeError, "seek expects an offset"),  # type: ignore[arg-type]
-    (lambda c: c.seek(P0, -5), ValueError, "-5 is no offset"),
-    (lambda c: c.seek(client(0, confluent_kafka.OFFSET_END)), ValueError, "use seek_to_beginning and seek_to_end"),
+    (lambda c: c.seek(P0, -5), IllegalStateError, "to -5: an offset is a number from 0"),
+    (lambda c: c.seek(client(0, confluent_kafka.OFFSET_END)), IllegalStateError, "use seek_to_beginning or seek_to_end"),
     (lambda c: c.commit_sync({P0: 5}), TypeError, r"commit_sync expects OffsetAndMetadata\(next_offset\)"),  # type: ignore[arg-type]
     (lambda c: c.commit_async({P0: 5}), TypeError, "commit_async expects OffsetAndMetadata"),  # type: ignore[arg-type]
     (lambda c: c.commit_sync({P0}), TypeError, "commit_sync expects a mapping"),  # type: ignore[arg-type]
