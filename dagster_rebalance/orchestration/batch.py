@@ -16,14 +16,13 @@ from dagster_rebalance.core.errors import BatchRefusedError, BrokerError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.start_check import refusal
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import BATCH_TAG, REFUSED_TAG, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-_BEATS_PER_TIMEOUT = 6
 
 
 class HasSparkSession(Protocol):
@@ -114,18 +113,21 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "the group's committed offset."
             )
             raise dg.Failure(msg, allow_retries=False)
+        heartbeat = Heartbeat(instance, run, timeout_s=self.kafka.heartbeat_timeout_s)
+        heartbeat.begin()
         why_not = self._refusal(instance, run.run_id)
         if why_not is not None:
+            set_mark(instance, run, Mark.REFUSED)
             instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id})
             # Nothing of the config is shown: a launcher may have put the name of a variable there, and Dagster its value in the place.
             msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
-        with Heartbeat(instance, run.run_id, interval_s=self.kafka.heartbeat_timeout_s / _BEATS_PER_TIMEOUT):
+        with heartbeat:
             yield self
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
-        runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id])
-        me = next((run for run in runs if run.run_id == run_id), None)
+        runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id], live_too=True)
+        me = next((run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None)
         if me is None:
             return f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its owner looks for it"
         if not me.ranges or me.ranges != self.offset_ranges:

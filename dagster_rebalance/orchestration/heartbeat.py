@@ -1,8 +1,11 @@
-"""The heartbeat of a run: its process says from time to time, in a tag of the run, that it lives.
+"""The heartbeat of a run: its process says again and again that it lives, and stops when it may not work any more.
 
-The member that waits for the run watches the tag change. A run that was taken for dead (its process was suspended, say) must not go on
-working when it comes back: its batch has been requested again. So the heartbeat also looks whether Dagster still shows the run as
-working, and interrupts the process if not.
+Owns the run's side of the lease. A member that saw no new sign for `heartbeat_timeout_s` requests the batch again. Before
+that, this process must have ended: when it could give no sign for two thirds of that time, by its own clock, or finds that its
+run has ended in Dagster or was deleted, it interrupts itself, which takes its Spark work along, and a sixth of that time later
+it ends hard. The thread that watches the time calls nothing that could hang.
+
+A process that exists for this run alone keeps giving signs after the steps are done, until Dagster shows the end of the run.
 """
 
 from __future__ import annotations
@@ -12,60 +15,153 @@ import os
 import signal
 import threading
 import time
+from contextlib import contextmanager
+from itertools import count
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.orchestration.tags import HEARTBEAT_TAG
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.orchestration import run_process
+from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.signs import SignsOfLife
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from typing_extensions import Self
 
 _log = logging.getLogger(__name__)
 _WORKING = {dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
+_BEATS_PER_TIMEOUT = 6
+_LOOKS_PER_TIMEOUT = 30
+_LEASE = 2 / 3
+"""The part of the time-out after which a process without a sign stops itself."""
+_GRACE = 1 / 6
+"""The part of the time-out that it has for that, before it ends hard."""
+_LAST_WORD_LIMIT_S = 5.0
 
 
 class Heartbeat:
-    """Beats in a thread of its own while a run works.
+    """Beats in a thread of its own while a run works, and watches the time in another.
 
     Args:
         instance: The instance that the run belongs to; the thread opens it anew.
-        run_id: The run.
-        interval_s: Seconds between two beats.
+        run: The run.
+        timeout_s: The `heartbeat_timeout_s` of the group.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, run_id: str, *, interval_s: float = 10.0) -> None:
-        self._instance_ref = instance.get_ref()
-        self._run_id = run_id
-        self._interval_s = interval_s
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name=f"heartbeat of {run_id}", daemon=True)
+    def __init__(self, instance: dg.DagsterInstance, run: dg.DagsterRun, *, timeout_s: float) -> None:
+        self._instance = instance
+        self._run = run
+        self._timeout_s = timeout_s
+        self.interval_s = timeout_s / _BEATS_PER_TIMEOUT
+        self._number = 0
+        self._beats = count()
+        self._process = run_process.identity()
+        self._beaten_at = float("-inf")
+        self._interrupted_at: float | None = None
+        self._is_cut_off = False
+        self._has_own_process = run_process.is_of_one_run()
+        self._finished, self._told, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._wake = threading.Event()
+
+    def begin(self) -> None:
+        """Give the first sign of life. From here on only a proof ends the run.
+
+        It comes before the process looks whether it may work: a member that sees no sign of a run that has ended in Dagster knows
+        that this process will look later, and find that end.
+
+        Raises:
+            IllegalStateError: The run is not in Dagster.
+        """
+        record = self._instance.get_run_record_by_id(self._run.run_id)
+        if record is None:
+            msg = f"run {self._run.run_id} is not in Dagster any more: nothing is to be done"
+            raise IllegalStateError(msg)
+        self._number = record.storage_id
+        run_process.claim_children(self._run.run_id)
+        set_mark(self._instance, self._run, Mark.BEGAN)
+        self._beat(self._instance)
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        ref = self._instance.get_ref()
+        for name, target in (("heartbeat", lambda: self._keep_beating(ref)), ("lease", self._keep_watch)):
+            threading.Thread(target=target, name=f"{name} of {self._run.run_id}", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stopped.set()
-        self._thread.join()
+        self._finished.set()
+        self._wake.set()
+        # A storage that hangs must not keep a run from ending. Without this word a member waits for the time-out.
+        self._told.wait(_LAST_WORD_LIMIT_S)
+        if not self._has_own_process:
+            run_process.disown_children()
+            self._over.set()
+            self._wake.set()
 
-    def _beat(self) -> None:
-        with dg.DagsterInstance.from_ref(self._instance_ref) as instance:
-            while True:  # the first beat comes also when the work is over at once
-                try:
-                    run = instance.get_run_by_id(self._run_id)
-                    if run is not None and run.status not in _WORKING:
-                        self._interrupt(run.status)
-                        return
-                    instance.add_run_tags(self._run_id, {HEARTBEAT_TAG: f"{time.time():.0f}"})
-                except Exception:  # noqa: BLE001 - the database may be away for a moment; the next beat tries again
-                    _log.warning("run %s could not give a sign of life", self._run_id, exc_info=True)
-                if self._stopped.wait(self._interval_s):
-                    return
+    def _keep_beating(self, ref: dg.InstanceRef) -> None:
+        while not self._over.is_set():
+            with self._failures_logged(), dg.DagsterInstance.from_ref(ref) as instance:
+                while not self._over.is_set():
+                    self._turn(instance)
 
-    def _interrupt(self, status: dg.DagsterRunStatus) -> None:
-        if not self._stopped.is_set():
-            _log.error("run %s is %s in Dagster but its process works: it was taken for dead and stops now", self._run_id, status.value)
-            os.kill(os.getpid(), signal.SIGTERM)
+    @contextmanager
+    def _failures_logged(self) -> Iterator[None]:
+        """The storage may be away for a moment; if it stays away, the lease ends the run."""
+        try:
+            yield
+        except Exception:  # noqa: BLE001 - whatever Dagster's storage raises
+            _log.warning("run %s could not give a sign of life", self._run.run_id, exc_info=True)
+            self._pause()
+
+    def _turn(self, instance: dg.DagsterInstance) -> None:
+        """Look at the run, beat when it is time, and say that the steps are done."""
+        run = instance.get_run_by_id(self._run.run_id)
+        works = run is not None and run.status in _WORKING
+        if works and time.monotonic() - self._beaten_at >= self.interval_s:
+            self._beat(instance)
+        if not works and not self._finished.is_set():
+            self._interrupt(f"is {run.status.value} in Dagster" if run else "was deleted from Dagster")
+        if self._finished.is_set() and not self._told.is_set():
+            self._tell(instance, run)
+        if self._told.is_set() and not works:
+            self._over.set()
+        self._pause()
+
+    def _tell(self, instance: dg.DagsterInstance, run: dg.DagsterRun | None) -> None:
+        if run is not None:
+            if self._is_cut_off:
+                set_mark(instance, run, Mark.TAKEN_BACK)
+            set_mark(instance, run, Mark.FINISHED)
+        self._told.set()
+
+    def _beat(self, instance: dg.DagsterInstance) -> None:
+        asked_at = time.monotonic()  # a member may see the sign from here on, whenever the answer comes
+        SignsOfLife(instance).give(self._run, self._number, f"{next(self._beats)} {self._process}")
+        self._beaten_at = asked_at
+
+    def _pause(self) -> None:
+        self._wake.wait(self._timeout_s / _LOOKS_PER_TIMEOUT)
+        self._wake.clear()
+
+    def _keep_watch(self) -> None:
+        while not self._over.wait(self._timeout_s / _LOOKS_PER_TIMEOUT):
+            now = time.monotonic()
+            is_silent = now - self._beaten_at >= _LEASE * self._timeout_s
+            if is_silent and self._interrupted_at is None:
+                self._is_cut_off = True
+                self._interrupt(f"could give no sign of life for {now - self._beaten_at:.0f} s")
+            if self._interrupted_at is None or now - self._interrupted_at < _GRACE * self._timeout_s:
+                continue
+            if self._has_own_process and (is_silent or not self._told.is_set()):
+                _log.critical("run %s was interrupted and has not ended: its process is killed", self._run.run_id)
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _interrupt(self, why: str) -> None:
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+            _log.error("run %s %s, so others may do its work: it stops now", self._run.run_id, why)
+            if not self._finished.is_set():
+                os.kill(os.getpid(), signal.SIGTERM)

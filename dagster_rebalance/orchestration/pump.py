@@ -84,7 +84,7 @@ class Pump:
         self._summary: tuple[str, ...] = ()
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._has_stop_news = False
-        self._runs = RunEnder(parts.ledger, self._note, parts.start)
+        self._runs = RunEnder(parts.ledger, self._note, self._dead_run_ended, parts.start)
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
@@ -349,6 +349,9 @@ class Pump:
         if not error.retriable:
             raise error
         self._note(str(error))
+
+    def _dead_run_ended(self, run_id: str) -> None:
+        self._mailbox.tell(seen.DeadRunEnded(run_id))
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)

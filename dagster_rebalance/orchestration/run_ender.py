@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -17,6 +16,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _log = logging.getLogger("dagster_rebalance")
+_Task: TypeAlias = "tuple[str, str]"
+"""What is done, and to which run."""
+MOST_AT_ONCE = 4
+"""Each writes to Dagster's storage, as the member does meanwhile."""
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
@@ -33,43 +36,72 @@ def at_once(_name: str, work: Callable[[], None]) -> None:
 
 
 class RunEnder:
-    """Ends the runs of one member.
+    """Ends the runs of one member, a few at once: a launcher that takes a minute for one keeps the others waiting no longer.
 
     Args:
         ledger: Ends a run, and waits for it.
         note: Gets a sentence when that failed. It is called from any thread.
+        ended: Gets the id of a dead run that was ended. It is called from any thread.
         start: Starts work, with a name for people. It should not wait.
     """
 
-    def __init__(self, ledger: RunLedger, note: Callable[[str], None], start: Callable[[str, Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        ledger: RunLedger,
+        note: Callable[[str], None],
+        ended: Callable[[str], None],
+        start: Callable[[str, Callable[[], None]], None],
+    ) -> None:
         self._ledger = ledger
         self._note = note
+        self._ended = ended
         self._start = start
-        self._under_way: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+        self._waiting: dict[_Task, None] = {}
+        self._under_way: set[_Task] = set()
+        self._workers = 0
 
     def cancel(self, run_ids: Iterable[str]) -> None:
-        """Begin to cancel runs, one after the other: each of them writes to Dagster's storage, as the member does meanwhile."""
-        self._begin("cancelling", run_ids, self._ledger.cancel)
+        """Begin to cancel runs."""
+        self._begin(("cancelling", run_id) for run_id in run_ids)
 
     def end_dead(self, run_ids: Iterable[str]) -> None:
-        """Begin to end runs whose process has gone, one after the other."""
-        self._begin("ending", run_ids, self._ledger.end_dead)
+        """Begin to end runs whose process has gone."""
+        self._begin(("ending", run_id) for run_id in run_ids)
 
-    def _begin(self, what: str, run_ids: Iterable[str], end: Callable[[str], None]) -> None:
-        fresh = [run_id for run_id in run_ids if (what, run_id) not in self._under_way]
-        if fresh:
-            self._under_way.update((what, run_id) for run_id in fresh)
-            self._start(f"{what} {', '.join(fresh)}", partial(self._end_all, what, fresh, end))
+    def _begin(self, tasks: Iterable[_Task]) -> None:
+        with self._lock:
+            self._waiting.update((task, None) for task in tasks if task not in self._under_way)
+            wanted = min(MOST_AT_ONCE - self._workers, len(self._waiting))
+            self._workers += max(0, wanted)
+        for _ in range(wanted):
+            self._start("ends runs", self._work)
 
-    def _end_all(self, what: str, run_ids: list[str], end: Callable[[str], None]) -> None:
-        for run_id in run_ids:
-            self._end(what, run_id, end)
+    def _work(self) -> None:
+        while (task := self._next()) is not None:
+            self._carry_out(task)
 
-    def _end(self, what: str, run_id: str, end: Callable[[str], None]) -> None:
+    def _next(self) -> _Task | None:
+        with self._lock:
+            task = next(iter(self._waiting), None)
+            if task is None:
+                self._workers -= 1
+            else:
+                del self._waiting[task]
+                self._under_way.add(task)
+            return task
+
+    def _carry_out(self, task: _Task) -> None:
+        what, run_id = task
         try:
-            end(run_id)
+            if what == "cancelling":
+                self._ledger.cancel(run_id)
+            else:
+                self._ledger.end_dead(run_id)
+                self._ended(run_id)
         except Exception as error:  # noqa: BLE001 - whatever Dagster raises: the core asks again for as long as the run is live
             self._note(f"{what} run {run_id} failed: {error}")
             _log.warning("%s run %s failed", what, run_id, exc_info=True)
         finally:
-            self._under_way.discard((what, run_id))
+            with self._lock:
+                self._under_way.discard(task)

@@ -6,13 +6,17 @@ Looks runs up by one tag only: two tags at once took 11 s on SQLite with 10,000 
 from __future__ import annotations
 
 import logging
-from datetime import datetime, timezone
+import time
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.runs import RunSeen, RunState
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG, ranges_in
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.run_process import is_gone
+from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSED_TAG, ranges_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -34,6 +38,10 @@ _STATES = {
 _LIVE_STATUSES = [
     status for status, state in _STATES.items() if state in {RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING}
 ]
+_AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
+_UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+"""Others than the process of a run write these, too."""
+_FINAL = {Mark.REFUSED, Mark.OVER}
 _WILL_RETRY_TAG = "dagster/will_retry"
 _BATCHES_PER_QUERY = 100
 RETRY_PATIENCE_S = 300.0
@@ -47,6 +55,8 @@ class RunLedger:
         self._instance = instance
         self._group_id = group_id
         self._stop_spark_work = stop_spark_work
+        self._signs = SignsOfLife(instance)
+        self._final_marks: dict[str, frozenset[Mark]] = {}
 
     def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
         """All runs of the batches, and all live runs of the group if `live_too`; oldest first."""
@@ -65,7 +75,28 @@ class RunLedger:
         unique = {record.dagster_run.run_id: record for record in records}
         retried = {record.dagster_run.parent_run_id for record in unique.values()}
         ordered = sorted(unique.values(), key=lambda record: record.storage_id)
-        return tuple(self._seen(record, is_retried=record.dagster_run.run_id in retried) for record in ordered)
+        # The status of a run was read before its marks and its signs: a run that ended without them looks later whether it may work.
+        marks = {run_id: self._marks(run_id) for run_id, record in unique.items() if record.dagster_run.status in _UNSURE}
+        self._final_marks = {run_id: found for run_id, found in marks.items() if found & _FINAL}
+        watched = {
+            run_id: record.storage_id
+            for run_id, record in unique.items()
+            if record.dagster_run.status in _AT_WORK or (run_id in marks and run_id not in self._final_marks)
+        }
+        signs = self._signs.read(watched)
+        return tuple(
+            self._seen(
+                record,
+                is_retried=record.dagster_run.run_id in retried,
+                marks=marks.get(record.dagster_run.run_id, frozenset()),
+                sign=signs.get(record.dagster_run.run_id, ""),
+            )
+            for record in ordered
+        )
+
+    def _marks(self, run_id: str) -> frozenset[Mark]:
+        """The marks of a run that ended in Dagster; nobody adds any to one that is over."""
+        return self._final_marks.get(run_id) or marks_of(self._instance, run_id)
 
     def why_failed(self, run_id: str) -> str:
         """What a run failed with: its error and the causes of that, as Dagster has noted them, without stack traces."""
@@ -82,39 +113,54 @@ class RunLedger:
         return "\ncaused by: ".join(messages)
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run, and mark it, so that it does not count as a failed attempt.
+        """Cancel a run, and mark it first, so that it does not count as a failed attempt.
 
-        A run that is being launched cannot be cancelled yet; the core asks again.
+        A launcher may cancel a run that is being launched, by deleting a pod that waits for its node for example. The default
+        one can only interrupt a process that is there; the core asks again.
+
+        Raises:
+            ConfigurationError: The launcher could not.
         """
-        run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or run.status in {dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.CANCELING}:
+        instance = self._instance
+        run = instance.get_run_by_id(run_id)
+        if run is None or run.is_finished or run.status is dg.DagsterRunStatus.CANCELING:
             return
-        self._instance.add_run_tags(run_id, {TAKEN_BACK_TAG: run_id})
-        self._instance.run_coordinator.cancel_run(run_id)
+        if run.status is dg.DagsterRunStatus.STARTING and isinstance(instance.run_launcher, dg.DefaultRunLauncher):
+            return
+        set_mark(instance, run, Mark.TAKEN_BACK)
+        if not instance.run_coordinator.cancel_run(run_id):
+            now = instance.get_run_by_id(run_id)
+            if now is not None and not now.is_finished:
+                msg = (
+                    "Dagster's launcher could not stop it; the last events of the run say why. On Kubernetes the service account "
+                    "of the code server needs the right to delete jobs"
+                )
+                raise ConfigurationError(msg)
 
     def end_dead(self, run_id: str) -> None:
         """End a run whose process has gone: first its Spark work, so that nothing of it is left, then the run in Dagster.
 
         Raises:
-            Exception: Whatever the Spark client raises; its work may go on, so the run is not ended yet.
+            Exception: Whatever the Spark client raises; its work may go on, so the run is not over yet.
         """
-        run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished:
-            return
         if self._stop_spark_work is not None:
             self._stop_spark_work(run_id)
-        try:
-            self._instance.run_launcher.terminate(run_id)
-        except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
-            _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
         run = self._instance.get_run_by_id(run_id)
-        if run is None or run.is_finished:  # ended meanwhile: it must not be made a failure of a success
+        if run is not None and not run.is_finished:
+            try:
+                self._instance.run_launcher.terminate(run_id)
+            except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
+                _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
+            run = self._instance.get_run_by_id(run_id)
+        if run is None or run.status is dg.DagsterRunStatus.SUCCESS:
             return
-        self._instance.report_run_failed(
-            run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
-        )
+        if not run.is_finished:  # else it ended meanwhile: what it says of itself stands
+            self._instance.report_run_failed(
+                run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
+            )
+        set_mark(self._instance, run, Mark.OVER)
 
-    def _seen(self, record: dg.RunRecord, *, is_retried: bool) -> RunSeen:
+    def _seen(self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str) -> RunSeen:
         run = record.dagster_run
         batch_id = run.tags.get(BATCH_TAG, "")
         state = _STATES[run.status]
@@ -127,19 +173,27 @@ class RunLedger:
             parent_id=run.parent_run_id or "",
             has_started=record.start_time is not None,
             awaits_retry=state is RunState.FAILED and not is_retried and self._will_be_retried(record),
-            is_refused=run.tags.get(REFUSED_TAG) == run.run_id,
-            is_taken_back=run.tags.get(TAKEN_BACK_TAG) == run.run_id,
-            heartbeat=run.tags.get(HEARTBEAT_TAG, ""),
+            is_refused=Mark.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
+            is_taken_back=Mark.TAKEN_BACK in marks,
+            heartbeat=sign,
+            is_gone=Mark.FINISHED in marks or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
+            is_over=run.status not in _UNSURE or _is_over(marks),
         )
 
     def _will_be_retried(self, record: dg.RunRecord) -> bool:
-        """Whether Dagster is about to retry a failed run. It says so 20 to 30 ms after the failure: until then, assume it."""
-        if not self._instance.run_retries_enabled:
+        """Whether Dagster is about to retry a failed run. It says so 20 to 30 ms after the failure: until then, assume it.
+
+        In Dagster+ the setting is one of the deployment, which user code cannot read; there its tag alone tells.
+        """
+        default = "true" if self._instance.run_retries_enabled else "false"
+        if record.dagster_run.tags.get(_WILL_RETRY_TAG, default).lower() != "true":
             return False
-        age_s = (
-            datetime.now(timezone.utc) - record.update_timestamp.replace(tzinfo=record.update_timestamp.tzinfo or timezone.utc)
-        ).total_seconds()
-        return age_s < RETRY_PATIENCE_S and record.dagster_run.tags.get(_WILL_RETRY_TAG, "true").lower() == "true"
+        # Not `update_timestamp`: Postgres keeps it in the time zone of whoever wrote it, and does not say in which.
+        return record.end_time is not None and time.time() - record.end_time < RETRY_PATIENCE_S
+
+
+def _is_over(marks: frozenset[Mark]) -> bool:
+    return Mark.BEGAN not in marks or bool(marks & _FINAL)
 
 
 def _number(text: str) -> int:

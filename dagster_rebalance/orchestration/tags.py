@@ -21,10 +21,6 @@ RANGES_TAG = "dagster_rebalance/ranges"
 """For people: the ranges in short. The run config has them in full."""
 REFUSED_TAG = "dagster_rebalance/refused"
 """The id of the run that refused itself."""
-TAKEN_BACK_TAG = "dagster_rebalance/taken_back"
-"""The id of the run that a member cancelled."""
-HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
-"""The last sign of life of the run's process."""
 
 _RANGES_SHOWN = 4
 

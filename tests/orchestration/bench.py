@@ -25,7 +25,7 @@ from dagster_rebalance.orchestration.run_ender import at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_producer import FakeProducer
-from tests.orchestration.parts import make_run, tp
+from tests.orchestration.parts import give_sign, make_run, tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -163,7 +163,10 @@ class Bench:
 
     def run(self, status: dg.DagsterRunStatus, number: int = 0) -> dg.DagsterRun:
         """Start a run of an offer, in some state."""
-        return make_run(self.instance, self.mailbox.mail.offers[number], status)
+        run = make_run(self.instance, self.mailbox.mail.offers[number], status)
+        if status is dg.DagsterRunStatus.STARTED:
+            give_sign(self.instance, run, "0 ?another machine")
+        return run
 
     def succeed(self, run: dg.DagsterRun) -> None:
         """Let a run end well."""

@@ -11,6 +11,7 @@ from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 from dagster_rebalance.testing.fake_group import FakeGroup
 from dagster_rebalance.testing.fixtures import unique_name
@@ -106,6 +107,13 @@ def make_run(
         root_run_id=(parent.root_run_id or parent.run_id) if parent else None,
         remote_job_origin=origin,
     )
+
+
+def give_sign(instance: dg.DagsterInstance, run: dg.DagsterRun, sign: str) -> None:
+    """A sign of life of a run."""
+    record = instance.get_run_record_by_id(run.run_id)
+    assert record is not None
+    SignsOfLife(instance).give(run, record.storage_id, sign)
 
 
 def tags_of(instance: dg.DagsterInstance, run: dg.DagsterRun | str) -> Mapping[str, str]:

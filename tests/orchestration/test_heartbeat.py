@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
+import multiprocessing
 import signal
-from types import SimpleNamespace
+import threading
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
-from dagster_rebalance.orchestration.tags import HEARTBEAT_TAG
+from dagster_rebalance.orchestration.marks import Mark, marks_of
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.testing.deadline import wait_until
-from tests.orchestration.parts import make_run, offer, tags_of
+from tests.orchestration.parts import make_run, offer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 Status = dg.DagsterRunStatus
-QUICK_S = 0.01
+PATIENT_S = 1000.0
 
 
 @pytest.fixture
@@ -33,38 +35,172 @@ def interrupts() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_the_sign_of_life_changes_while_the_run_works(instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sign that stays the same is what a dead process shows."""
-    times = itertools.count(100)
-    monkeypatch.setattr(heartbeat_module, "time", SimpleNamespace(time=lambda: next(times)))
+@pytest.fixture(autouse=True)
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks and beats come often, however long a run has before it is taken for dead."""
+    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 100_000)
+    monkeypatch.setattr(heartbeat_module, "_BEATS_PER_TIMEOUT", 100_000)
+
+
+def begun(instance: dg.DagsterInstance, run: dg.DagsterRun, timeout_s: float = PATIENT_S) -> Heartbeat:
+    """The heartbeat of a run after its first sign of life."""
+    heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
+    heartbeat.begin()
+    return heartbeat
+
+
+def sign(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
+    """The last sign of life of a run."""
+    record = instance.get_run_record_by_id(run.run_id)
+    assert record is not None
+    return SignsOfLife(instance).read({run.run_id: record.storage_id}).get(run.run_id, "")
+
+
+def test_the_sign_of_life_changes_while_the_run_works(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """A sign that stays the same is what a dead process shows. The first one comes before the process looks whether it may work."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    with Heartbeat(instance, run.run_id, interval_s=QUICK_S):
-        wait_until(lambda: int(tags_of(instance, run).get(HEARTBEAT_TAG, 0)) > 101, timeout_s=30, what="two beats")
-    last = tags_of(instance, run)[HEARTBEAT_TAG]
-    assert int(last) == next(times) - 1, "nothing beats after the end"
+    heartbeat = begun(instance, run)
+    first = sign(instance, run)
+    assert first.startswith("0 ")
+    with heartbeat:
+        wait_until(lambda: sign(instance, run) not in {first, ""}, timeout_s=30, what="another beat")
+    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
+
+
+def test_beats_come_six_times_as_often_as_they_have_to(
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Rarer, and each healthy run that lasts longer than the time-out would be ended as dead."""
+    monkeypatch.undo()
+    assert Heartbeat(instance, make_run(instance, offer(batch_id), Status.STARTED), timeout_s=60.0).interval_s == 10.0
 
 
 @pytest.mark.parametrize("status", [Status.FAILURE, Status.CANCELED])
-def test_a_run_that_was_taken_for_dead_is_interrupted(
+def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], status: dg.DagsterRunStatus
 ) -> None:
-    """A process that was suspended must not go on: its batch has been requested again."""
+    """It was taken for dead, or a person forced its end: its batch is requested again as soon as it says so."""
     run = make_run(instance, offer(batch_id), status)
-    with Heartbeat(instance, run.run_id, interval_s=QUICK_S):
+    with begun(instance, run):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
+        before = sign(instance, run)
     assert interrupts == [signal.SIGTERM], "once is enough"
-    assert HEARTBEAT_TAG not in tags_of(instance, run)
+    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
+    assert sign(instance, run) == before, "a run that stops gives no signs of life"
+
+
+def test_a_run_that_is_deleted_while_it_works_is_interrupted(instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]) -> None:
+    """Nobody sees it any more, so nobody waits for it for long."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with begun(instance, run):
+        instance.delete_run(run.run_id)
+        wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
+    assert interrupts == [signal.SIGTERM]
+
+
+def test_a_run_that_is_deleted_before_it_began_does_not_begin(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """There is nothing that others could see of it."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    instance.delete_run(run.run_id)
+    with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
+        Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
 
 
 def test_a_run_that_is_being_cancelled_still_gives_signs(instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]) -> None:
     """It may work until Dagster shows it as cancelled, and Dagster interrupts it by itself."""
     run = make_run(instance, offer(batch_id), Status.CANCELING)
-    with Heartbeat(instance, run.run_id, interval_s=QUICK_S):
-        wait_until(lambda: tags_of(instance, run).get(HEARTBEAT_TAG), timeout_s=30, what="a beat")
+    with begun(instance, run):
+        wait_until(lambda: not sign(instance, run).startswith("0 "), timeout_s=30, what="another beat")
     assert not interrupts
 
 
-def test_a_beat_that_fails_is_tried_again(instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture) -> None:
+class HangingStorage:
+    """Signs of life that are not answered until somebody lets them go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.hangs, self.goes_on = threading.Event(), threading.Event()
+        real = SignsOfLife.give
+
+        def give(signs: SignsOfLife, run: dg.DagsterRun, number: int, text: str) -> None:
+            if not text.startswith("0 "):
+                self.hangs.set()
+                self.goes_on.wait(60)
+            real(signs, run, number, text)
+
+        monkeypatch.setattr(SignsOfLife, "give", give)
+
+
+def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others see no sign of it, and begin its work anew. A database behind a dead network answers after minutes, or never."""
+    monkeypatch.setattr(heartbeat_module, "_LAST_WORD_LIMIT_S", 0.01)
+    storage = HangingStorage(monkeypatch)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with begun(instance, run, timeout_s=0.3):
+        wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
+    assert storage.hangs.is_set()
+    assert not storage.goes_on.is_set(), "leaving did not wait for the storage"
+    storage.goes_on.set()
+    assert interrupts == [signal.SIGTERM]
+
+
+def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That the storage was away says nothing about the records."""
+    storage = HangingStorage(monkeypatch)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with begun(instance, run, timeout_s=0.3):
+        wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
+        storage.goes_on.set()
+    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}
+
+
+def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:
+    """A run in a process of its own that does not hear of interrupts: it is in a call that does not return."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with dg.DagsterInstance.from_ref(ref) as instance:
+        run = instance.get_run_by_id(run_id)
+        assert run is not None
+        heartbeat = Heartbeat(instance, run, timeout_s=6.0)
+        heartbeat.begin()
+        with heartbeat:
+            threading.Event().wait()
+
+
+def test_a_run_that_does_not_hear_the_interrupt_ends_hard(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Before others take it for dead; and its member sees at once that its process is gone."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    process = multiprocessing.get_context("spawn").Process(target=_deaf_run, args=(instance.get_ref(), run.run_id))
+    process.start()
+    wait_until(lambda: sign(instance, run), timeout_s=60, what="the first sign of life")
+    ledger = RunLedger(instance, "etl")
+    instance.report_run_canceled(run)
+    (seen,) = ledger.read([batch_id])
+    assert (seen.is_live, seen.is_gone, seen.is_over) == (True, False, False)
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    (seen,) = ledger.read([batch_id])
+    assert (seen.is_live, seen.is_gone, seen.is_over) == (True, True, False)
+    ledger.end_dead(run.run_id)
+    assert not ledger.read([batch_id])[0].is_live
+
+
+def test_a_beat_that_fails_is_tried_again(
+    instance: dg.DagsterInstance, batch_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The database may be away for a moment; the run goes on."""
-    with caplog.at_level(logging.WARNING), Heartbeat(instance, "no-such-run", interval_s=QUICK_S):
-        wait_until(lambda: caplog.text.count("could not give a sign of life") > 1, timeout_s=30, what="two failed beats")
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = begun(instance, run)
+    real, failures = SignsOfLife.give, iter([OSError("database is locked")] * 2)
+
+    def give(signs: SignsOfLife, whose: dg.DagsterRun, number: int, text: str) -> None:
+        for problem in failures:
+            raise problem
+        real(signs, whose, number, text)
+
+    monkeypatch.setattr(SignsOfLife, "give", give)
+    with heartbeat:
+        wait_until(lambda: not sign(instance, run).startswith("0 "), timeout_s=30, what="a beat")
+    assert caplog.text.count("could not give a sign of life") == 2

@@ -12,14 +12,17 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.tags import HEARTBEAT_TAG, REFUSED_TAG, run_config, run_tags
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import GROUPS, KafkaInMemory, claimed, kafka_in_memory, make_run, offer, span, tags_of, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.runs import RunSeen
 
 Status = dg.DagsterRunStatus
 
@@ -67,6 +70,7 @@ class Stage:
         assert because in said
         assert not self.worked
         assert tags_of(self.instance, run_id)[REFUSED_TAG] == run_id
+        assert marks_of(self.instance, run_id) == {Mark.BEGAN, Mark.REFUSED}
 
 
 @pytest.fixture
@@ -90,7 +94,7 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored
     assert sorted(stage.worked) == [("first", (span(0),)), ("second", (span(0),))]
     tags = tags_of(stage.instance, run_id)
     assert REFUSED_TAG not in tags
-    assert HEARTBEAT_TAG in tags
+    assert marks_of(stage.instance, run_id) == {Mark.BEGAN, Mark.FINISHED}
     event = stage.instance.fetch_materializations(dg.AssetKey("first"), limit=1).records[0].asset_materialization
     assert event is not None
     assert event.metadata["batch"].value == stage.offer.batch_id
@@ -149,6 +153,35 @@ def test_another_run_that_works_or_has_worked_is_named(stage: Stage, status: dg.
     """Whichever came first: with a tie-break both could work."""
     other = make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
     stage.is_refused(f"run {other.run_id} of the same batch has")
+
+
+def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -> None:
+    """Its claim was overwritten while it works, so that its batch is not looked for any more."""
+    other = make_run(stage.instance, offer("b-overwritten", span(0, 5, 15)), Status.STARTED, group_id=stage.kafka.group_id)
+    stage.is_refused(f"run {other.run_id} of batch b-overwritten has started on orders-0 [0, 10)")
+
+
+def test_a_run_that_may_work_although_dagster_shows_its_end_is_named(stage: Stage) -> None:
+    """A retry by Dagster or by a person may come before anybody knows that the process is gone."""
+    other = make_run(stage.instance, stage.offer, Status.CANCELED, group_id=stage.kafka.group_id)
+    set_mark(stage.instance, other, Mark.BEGAN)
+    stage.is_refused(f"run {other.run_id} of the same batch has canceled in Dagster")
+
+
+def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever forces its end after that look finds the sign; whoever does it before is found by the look."""
+    seen: list[tuple[bool, frozenset[Mark]]] = []
+    real = RunLedger.read
+
+    def read(ledger: RunLedger, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
+        runs = real(ledger, batch_ids, live_too=live_too)
+        seen.extend((run.has_begun, marks_of(stage.instance, run.run_id)) for run in runs)
+        return runs
+
+    monkeypatch.setattr(RunLedger, "read", read)
+    stage.group.committed.clear()
+    stage.is_refused("the group has no committed offset")
+    assert seen == [(True, frozenset({Mark.BEGAN}))]
 
 
 def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: Stage) -> None:

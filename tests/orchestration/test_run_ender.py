@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
+from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, RunEnder, in_thread
+from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,46 +37,63 @@ class _Ledger:
             raise self._problem
 
 
-def _ender(ledger: _Ledger, note: Callable[[str], None] = lambda _text: None) -> tuple[RunEnder, list[threading.Thread]]:
-    threads: list[threading.Thread] = []
+class _Stage:
+    """A run ender whose threads, notes and ended runs are kept."""
 
-    def start(_name: str, work: Callable[[], None]) -> None:
-        threads.append(threading.Thread(target=work, daemon=True))
-        threads[-1].start()
+    def __init__(self, ledger: _Ledger) -> None:
+        self.threads: list[threading.Thread] = []
+        self.notes: list[str] = []
+        self.ended: list[str] = []
+        self.ender = RunEnder(cast("RunLedger", ledger), self.notes.append, self.ended.append, self._start)
 
-    return RunEnder(cast("RunLedger", ledger), note, start), threads
+    def _start(self, _name: str, work: Callable[[], None]) -> None:
+        self.threads.append(threading.Thread(target=work, daemon=True))
+        self.threads[-1].start()
 
-
-def _wait(threads: list[threading.Thread]) -> None:
-    for thread in threads:
-        thread.join(10)
+    def wait(self) -> None:
+        """Until nothing is left to do."""
+        for thread in self.threads:
+            thread.join(10)
 
 
 def test_each_run_is_asked_for_once_at_a_time() -> None:
-    """The core asks again and again; one that hangs keeps only those waiting that were asked for together with it."""
+    """The core asks again and again."""
     ledger = _Ledger()
-    ender, threads = _ender(ledger)
-    ender.end_dead(["run-1", "run-2"])
-    ender.end_dead(["run-1", "run-2", "run-3"])
-    ender.cancel(["run-1"])
-    assert len(threads) == 3
+    stage = _Stage(ledger)
+    stage.ender.end_dead(["run-1", "run-2"])
+    stage.ender.end_dead(["run-1", "run-2", "run-3"])
+    stage.ender.cancel(["run-1"])
     ledger.may_go_on.set()
-    _wait(threads)
+    stage.wait()
     assert sorted(ledger.asked) == [("cancel", "run-1"), ("end", "run-1"), ("end", "run-2"), ("end", "run-3")]
-    ender.end_dead(["run-1"])
-    _wait(threads)
+    assert sorted(stage.ended) == ["run-1", "run-2", "run-3"]
+    stage.ender.end_dead(["run-1"])
+    stage.wait()
     assert ledger.asked[4:] == [("end", "run-1")]
+
+
+def test_a_launcher_that_takes_long_for_one_run_does_not_keep_the_others_waiting() -> None:
+    """One that is suspended answers after a minute, and a hold has ten seconds for its runs to be cancelled. A few at once are enough."""
+    ledger = _Ledger()
+    stage = _Stage(ledger)
+    stage.ender.cancel([f"run-{number}" for number in range(20)])
+    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="as many as are done at once")
+    assert len(stage.threads) == MOST_AT_ONCE
+    ledger.may_go_on.set()
+    stage.wait()
+    assert len(ledger.asked) == 20
 
 
 def test_an_error_is_noted() -> None:
     """The next tick shows it; the core asks again."""
-    notes: list[str] = []
     ledger = _Ledger(OSError("database is locked"))
     ledger.may_go_on.set()
-    ender, threads = _ender(ledger, notes.append)
-    ender.cancel(["run-1", "run-2"])
-    _wait(threads)
-    assert notes == ["cancelling run run-1 failed: database is locked", "cancelling run run-2 failed: database is locked"]
+    stage = _Stage(ledger)
+    stage.ender.cancel(["run-1"])
+    stage.ender.end_dead(["run-2"])
+    stage.wait()
+    assert sorted(stage.notes) == ["cancelling run run-1 failed: database is locked", "ending run run-2 failed: database is locked"]
+    assert not stage.ended
 
 
 def test_a_process_that_is_about_to_end_does_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,14 +10,17 @@ import pytest
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import runs as runs_module
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, HEARTBEAT_TAG, REFUSED_TAG, TAKEN_BACK_TAG
+from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, REFUSED_TAG
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import idle_job, make_run, offer, span, status_of, tags_of
+from tests.orchestration.parts import give_sign, idle_job, make_run, offer, span, status_of, tags_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.testing.postgres import Postgres
 
 Status = dg.DagsterRunStatus
 
@@ -121,17 +124,27 @@ def test_a_run_without_a_readable_config_is_seen_without_ranges(instance: dg.Dag
     assert (read.run_id, read.ranges) == (good.run_id, (span(0),))
 
 
-@pytest.mark.parametrize(("tag", "mark"), [(REFUSED_TAG, "is_refused"), (TAKEN_BACK_TAG, "is_taken_back")])
-def test_marks_that_a_retry_has_copied_do_not_count_for_it(instance: dg.DagsterInstance, batch_id: str, tag: str, mark: str) -> None:
+def test_marks_of_a_run_do_not_count_for_its_retry(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Dagster copies tags to retries: a copied mark would make a working run invisible to the check of another one."""
     first = make_run(instance, offer(batch_id), Status.FAILURE)
-    instance.add_run_tags(first.run_id, {tag: first.run_id})
+    instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
+    set_mark(instance, first, Mark.TAKEN_BACK)
     found = instance.get_run_by_id(first.run_id)
-    make_run(instance, offer(batch_id), Status.STARTED, parent=found)
+    make_run(instance, offer(batch_id), Status.FAILURE, parent=found)
     before, after = RunLedger(instance, "etl").read([batch_id])
-    assert getattr(before, mark)
-    assert not getattr(after, mark)
-    assert after.is_retry
+    assert (before.is_refused, before.is_taken_back) == (True, True)
+    assert (after.is_refused, after.is_taken_back, after.is_retry) == (False, False, True)
+
+
+def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Dagster writes all tags of a run to add one: what another process wrote meanwhile is lost. A deploy must not stop a partition."""
+    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    storage: Any = instance.run_storage
+    read_before = instance.get_run_by_id(run.run_id)
+    RunLedger(instance, "etl").cancel(run.run_id)
+    with storage.connect() as connection:
+        connection.exec_driver_sql("UPDATE runs SET run_body = ? WHERE run_id = ?", (dg.serialize_value(read_before), run.run_id))
+    assert look(instance, batch_id).is_taken_back
 
 
 def test_attempt_parent_and_start_of_a_run_are_read(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -146,11 +159,95 @@ def test_attempt_parent_and_start_of_a_run_are_read(instance: dg.DagsterInstance
 
 def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Its change is the only sign that the process of a run lives."""
-    make_run(instance, offer(batch_id), Status.STARTED, tags={HEARTBEAT_TAG: "123"})
-    assert look(instance, batch_id).heartbeat == "123"
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    assert not look(instance, batch_id).has_begun
+    give_sign(instance, run, "7 ?somebody")
+    assert look(instance, batch_id).heartbeat == "7 ?somebody"
+
+
+def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """People complained of a tag that is of no use to them; an event for each beat would be worse."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    give_sign(instance, run, "1 ?somebody")
+    assert tags_of(instance, run) == run.tags
+    assert not instance.all_logs(run.run_id)
+
+
+def test_signs_of_life_take_a_fixed_number_of_places(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Dagster never deletes such a value. The run that comes ten thousand runs later takes the place, and it is seen that it did."""
+    first, later = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
+    signs = SignsOfLife(instance)
+    signs.give(first, 5, "1 ?a")
+    assert signs.read({first.run_id: 5}) == {first.run_id: "1 ?a"}
+    signs.give(later, 10_005, "1 ?b")
+    assert signs.read({first.run_id: 5, later.run_id: 10_005}) == {later.run_id: "1 ?b"}
+
+
+def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In Dagster+ the storage returns an error for them, and does not raise it."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    for name in ("get_cursor_values", "set_cursor_values"):
+        monkeypatch.setattr(type(instance.run_storage), name, lambda *_: NotImplementedError("not supported from the user cloud"))
+    for sign in ("1 ?a", "2 ?a"):
+        give_sign(instance, run, sign)
+    assert look(instance, batch_id).heartbeat == "2 ?a"
+
+
+@pytest.mark.parametrize("status", [Status.FAILURE, Status.CANCELED])
+@pytest.mark.parametrize(
+    ("marks", "is_gone", "is_over"),
+    [
+        ([], False, True),
+        ([Mark.BEGAN], False, False),
+        ([Mark.BEGAN, Mark.REFUSED], False, True),
+        ([Mark.BEGAN, Mark.TAKEN_BACK], False, False),
+        ([Mark.BEGAN, Mark.FINISHED], True, False),
+        ([Mark.BEGAN, Mark.OVER], False, True),
+    ],
+)
+def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
+    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, marks: list[Mark], *, is_gone: bool, is_over: bool
+) -> None:
+    """One that has not begun looks later whether it may work, and finds its end. The word of its process says nothing of its Spark work."""
+    run = make_run(instance, offer(batch_id), status)
+    for mark in marks:
+        set_mark(instance, run, mark)
+    ledger = RunLedger(instance, "etl")
+    for _ in range(2):
+        (seen,) = ledger.read([batch_id])
+        assert (seen.is_gone, seen.is_over, seen.is_live) == (is_gone, is_over, not is_over)
+
+
+def test_the_end_of_a_dead_run_is_remembered_in_dagster(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """The next owner need not wait again, and its Spark work is not stopped each second."""
+    run = make_run(instance, offer(batch_id), Status.FAILURE)
+    set_mark(instance, run, Mark.BEGAN)
+    stopped: list[str] = []
+    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id)
+    assert stopped == [run.run_id]
+    assert look(instance, batch_id).is_over
+
+
+def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Its server goes on for minutes."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    instance.delete_run(run.run_id)
+    stopped: list[str] = []
+    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id)
+    assert stopped == [run.run_id]
 
 
 WILL_RETRY = "dagster/will_retry"
+
+
+def make_failure(instance: dg.DagsterInstance, batch_id: str, tags: dict[str, str] | None = None) -> dg.DagsterRun:
+    """A run that fails now, before Dagster says whether it retries it."""
+    run = make_run(instance, offer(batch_id), Status.STARTED, tags=tags)
+    failure = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_FAILURE.value, job_name=run.job_name)
+    instance.run_storage.handle_run_event(run.run_id, failure)
+    return run
 
 
 def test_a_failure_is_final_where_dagster_retries_no_runs(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -161,7 +258,7 @@ def test_a_failure_is_final_where_dagster_retries_no_runs(instance: dg.DagsterIn
 
 def test_a_fresh_failure_may_still_be_retried(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
     """Dagster says whether it retries 20 to 30 ms after the failure: until then both the retry and a new request would run."""
-    make_run(retrying_instance, offer(batch_id), Status.FAILURE)
+    make_failure(retrying_instance, batch_id)
     assert look(retrying_instance, batch_id).awaits_retry
 
 
@@ -170,14 +267,14 @@ def test_what_dagster_says_about_the_retry_is_believed(
     retrying_instance: dg.DagsterInstance, batch_id: str, said: str, *, awaited: bool
 ) -> None:
     """The retry takes seconds to be created."""
-    make_run(retrying_instance, offer(batch_id), Status.FAILURE, tags={WILL_RETRY: said})
+    make_failure(retrying_instance, batch_id, {WILL_RETRY: said})
     assert look(retrying_instance, batch_id).awaits_retry is awaited
     assert look(retrying_instance, batch_id).is_live is awaited
 
 
 def test_a_failure_whose_retry_exists_is_over(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
     """From then on the retry counts, not its parent."""
-    first = make_run(retrying_instance, offer(batch_id), Status.FAILURE, tags={WILL_RETRY: "true"})
+    first = make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
     make_run(retrying_instance, offer(batch_id), Status.STARTED, parent=first)
     before, after = RunLedger(retrying_instance, "etl").read([batch_id])
     assert not before.awaits_retry
@@ -187,9 +284,32 @@ def test_a_failure_whose_retry_exists_is_over(retrying_instance: dg.DagsterInsta
 
 def test_a_retry_that_never_came_is_given_up(retrying_instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that is down must not stall a partition for ever."""
-    make_run(retrying_instance, offer(batch_id), Status.FAILURE, tags={WILL_RETRY: "true"})
+    make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
     monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", 0.0)
     assert not look(retrying_instance, batch_id).awaits_retry
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_a_retry_is_awaited_for_as_long_in_every_time_zone_of_postgres(
+    postgres: Postgres, batch_id: str, zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Postgres stores times of the session's zone, and does not say which: west of UTC no retry was awaited, east of it for hours."""
+    name = unique_name("zone")
+    postgres.create_database(name)
+    monkeypatch.setenv("PGTZ", zone)
+    settings = {**postgres.dagster_settings(name), "run_retries": {"enabled": True}}
+    with dg.instance_for_test(overrides=settings) as instance:
+        make_failure(instance, batch_id, {WILL_RETRY: "true"})
+        assert look(instance, batch_id).awaits_retry
+        monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", -1.0)
+        assert not look(instance, batch_id).awaits_retry
+
+
+def test_the_word_of_dagster_counts_where_its_setting_cannot_be_read(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """In Dagster+ retries are a setting of the deployment, which user code does not see."""
+    make_failure(instance, batch_id, {WILL_RETRY: "true"})
+    assert look(instance, batch_id).awaits_retry
 
 
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED, Status.STARTED])
@@ -209,12 +329,52 @@ def test_a_queued_run_is_cancelled_and_marked(instance: dg.DagsterInstance, batc
 
 @pytest.mark.parametrize("status", [Status.STARTING, Status.CANCELING, Status.SUCCESS, Status.FAILURE, Status.CANCELED])
 def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
-    """A run that is being launched would go on and yet be marked; one that failed by itself has to count."""
+    """The default launcher has no process to interrupt while a run is being launched; a run that failed by itself has to count."""
     run = make_run(instance, offer(batch_id), status)
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").cancel(run_id)
     assert status_of(instance, run) is status
-    assert TAKEN_BACK_TAG not in tags_of(instance, run)
+    assert not marks_of(instance, run.run_id)
+
+
+class LauncherOfPods:
+    """A launcher that can stop what it launches, also before that has started; unless it may not."""
+
+    def __init__(self, *, may_stop: bool) -> None:
+        self.asked: list[str] = []
+        self._may_stop = may_stop
+
+    def terminate(self, run_id: str) -> bool:
+        """What Kubernetes says of a job that is to be deleted."""
+        self.asked.append(run_id)
+        return self._may_stop
+
+
+def with_launcher(instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the instance launch runs with another launcher."""
+    monkeypatch.setattr(type(instance), "run_launcher", launcher)
+
+
+def test_a_run_that_is_being_launched_is_cancelled_by_a_launcher_that_can(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that waits for its node would hold a revoke for minutes, and nothing works."""
+    launcher = LauncherOfPods(may_stop=True)
+    with_launcher(instance, launcher, monkeypatch)
+    run = make_run(instance, offer(batch_id), Status.STARTING)
+    RunLedger(instance, "etl").cancel(run.run_id)
+    assert launcher.asked == [run.run_id]
+    assert marks_of(instance, run.run_id) == {Mark.TAKEN_BACK}
+
+
+def test_a_launcher_that_could_not_stop_a_run_is_not_believed_in_silence(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the right to delete jobs, Kubernetes' launcher only notes it among the events of the run."""
+    with_launcher(instance, LauncherOfPods(may_stop=False), monkeypatch)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
+        RunLedger(instance, "etl").cancel(run.run_id)
 
 
 def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -254,7 +414,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
             raise problem
 
     ledger = RunLedger(instance, "etl", stop_spark_work=stop)
-    RunEnder(ledger, lambda _text: None, at_once).end_dead([stuck.run_id, other.run_id])
+    RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once).end_dead([stuck.run_id, other.run_id])
     assert status_of(instance, stuck) is Status.STARTED
     assert status_of(instance, other) is Status.FAILURE
 

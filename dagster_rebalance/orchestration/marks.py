@@ -1,0 +1,61 @@
+"""Marks of a run: what its process or a member says about this one run, as events in the run's own log.
+
+Tags would not do: Dagster rewrites all tags of a run to add one, so that two writers lose what the other one wrote, and it
+copies them to retries. An event is appended, belongs to its run, and goes with it. Never says what a run did to the records.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MARK = re.compile(r"dagster_rebalance \[([a-z ]+)\]")
+
+
+class Mark(enum.Enum):
+    """A mark, by the word that stands in the event."""
+
+    BEGAN = "began"
+    """By the process, before it looks whether it may work: from here on only a proof ends the run."""
+    REFUSED = "refused"
+    """By the process: it has found that it must not work, and has not."""
+    FINISHED = "finished"
+    """By the process: the steps are done with the batch."""
+    TAKEN_BACK = "taken back"
+    """By a member before it cancels the run, or by a process that stops itself: not a failed attempt."""
+    OVER = "over"
+    """By a member: the process is gone and its Spark work was stopped."""
+
+
+_SENTENCES = {
+    Mark.BEGAN: "the process of this run has begun",
+    Mark.REFUSED: "this run must not work on its batch",
+    Mark.FINISHED: "the process of this run does no more work on its batch",
+    Mark.TAKEN_BACK: "this run is stopped for a reason that is not its own, and does not count as an attempt",
+    Mark.OVER: "the process of this run is gone, and its Spark work is stopped",
+}
+
+
+def set_mark(instance: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
+    """Add a mark to a run. Adding one twice is the same as once."""
+    instance.report_engine_event(f"dagster_rebalance [{mark.value}]: {_SENTENCES[mark]}", run)
+
+
+def marks_of(instance: dg.DagsterInstance, run_id: str) -> frozenset[Mark]:
+    """The marks of a run; none of one that was deleted."""
+    return frozenset(_marks(instance, run_id))
+
+
+def _marks(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mark]:
+    words = {mark.value: mark for mark in Mark}
+    for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
+        event = entry.dagster_event
+        found = _MARK.match(event.message or "") if event else None
+        if found and found[1] in words:
+            yield words[found[1]]

@@ -1,0 +1,91 @@
+"""The process of a run: who it is among all processes, whether it still exists, and whether it may be ended hard.
+
+Owns the proof that a process is gone, which only Linux gives, and only to an observer on the same machine, in the same
+namespace of process ids and with the same user. In all other cases nothing is known. Ids of processes are used again, so the
+time at which the process was started belongs to its name.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import uuid
+from pathlib import Path
+
+_PROC = Path("/proc")
+_RUN_VARIABLE = "DAGSTER_REBALANCE_RUN"
+"""In the environment of all that the process of a run starts, a JVM of Spark for example."""
+_FIELDS_BEFORE_START = 19
+"""Between the state of a process and its start time, in `/proc/<pid>/stat`."""
+
+
+def identity() -> str:
+    """The name of this process: the same on no other machine, in no other container, and at no other time."""
+    started = _started(os.getpid())
+    try:
+        place = _place()
+    except OSError:
+        place = ""
+    return f"{place}:{os.getpid()}:{started}" if place and started else f"?{uuid.uuid4().hex}"
+
+
+def is_gone(process: str, run_id: str) -> bool:
+    """Whether a process that called itself so, and all that it started for its run, certainly do not exist any more."""
+    place, *numbers = process.rsplit(":", 2)
+    if len(numbers) != len(("pid", "started")) or not identity().startswith(f"{place}:"):
+        return False
+    pid, started = numbers
+    return not _exists(int(pid), started) and not _has_children(run_id)
+
+
+def claim_children(run_id: str) -> None:
+    """Let all that this process starts from now on be known as the run's."""
+    os.environ[_RUN_VARIABLE] = run_id
+
+
+def disown_children() -> None:
+    """Let what this process starts from now on be nobody's."""
+    os.environ.pop(_RUN_VARIABLE, None)
+
+
+def is_of_one_run() -> bool:
+    """Whether this process exists for one run, as Dagster's launchers start it, so that ending it hard hurts nobody else."""
+    return multiprocessing.parent_process() is not None or sys.argv[1:3] == ["api", "execute_run"]
+
+
+def _place() -> str:
+    boot = (_PROC / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{(_PROC / 'self/ns/pid').readlink()}:{os.geteuid()}"
+
+
+def _exists(pid: int, started: str) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return _started(pid) in {started, ""}
+
+
+def _started(pid: int) -> str:
+    """When a process was started, in ticks since the machine was; empty when that cannot be read."""
+    try:
+        # Its name comes before, in parentheses, and may have spaces in it.
+        return (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[_FIELDS_BEFORE_START]
+    except (OSError, IndexError):
+        return ""
+
+
+def _has_children(run_id: str) -> bool:
+    wanted = f"{_RUN_VARIABLE}={run_id}".encode()
+    for folder in _PROC.iterdir():
+        if folder.name.isdecimal():
+            try:
+                environment = (folder / "environ").read_bytes()
+            except OSError:  # it ended, or belongs to another user, so that no run of ours has started it
+                continue
+            if wanted in environment.split(b"\0"):
+                return True
+    return False
