@@ -216,7 +216,7 @@ class Pump:
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
                 self._runs.cancel(run_ids)
             case do.EndDeadRuns(run_ids):
-                self._note(f"no sign of life from {', '.join(run_ids)}: ended")
+                self._note(f"sees to it that nothing of {', '.join(run_ids)} works any more")
                 self._runs.end_dead(run_ids)
             case do.ReleasePartitions():
                 pass  # what the driver no longer holds is no longer delayed, and so released by the next poll

@@ -75,7 +75,7 @@ class RunEnder:
             wanted = min(MOST_AT_ONCE - self._workers, len(self._waiting))
             self._workers += max(0, wanted)
         for _ in range(wanted):
-            self._start("ends runs", self._work)
+            self._start("ending runs", self._work)
 
     def _work(self) -> None:
         while (task := self._next()) is not None:

@@ -48,13 +48,17 @@ def build_kafka_batch_sensor(
 
     Args:
         name: The name of the sensor.
-        job: What processes a batch. It needs a `KafkaBatch` under `batch_key`.
+        job: What processes a batch. It needs a `KafkaBatch` under `batch_key`, and `dg.in_process_executor`.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         batch_key: The resource key of the `KafkaBatch`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can be stopped.
         minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
         default_status: Whether the sensor runs without being turned on.
+
+    Raises:
+        ConfigurationError: The steps of the job run in processes of their own.
     """
+    _check_executor(name, job)
 
     @dg.sensor(
         name=name,
@@ -93,6 +97,17 @@ def build_kafka_batch_sensor(
         )
 
     return kafka_batches
+
+
+def _check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
+    """One process gives the signs of life of a run, and says when it is finished: it must be the one that does all the work."""
+    executor = job.executor_def
+    if executor is None or executor.name != dg.in_process_executor.name:
+        msg = (
+            f"the job {job.name} of sensor {name} runs its steps in processes of their own, and between two of them nobody would show "
+            "that its run lives: give the job executor_def=dg.in_process_executor. Spark is the parallelism"
+        )
+        raise ConfigurationError(msg)
 
 
 def is_real_tick(context: dg.SensorEvaluationContext) -> bool:

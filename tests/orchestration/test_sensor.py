@@ -13,9 +13,9 @@ from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.mailbox import Mail
 from dagster_rebalance.orchestration.members import Members
-from dagster_rebalance.orchestration.sensor import MOST_REQUESTS_PER_TICK, is_real_tick
+from dagster_rebalance.orchestration.sensor import MOST_REQUESTS_PER_TICK, build_kafka_batch_sensor, is_real_tick
 from dagster_rebalance.orchestration.tags import run_config, run_tags
-from tests.orchestration.parts import kafka_in_memory, offer, span
+from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -167,3 +167,30 @@ def test_settings_that_cannot_work_fail_the_first_tick(monkeypatch: pytest.Monke
     with pytest.raises(ConfigurationError, match=message):
         sensor.tick()
     assert sensor.members._members == {}
+
+
+@dg.job(executor_def=dg.multiprocess_executor, resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
+def _many_processes() -> None:
+    """A job whose steps are processes."""
+    nothing()
+
+
+@dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
+def _default_executor() -> None:
+    """A job as most people write it."""
+    nothing()
+
+
+_UNSAID = dg.define_asset_job("unsaid", selection="*")
+
+
+@pytest.mark.parametrize("job", [_many_processes, _default_executor, _UNSAID], ids=lambda job: job.name)
+def test_a_job_whose_steps_are_processes_is_refused(job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
+    """Between two steps nobody would beat: healthy runs would be ended as dead, three times, and the partition stopped."""
+    with pytest.raises(ConfigurationError, match=f"the job {job.name} of sensor s .* executor_def=dg.in_process_executor"):
+        build_kafka_batch_sensor(name="s", job=job)
+
+
+def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:
+    """Ops and graphs work as well as assets."""
+    build_kafka_batch_sensor(name="s", job=_many_processes.with_executor_def(dg.in_process_executor))
