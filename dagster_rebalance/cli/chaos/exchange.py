@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 TOPIC = GROUP = "numbers"
+FLEETING = "fleeting"
 SESSION_TIMEOUT_S = 10
 
 _NO_FILES = 3
@@ -26,6 +27,7 @@ FOLDER_VARIABLE = "CHAOS_FOLDER"
 BROKERS_VARIABLE = "KAFKA_BROKERS"
 PROTOCOL_VARIABLE = "KAFKA_GROUP_PROTOCOL"
 SPARK_VARIABLE = "SPARK_REMOTE"
+ROLE_VARIABLE = "CHAOS_ROLE"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,20 @@ class Exchange:
         return self.root / "noted"
 
     @property
+    def fleeting(self) -> Path:
+        """What the runs of the second group wrote since its topic was made."""
+        return self.root / "fleeting"
+
+    def turn_page(self, life: int) -> None:
+        """Move the output of the second group away, for its topic has been made again, and ranges will have the same keys."""
+        self.fleeting.rename(self.root / f"fleeting before {life}")
+        self.fleeting.mkdir()
+
+    def page(self) -> list[int]:
+        """The numbers in the output of the second group."""
+        return [int(line) for path in self.fleeting.glob("*.txt") for line in path.read_text().split()]
+
+    @property
     def _cut_off(self) -> Path:
         return self.root / "cut_off"
 
@@ -66,7 +82,7 @@ class Exchange:
 
     def make(self) -> None:
         """Make its folders."""
-        for folder in (self.output, self.noted, self._working, self._failures, self._cut_off):
+        for folder in (self.output, self.noted, self.fleeting, self._working, self._failures, self._cut_off):
             folder.mkdir(parents=True)
 
     @contextmanager

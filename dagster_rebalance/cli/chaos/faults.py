@@ -43,6 +43,8 @@ class Kind(enum.Enum):
     RUN_RE_EXECUTED_IN_PART = "one asset of a failed run re-executed in the UI"
     RUN_CUT_OFF_FROM_STORAGE = "run cut off from Dagster's storage while it works"
     LAUNCH_REFUSED = "launch of runs refused"
+    OFFSETS_DELETED = "committed offsets of the second group deleted"
+    TOPIC_MADE_ANEW = "topic of the second group made anew"
     SPARK_KILLED = "Spark Connect server killed"
     STORAGE_LOCKED = "Dagster's storage locked"
     STORAGE_HANGS = "Dagster's storage never answers"

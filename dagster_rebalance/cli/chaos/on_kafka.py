@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from dagster_rebalance.cli.chaos.exchange import GROUP, TOPIC
-from dagster_rebalance.cli.chaos.faults import Fault, Ground, Kind, UnderWay
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.cli.chaos.exchange import FLEETING, GROUP, TOPIC
+from dagster_rebalance.cli.chaos.faults import Fault, Ground, Kind, UnderWay, at_once
 from dagster_rebalance.cli.chaos.parts import BROKERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 MOST_PARTITIONS = 24
 
@@ -39,6 +44,22 @@ def add_partition(ground: Ground) -> UnderWay | None:
     parts.kafka.add_partitions(TOPIC, total)
     parts.producer.take_in(total)
     return UnderWay(Fault(Kind.PARTITIONS_ADDED, f"{TOPIC}-{total - 1}", partitions=frozenset({total - 1})))
+
+
+def delete_offsets(ground: Ground) -> UnderWay | None:
+    """Delete the second group, and later say where it goes on."""
+    return _of_fleeting(ground, Kind.OFFSETS_DELETED, ground.parts.fleeting.delete_offsets)
+
+
+def make_topic_anew(ground: Ground) -> UnderWay | None:
+    """Delete the topic of the second group and make it again, and later say where the group goes on."""
+    return _of_fleeting(ground, Kind.TOPIC_MADE_ANEW, ground.parts.fleeting.make_topic_anew)
+
+
+def _of_fleeting(ground: Ground, kind: Kind, play: Callable[[], None]) -> UnderWay | None:
+    if ground.suffers(Kind.OFFSETS_DELETED, Kind.TOPIC_MADE_ANEW):
+        return None
+    return UnderWay(Fault(kind, FLEETING, partitions=frozenset()), at_once, play)
 
 
 def kill_spark(ground: Ground) -> UnderWay | None:

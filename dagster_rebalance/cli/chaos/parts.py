@@ -10,7 +10,18 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.cli.chaos.exchange import BROKERS_VARIABLE, FOLDER_VARIABLE, PROTOCOL_VARIABLE, SPARK_VARIABLE, TOPIC, Exchange
+from dagster_rebalance.cli.chaos.exchange import (
+    BROKERS_VARIABLE,
+    FLEETING,
+    FOLDER_VARIABLE,
+    PROTOCOL_VARIABLE,
+    ROLE_VARIABLE,
+    SPARK_VARIABLE,
+    TOPIC,
+    Exchange,
+)
+from dagster_rebalance.cli.chaos.fleeting import LOCATION as AMBER
+from dagster_rebalance.cli.chaos.fleeting import Fleeting
 from dagster_rebalance.cli.witness.producer import NumberedProducer
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
@@ -55,6 +66,7 @@ class Parts:
         instance: Its instance.
         producer: Has begun to produce.
         exchange: Where runs are seen and steered.
+        fleeting: A second group, whose offsets and topic do not last.
         spark: The Spark Connect server, if runs use Spark.
         postgres: The server of Dagster's storage, unless that is SQLite.
         protocol: The group protocol.
@@ -65,6 +77,7 @@ class Parts:
     instance: dg.DagsterInstance
     producer: NumberedProducer
     exchange: Exchange
+    fleeting: Fleeting
     spark: SparkConnectServer | None
     postgres: Postgres | None
     protocol: str
@@ -121,11 +134,13 @@ def all_parts(
             locations = [
                 CodeLocation(name, "dagster_rebalance.cli.chaos.project", folder, env, reloads=name == RELOADED) for name in MEMBERS
             ]
+            locations.append(CodeLocation(AMBER, "dagster_rebalance.cli.chaos.project", folder, {**env, ROLE_VARIABLE: FLEETING}))
             limits = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S), FOLDER_VARIABLE: str(folder)}
             dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings={**SETTINGS, **storage}, env=limits))
             instance = stack.enter_context(dagster.instance())
             producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
             stack.enter_context(producer)
-            yield Parts(kafka, dagster, instance, producer, exchange, spark, postgres, protocol)
+            fleeting = Fleeting(kafka, dagster, exchange)
+            yield Parts(kafka, dagster, instance, producer, exchange, fleeting, spark, postgres, protocol)
         finally:
             at_end()

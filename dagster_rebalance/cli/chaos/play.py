@@ -50,6 +50,8 @@ STRIKES: dict[Kind, Callable[[Ground], UnderWay | None]] = {
     Kind.RUN_RE_EXECUTED_IN_PART: on_runs.re_execute_in_part,
     Kind.RUN_CUT_OFF_FROM_STORAGE: on_runs.cut_off,
     Kind.LAUNCH_REFUSED: on_runs.refuse_launches,
+    Kind.OFFSETS_DELETED: on_kafka.delete_offsets,
+    Kind.TOPIC_MADE_ANEW: on_kafka.make_topic_anew,
     Kind.SPARK_KILLED: on_kafka.kill_spark,
     Kind.STORAGE_LOCKED: on_storage.lock,
     Kind.STORAGE_HANGS: on_storage.hang,
@@ -95,6 +97,7 @@ class Play:
         for member in MEMBERS:
             self._parts.dagster.start_sensor(member, SENSOR)
         self._until("every member to have partitions", lambda: set(self._owners.values()) == set(MEMBERS), BEGIN_LIMIT_S)
+        self._parts.fleeting.begin()
         while len(self.faults.done) < faults:
             self._rest()
             self._draw.next(self._strike)

@@ -19,9 +19,11 @@ from confluent_kafka import Consumer, TopicPartition
 from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
 from dagster_rebalance.cli.chaos.exchange import (
     BROKERS_VARIABLE,
+    FLEETING,
     FOLDER_VARIABLE,
     GROUP,
     PROTOCOL_VARIABLE,
+    ROLE_VARIABLE,
     SESSION_TIMEOUT_S,
     SPARK_VARIABLE,
     TOPIC,
@@ -86,6 +88,15 @@ def copied_by_spark(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, 
         write_parquet_by_range(kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number), str(EXCHANGE.output))
 
 
+@dg.asset
+def passed_on(fleeting_batch: KafkaBatch) -> None:
+    """The numbers of each range of the second group, in a file of their own."""
+    for range_ in fleeting_batch.offset_ranges:
+        part = EXCHANGE.fleeting / f"{range_.key}.part"
+        part.write_text("\n".join(str(number) for _, number in numbers(range_)))
+        part.replace(part.with_suffix(".txt"))
+
+
 @dg.asset(deps=["copied"])
 def noted(kafka_batch: KafkaBatch) -> None:
     """An empty file for each range: a success of the first asset alone must not commit it. Fails if that is wanted."""
@@ -115,4 +126,18 @@ kafka = KafkaConsumerResource(
     start_timeout_s=45.0,
     **(CLASSIC if PROTOCOL == "classic" else {}),
 )
-defs = build_kafka_batch_defs(kafka=kafka, assets=[copied_by_spark if WITH_SPARK else copied_by_hand, noted], **WITH_SPARK)
+main = build_kafka_batch_defs(kafka=kafka, assets=[copied_by_spark if WITH_SPARK else copied_by_hand, noted], **WITH_SPARK)
+fleeting = build_kafka_batch_defs(
+    kafka=KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar(BROKERS_VARIABLE),
+        group_id=FLEETING,
+        topics=[FLEETING],
+        lease_s=20.0,
+        **(CLASSIC if PROTOCOL == "classic" else {}),
+    ),
+    assets=[passed_on],
+    name="fleeting_batches",
+    kafka_key="fleeting_kafka",
+    batch_key="fleeting_batch",
+)
+defs = fleeting if os.environ.get(ROLE_VARIABLE) == FLEETING else main

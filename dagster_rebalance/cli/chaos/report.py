@@ -108,7 +108,7 @@ def make_report(parts: Parts, play: Play) -> Report:
     noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
     reached = [(commit.range.topic_partition, commit.range.until) for commit in commits]
     wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
-    wrong += [f"record {number} is lost" for number in output.lost]
+    wrong += [*parts.fleeting.problems, *(f"record {number} is lost" for number in output.lost)]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
     wrong += [f"{count} offsets of {name} were worked on by two successful runs" for name, count in twice.items()]

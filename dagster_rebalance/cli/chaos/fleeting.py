@@ -1,0 +1,144 @@
+"""A second group whose offsets vanish and whose topic is made anew, and the person who then says where it goes on.
+
+Owns the topic, its records and what is checked: nothing may be committed before that word, and each record of the present
+topic must be in the output once. It lives in a code location of its own, which suffers nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from dagster_rebalance.cli.chaos.exchange import FLEETING
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing.deadline import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.cli.chaos.exchange import Exchange
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
+
+TOPIC = GROUP = FLEETING
+LOCATION = "amber"
+SENSOR = "fleeting_batches_sensor"
+RECORDS = 20
+_LIMIT_S = 300.0
+_REQUEST_S = 15.0
+_TEMPTATION_S = 15.0
+"""How long a group that must not move is watched."""
+
+
+class Fleeting:
+    """The second group.
+
+    Args:
+        kafka: The brokers.
+        dagster: The deployment.
+        exchange: Where its output is.
+
+    Attributes:
+        problems: What went wrong, in sentences.
+    """
+
+    def __init__(self, kafka: KafkaCluster, dagster: DagsterDeployment, exchange: Exchange) -> None:
+        self.problems: list[str] = []
+        self._kafka = kafka
+        self._dagster = dagster
+        self._exchange = exchange
+        self._admin = AdminClient(dict(kafka.client_config()))
+        self._end = 0
+        self._life = 0
+
+    def begin(self) -> None:
+        """Create the topic, and let the group work."""
+        self._make_topic()
+        self._produce()
+        self._dagster.start_sensor(LOCATION, SENSOR)
+        self._work_off()
+
+    def make_topic_anew(self) -> None:
+        """Delete the topic and make it again, with fewer records than the group has committed; then say where to go on."""
+        self._patiently("the topic to be deleted", lambda: self._admin.delete_topics([TOPIC])[TOPIC].result(_REQUEST_S))
+        self._life += 1
+        self._end = 0
+        self._make_topic()
+        self._produce()
+        self._watch_nothing_move()
+        self._exchange.turn_page(self._life)
+        self._say(0)
+        self._work_off()
+
+    def delete_offsets(self) -> None:
+        """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
+        reached = self._end
+        self._dagster.stop_sensor(LOCATION, SENSOR)
+        self._patiently("the group to be deleted", lambda: self._admin.delete_consumer_groups([GROUP])[GROUP].result(_REQUEST_S))
+        self._produce()
+        self._dagster.start_sensor(LOCATION, SENSOR)
+        self._watch_nothing_move()
+        self._say(reached)
+        self._work_off()
+
+    def _make_topic(self) -> None:
+        def create() -> None:
+            self._kafka.create_topic(TOPIC, 1)
+
+        self._patiently("the topic to be made", create)
+
+    def _produce(self) -> None:
+        producer = Producer({**self._kafka.client_config(), "enable.idempotence": True})
+        for number in range(self._end, self._end + RECORDS):
+            producer.produce(TOPIC, json.dumps({"number": number}).encode(), partition=0)
+        self._end += RECORDS
+        if producer.flush(_LIMIT_S):
+            msg = f"{TOPIC} did not take its records within {_LIMIT_S:g} s"
+            raise DagsterRebalanceError(msg)
+
+    def _say(self, offset: int) -> None:
+        """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
+        self._dagster.stop_sensor(LOCATION, SENSOR)
+        wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
+        self._patiently("the group to take an offset", lambda: self._admin.alter_consumer_group_offsets([wanted])[GROUP].result(_REQUEST_S))
+        self._dagster.start_sensor(LOCATION, SENSOR)
+
+    def _watch_nothing_move(self) -> None:
+        deadline_at = time.monotonic() + _TEMPTATION_S
+        while time.monotonic() < deadline_at:
+            committed = self._committed()
+            if committed is not None:
+                self.problems.append(f"{GROUP} committed {committed} although nobody had said where it goes on")
+                return
+            time.sleep(1)
+
+    def _work_off(self) -> None:
+        wait_until(lambda: self._committed() == self._end, timeout_s=_LIMIT_S, what=f"{GROUP} to commit {self._end}", interval_s=1)
+        seen = Counter(self._exchange.page())
+        self.problems += [f"{TOPIC}: record {number} is lost" for number in range(self._end) if not seen[number]]
+        self.problems += [f"{TOPIC}: record {number} is doubled" for number, times in seen.items() if times > 1]
+
+    def _committed(self) -> int | None:
+        asked = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0)])
+        try:
+            (found,) = self._admin.list_consumer_group_offsets([asked])[GROUP].result(_REQUEST_S).topic_partitions
+        except KafkaException:
+            return None
+        return int(found.offset) if found.offset >= 0 else None
+
+    def _patiently(self, what: str, ask: Callable[[], object]) -> None:
+        """Ask until Kafka agrees: brokers are away now and then, and a group with members is refused."""
+
+        def is_done() -> bool:
+            try:
+                ask()
+            except (KafkaException, DagsterRebalanceError):
+                return False
+            return True
+
+        wait_until(is_done, timeout_s=_LIMIT_S, what=what, interval_s=1)
