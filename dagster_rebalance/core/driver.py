@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.assigned import AssignedPartitions
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, LeavePolicy, Outcome, named, receipt_of
 from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 
+_IDLE_READ = 1_000
+"""So many idle partitions are asked for news at a time, so that a member with very many has not to ask for all each second."""
 _SHORTEST_LEAVE_S = 0.01
 """A leave without any time still takes what is over at once to the end."""
 
@@ -40,7 +43,7 @@ class Driver:
 
     def __init__(self, settings: DriverSettings, *, new_batch_id: Callable[[], str], now: float) -> None:
         self.settings = settings
-        self.partitions: dict[TopicPartition, OwnedPartition] = {}
+        self.partitions = AssignedPartitions()
         self.holds: tuple[Hold, ...] = ()
         self.leaving: str | None = None
         self._new_batch_id = new_batch_id
@@ -82,7 +85,7 @@ class Driver:
     @property
     def offers(self) -> tuple[Offer, ...]:
         """The runs that Dagster shall start."""
-        return offers_of(self.partitions.values())
+        return offers_of(self.partitions.busy)
 
     @property
     def held(self) -> frozenset[TopicPartition]:
@@ -177,7 +180,7 @@ class Driver:
             yield from self._on_leave_requested(seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now)
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now
-            for owned in [o for o in self.partitions.values() if o.phase is Phase.STOPPED and o.ledger is None]:
+            for owned in [o for o in self.partitions.busy if o.phase is Phase.STOPPED and o.ledger is None]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_stored(self, event: seen.StoredOffsetsRead, _now: float) -> Iterable[do.Command]:
@@ -218,7 +221,7 @@ class Driver:
         self.pulse, dead = self.pulse.observe(mine, now)
         if dead:
             yield do.EndDeadRuns(dead)
-        for owned in tuple(self.partitions.values()):
+        for owned in self.partitions.busy:
             ledger = owned.ledger
             if ledger is None:
                 continue
@@ -279,7 +282,7 @@ class Driver:
     def _on_bounds(self, event: seen.BoundsRead, now: float) -> Iterable[do.Command]:
         for partition, bounds in event.bounds.items():
             owned = self.partitions.get(partition)
-            if owned is None or owned.ledger is None:
+            if owned is None or owned.ledger is None or (owned.is_idle and owned.bounds == bounds):
                 continue
             ledger = owned.ledger
             has_backlog = bounds.until > ledger.claimed_until
@@ -340,7 +343,7 @@ class Driver:
     # What follows
 
     def _store_letters(self, now: float) -> Iterable[do.Command]:
-        for owned in tuple(self.partitions.values()) if self.settings.dead_letter_topic else ():
+        for owned in self.partitions.busy if self.settings.dead_letter_topic else ():
             letter = dead_letters.due_letter(owned, now, self.settings.retry_s)
             if letter is not None:
                 self.partitions[owned.partition] = replace(owned, letter=letter)
@@ -348,7 +351,7 @@ class Driver:
 
     def _commit(self, now: float) -> Iterable[do.Command]:
         writes = []
-        for owned in tuple(self.partitions.values()):
+        for owned in self.partitions.busy:
             pending = owned.pending
             is_stopped_by_it = owned.phase is Phase.STOPPED and pending is not None and pending.refused
             wait_s = self.settings.recheck_s if is_stopped_by_it else self.settings.retry_s
@@ -362,7 +365,7 @@ class Driver:
         return [do.WriteOffsets(tuple(writes))] if writes else []
 
     def _record(self, now: float) -> Iterable[do.Command]:
-        for owned in tuple(self.partitions.values()):
+        for owned in self.partitions.busy:
             record = owned.unrecorded
             is_due = owned.recorded_at is None or now - owned.recorded_at >= self.settings.retry_s
             if record is not None and is_due and owned.phase is not Phase.RESTORING:
@@ -370,7 +373,7 @@ class Driver:
                 yield record
 
     def _notice_drained(self) -> None:
-        for owned in tuple(self.partitions.values()):
+        for owned in self.partitions.busy:
             if owned.phase is Phase.DRAINING and owned.is_drained and owned.runs_are_known:
                 self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
 
@@ -427,8 +430,8 @@ class Driver:
     def _claim(self, now: float) -> Iterable[do.Command]:
         if self.leaving is not None or now - self._last_tick_at > self.settings.plan_patience_s:
             return
-        backlogs = [backlog for owned in self.partitions.values() if (backlog := owned.backlog) is not None]
-        under_way = len(batches_under_way(self.partitions.values()))
+        backlogs = [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None]
+        under_way = len(batches_under_way(self.partitions.busy))
         batches = plan(backlogs, self.settings.limits, runs_in_flight=under_way, new_batch_id=self._new_batch_id, now=now)
         writes = []
         for batch in batches:
@@ -441,7 +444,7 @@ class Driver:
             yield do.WriteOffsets(tuple(writes))
 
     def _read_again(self, now: float) -> Iterable[do.Command]:
-        owned = self.partitions.values()
+        owned = self.partitions.busy
         unread = {o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None}
         if unread and now - self._stored_asked_at >= self.settings.retry_s:
             self._stored_asked_at = now
@@ -453,10 +456,11 @@ class Driver:
         if (batch_ids or restoring) and now - self._runs_asked_at >= poll_s:
             self._runs_asked_at = now
             yield do.ReadRuns(batch_ids, restoring, self._look)
-        readable = tuple(sorted(o.partition for o in owned if o.ledger is not None))
-        if readable and self.leaving is None and now - self._bounds_asked_at >= self.settings.poll_s:
-            self._bounds_asked_at = now
-            yield do.ReadBounds(readable)
+        if self.leaving is None and now - self._bounds_asked_at >= self.settings.poll_s:
+            readable = [*(o.partition for o in owned if o.ledger is not None), *self.partitions.next_idle(_IDLE_READ)]
+            if readable:
+                self._bounds_asked_at = now
+                yield do.ReadBounds(tuple(sorted(readable)))
 
 
 def _with_claims(partitions: Iterable[OwnedPartition]) -> frozenset[TopicPartition]:

@@ -46,7 +46,7 @@ def explain_partition(owned: OwnedPartition, now: float) -> str:
 
 def summary(driver: Driver, now: float) -> tuple[str, ...]:
     """A member in a few lines: what it owns, and all that does not simply work."""
-    partitions = driver.partitions.values()
+    partitions = driver.partitions.busy
     count = len(driver.partitions)
     runs = len({run for owned in partitions for run in owned.live_runs})
     first = f"owns {compact(driver.partitions)}"

@@ -103,6 +103,15 @@ class OwnedPartition:
         return replace(self, phase=phase, pending=self.pending if phase.may_commit else None)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to do for it until something happens: time alone changes nothing."""
+        if self.phase is not Phase.OWNED or self.ledger is None or self.stored is None or self.bounds is None:
+            return False
+        if self.ledger.entries or self.pending is not None or self.unrecorded is not None or self.backlog_since is not None:
+            return False
+        return self.bounds.start <= self.ledger.next_offset and self.bounds.until <= self.ledger.next_offset
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """The claimed ranges."""
         return self.ledger.entries if self.ledger else ()

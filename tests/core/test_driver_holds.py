@@ -599,6 +599,6 @@ def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
         world.dagster.keys.clear()
         member.done.clear()
     driver = member.driver
-    assert (driver.partitions, driver.holds, driver.offers, driver.held) == ({}, (), (), frozenset())
+    assert (dict(driver.partitions), driver.holds, driver.offers, driver.held) == ({}, (), (), frozenset())
     member.feed(seen.RunsRead(frozenset(), ()))
     assert driver.pulse.signs == {}
