@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.core.world import Member, World, tp
 
 
@@ -19,16 +19,21 @@ def idle_member(partitions: int) -> tuple[World, Member]:
     return world, member
 
 
+def busy_of(member: Member) -> list[TopicPartition]:
+    """The partitions that need a look."""
+    return [owned.partition for owned in member.driver.partitions.busy]
+
+
 def test_idle_partitions_need_no_look() -> None:
     """A member turns ten times a second; with thousands of partitions that was most of a core."""
     world, member = idle_member(3)
-    assert len(member.driver.partitions.busy) == 0
+    assert busy_of(member) == []
     world.kafka.produce(tp(1), 5)
     world.wait(1.5, member)
-    assert [owned.partition for owned in member.driver.partitions.busy] == [tp(1)]
+    assert busy_of(member) == [tp(1)]
     assert summary(member.driver, world.now) == ("owns orders-0..2 (3 partitions), lag 5, 0 runs in flight",)
     member.feed(seen.PartitionsLost((tp(1),)))
-    assert len(member.driver.partitions.busy) == 0
+    assert busy_of(member) == []
     assert set(member.driver.partitions) == {tp(0), tp(2)}
 
 

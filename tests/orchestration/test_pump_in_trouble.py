@@ -16,6 +16,8 @@ from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.proxy import Proxy
 from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import make_run, span, tp
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.testing.postgres import Postgres
 
 
 @pytest.fixture
@@ -158,3 +161,33 @@ def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again
     bench.consumer.refuses = {}
     bench.until(lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))])
     assert not bench.driver.partitions[tp(1)].stop_reason
+
+
+@pytest.mark.postgres
+def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -> None:
+    """A firewall that drops packets: the connection stays open, and its client has no time-out. On real parts."""
+    name = unique_name("hangs").replace("-", "_")
+    postgres.create_database(name)
+    with Proxy(postgres.port) as proxy, dg.instance_for_test(overrides=postgres.dagster_settings(name, port=proxy.port)) as instance:
+        bench = Bench(instance, partitions=2, start=in_thread)
+
+        def has_offers() -> bool:
+            bench.turn()
+            return len(bench.mailbox.mail.offers) == 2
+
+        wait_until(has_offers, timeout_s=60, what="the offers")
+        proxy.fall_silent()
+        bench.joined_by_another()
+        bench.until(lambda: len(bench.driver.partitions) == 1, turns=2_000)
+        assert any("Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary)
+        bench.turn(2)
+        assert len(bench.consumer.assignment()) == 1
+        (offer,) = bench.mailbox.mail.offers
+        proxy.speak()
+        make_run(instance, offer, Status.SUCCESS)
+
+        def is_committed() -> bool:
+            bench.turn()
+            return bench.offset(offer.ranges[0].partition) == 10
+
+        wait_until(is_committed, timeout_s=60, what="the commit")
