@@ -103,7 +103,10 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
         return 0
     staging, root, moves = _moves(files, attempt)
     if time.time() - started_at > _STAGING_LIMIT_S:
-        msg = f"writing took longer than a day, so that {staging} may be taken for left over. Nothing was changed in the output."
+        msg = (
+            f"writing took longer than a day, so that {staging} may be taken for left over. "
+            "Nothing was changed in the output. Write smaller batches."
+        )
         raise IllegalStateError(msg)
     with _written_once(read_id, moves.values()):
         publication.publish(session, root, moves, staging)

@@ -90,6 +90,7 @@ def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
     """
 
     def publish_mounted(root: str, sources: list[str], places: list[str], staging: str) -> bool:
+        import contextlib  # noqa: PLC0415
         import os  # noqa: PLC0415
         import shutil  # noqa: PLC0415
         import time  # noqa: PLC0415
@@ -108,8 +109,9 @@ def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
         shutil.rmtree(attempt, ignore_errors=True)
         with os.scandir(os.path.dirname(attempt)) as others:  # noqa: PTH120
             for other in others:
-                if time.time() - other.stat().st_mtime > LEFT_OVER_AFTER_S:
-                    shutil.rmtree(other.path, ignore_errors=True)
+                with contextlib.suppress(FileNotFoundError):  # its writer has just ended
+                    if time.time() - other.stat().st_mtime > LEFT_OVER_AFTER_S:
+                        shutil.rmtree(other.path, ignore_errors=True)
         return False
 
     return publish_mounted

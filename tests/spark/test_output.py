@@ -79,8 +79,10 @@ def test_nothing_is_left_beside_an_output_and_old_left_overs_go(session: SparkSe
     for folder in (killed, working):
         folder.mkdir(parents=True)
     os.utime(killed, (0, 0))
+    ended = tmp_path / ".out-staging" / "ended"
+    ended.symlink_to("gone between two looks")
     write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
-    assert list((tmp_path / ".out-staging").iterdir()) == [working]
+    assert set((tmp_path / ".out-staging").iterdir()) == {working, ended}
 
 
 def test_no_record_replaces_nothing(session: SparkSession, tmp_path: Path) -> None:
