@@ -19,12 +19,12 @@ def test_a_partition_goes_on_when_a_refused_write_is_taken_after_all() -> None:
     (asked,) = member.given(do.WriteOffsets)
     assert isinstance(asked, do.WriteOffsets)
     (write,) = asked.writes
-    for _ in range(2):
-        member.feed(seen.OffsetsWritten((), (), ((write, "grant the ACL READ"),)))
+    for number in range(2):
+        member.feed(seen.OffsetsWritten((), (), ((write, f"grant the ACL READ, asked {number} times"),)))
     member.feed(seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(0), 1, None, write.new.__class__(7)), "late"),)))
     member.feed(seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(5), 1, None, write.new), "foreign"),)))
     assert [reason for _, reason in member.shown] == [
-        "orders-0: Kafka refuses to store its offset: grant the ACL READ. It is tried again every few seconds"
+        "orders-0: Kafka refuses to store its offset: grant the ACL READ, asked 0 times. It is tried again every few seconds"
     ]
     assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
     world.wait(9, member)
