@@ -31,6 +31,8 @@ from dagster_rebalance.consumer.kafka_errors import (
 )
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.consumer.translation import theirs
+from dagster_rebalance.consumer.truncation import ask_leaders
+from dagster_rebalance.core.partition import LogPosition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -75,6 +77,36 @@ class Cluster:
     def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The offset that the next record will get (with `read_committed`: the first one of an open transaction), in one request."""
         return {tp: found.offset for tp, found in self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s).items()}
+
+    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+        """The end offsets, with the leader epochs in which the leaders told them, in one request."""
+        found = self._offsets(dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s)
+        return {tp: LogPosition(end.offset, end.leader_epoch if (end.leader_epoch or 0) >= 0 else None) for tp, end in found.items()}
+
+    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The offset that the next record will get, also behind an open transaction, in one request."""
+        wanted = dict.fromkeys(partitions, OffsetSpec.latest())
+        return {tp: found.offset for tp, found in self._offsets(wanted, timeout_s, IsolationLevel.READ_UNCOMMITTED).items()}
+
+    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:
+        """Whether the log does not reach a position any more; the answers of leaders that do not answer in time are missing."""
+        return ask_leaders(self._settings, positions, timeout_s, self._clock)
+
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
+        """The ids of topics, of those for which they are known. Brokers before Kafka 2.8 have none."""
+        answers = self._admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=timeout_s)
+        found: dict[str, str] = {}
+        for topic, answer in answers.items():
+            try:
+                topic_id = answer.result().topic_id
+            except KafkaException as problem:
+                error = kafka_error(problem)
+                if error.code() in UNKNOWN_TOPIC:
+                    continue
+                raise broker_error(self._cause(error), self._attempt(f"describing topic '{topic}'")) from problem
+            if topic_id is not None and (topic_id.get_most_significant_bits() or topic_id.get_least_significant_bits()):
+                found[topic] = str(topic_id)
+        return found
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
@@ -150,7 +182,9 @@ class Cluster:
                 error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "the principal may see it and not read it")
                 raise broker_error(error, self._attempt(f"looking up topic '{topic}'"))
 
-    def _offsets(self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, ListOffsetsResultInfo]:
+    def _offsets(
+        self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float, level: IsolationLevel | None = None
+    ) -> dict[TopicPartition, ListOffsetsResultInfo]:
         """Ask for all in one request, and again for those whose leader is away, just moving, or not known yet.
 
         Raises:
@@ -161,7 +195,7 @@ class Cluster:
         while len(found) < len(wanted):
             missing = {tp: spec for tp, spec in wanted.items() if tp not in found}
             refused: dict[TopicPartition, KafkaError] = {}
-            for tp, answer in self._ask(missing, started_at + timeout_s - self._clock()).items():
+            for tp, answer in self._ask(missing, started_at + timeout_s - self._clock(), level).items():
                 problem = answer.exception()
                 if isinstance(problem, KafkaException):
                     refused[tp] = kafka_error(problem)
@@ -181,8 +215,11 @@ class Cluster:
                 self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
         return found
 
-    def _ask(self, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
-        level = IsolationLevel.READ_COMMITTED if self._settings.reads_committed else IsolationLevel.READ_UNCOMMITTED
+    def _ask(
+        self, specs: Mapping[TopicPartition, OffsetSpec], timeout_s: float, level: IsolationLevel | None
+    ) -> dict[TopicPartition, Future[ListOffsetsResultInfo]]:
+        if level is None:
+            level = IsolationLevel.READ_COMMITTED if self._settings.reads_committed else IsolationLevel.READ_UNCOMMITTED
         request = {theirs(tp): spec for tp, spec in specs.items()}
         limit_s = min(max(timeout_s, _RETRY_PAUSE_S), _LEADER_PATIENCE_S)
         answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=limit_s)

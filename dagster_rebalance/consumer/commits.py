@@ -16,6 +16,7 @@ from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, Lost
 from dagster_rebalance.consumer.kafka_errors import FENCED, FENCED_IN_A_HOLD, Attempt, commit_error, kafka_error
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import PartitionLostError
+from dagster_rebalance.core.partition import is_same_commit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -152,7 +153,7 @@ class Commits:
 
     def moved(self, found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> list[TopicPartition]:
         """Where the group has something else than it was known to have: somebody else has committed."""
-        return [tp for tp, offset in found.items() if tp in self._seen and _differs(self._seen[tp], offset)]
+        return [tp for tp, offset in found.items() if tp in self._seen and not is_same_commit(self._seen[tp], offset)]
 
     def _send_next(self) -> None:
         while self._sent is None and self._next.tickets:
@@ -205,8 +206,3 @@ def _refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Brok
 
 def _list(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> list[confluent_kafka.TopicPartition]:
     return [to_commit(tp, offset) for tp, offset in offsets.items()]
-
-
-def _differs(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
-    """Whether two commits are not the same. The leader epoch does not count: not every broker gives back what was sent."""
-    return (one and (one.offset, one.metadata)) != (other and (other.offset, other.metadata))

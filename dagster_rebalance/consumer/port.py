@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from dagster_rebalance.consumer.events import CommitResult, MemberEvent
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +116,21 @@ class ClusterView(Protocol):
 
     def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
         """The offset that the next record will get, for all partitions in one request."""
+
+    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+        """The end offsets, with the leader epochs in which the leaders told them."""
+
+    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The offset that the next record will get, also behind an open transaction."""
+
+    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:
+        """Whether the log does not reach a position any more that it reached in its leader epoch (KIP-320).
+
+        The answers of leaders that do not answer in time are missing.
+        """
+
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
+        """The ids of topics, of those for which they are known: a topic that is made again gets another one."""
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0

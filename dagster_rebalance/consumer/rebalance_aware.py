@@ -149,6 +149,11 @@ class RebalanceAwareConsumer(GroupConsumer):
             self._subscription = topics
             self._member.subscribe(topics)
 
+    @property
+    def cluster(self) -> ClusterView:
+        """Questions to the cluster that do not concern the group, and that Kafka's own consumer does not have."""
+        return self._cluster
+
     def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
         """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins.
 

@@ -3,10 +3,12 @@
 Owns the text that is stored as metadata of the committed offset: which ranges after the offset are claimed by which batch, and what the
 last commit was. It is written before any work starts, so whoever owns the partition next finds the same ranges under the same batch ids.
 
-Format: `dr1 <crc32> <json>`, JSON with `c` = `[[until, batch_id], ...]` in offset order and `l` = `[start, batch_id, run_id]`, with a `1`
-behind it for a range that went to the dead-letter topic.
-Text that is empty means "no claims". Text by others, by a newer version or damaged is refused with a reason, never guessed at: overwriting
-it could erase somebody's work.
+Format: `dr2 <crc32> <json>`, JSON with `o` = the offset that it is stored beside, `c` = `[[until, batch_id], ...]` in
+offset order, `l` = `[start, batch_id, run_id]`, with a `1` behind it for a range that went to the dead-letter topic,
+`t` = the id of the topic and `e` = the leader epoch (see `Log`). What is empty or unknown is left out. Format 1, of
+release 0.1.0, has `c` and `l` only: it is read, and never written.
+Text that is empty means "no claims". Text by others, by a newer version, damaged, or copied to another offset is refused
+with a reason, never guessed at: overwriting it could erase somebody's work.
 """
 
 from __future__ import annotations
@@ -16,16 +18,30 @@ import re
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, cast
 
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
-from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import MAX_OFFSET, Log, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.pausing import MARK_BYTES
 
 MAX_METADATA_BYTES = 4096 - MARK_BYTES
 """The broker's default `offset.metadata.max.bytes`, less the room for a pause mark in front of the claims."""
 
 _HEADER = re.compile(r"dr(?P<version>[0-9]{1,4}) (?P<crc>[0-9a-f]{8}) (?P<body>.*)", re.DOTALL)
+_VERSION = "2"
+_READABLE = {"1": {"c", "l"}, _VERSION: {"o", "c", "l", "t", "e"}}
+"""The fields of each format that can be read."""
+
 _IDENTIFIER = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+_TOPIC_ID = re.compile(r"[A-Za-z0-9+/_=-]{1,32}")
+_LARGEST_EPOCH = 2**31 - 1
+
+
+TO_CURRENT = (
+    "To go on at the committed offset without that text, turn the sensors of the group off, wait until its members have left, and run "
+    "kafka-consumer-groups --reset-offsets --to-current --execute"
+)
+"""What a person can do about text that must not be believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +68,17 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """Everything a group stores for one partition: the next offset, the claims behind it, and the last commit."""
+    """Everything a group stores for one partition: the next offset, the claims behind it, the last commit, and whose offsets these are."""
 
     next_offset: int
     claims: tuple[Claim, ...] = ()
     last_commit: LastCommit | None = None
+    log: Log = Log()  # noqa: RUF009 - frozen, so sharing the default is safe
+
+    @property
+    def claimed_until(self) -> int:
+        """The largest offset that is named."""
+        return self.claims[-1].until if self.claims else self.next_offset
 
     def ranges(self, partition: TopicPartition) -> tuple[tuple[OffsetRange, str], ...]:
         """The claimed ranges with their batch ids, in offset order."""
@@ -77,16 +99,20 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     if problem is not None:
         msg = f"refusing to store {stored}: {problem}"
         raise IllegalStateError(msg)
-    if not stored.claims and stored.last_commit is None:
+    if stored == StoredPartition(stored.next_offset):
         return OffsetAndMetadata(stored.next_offset)
-    body: dict[str, object] = {}
+    body: dict[str, object] = {"o": stored.next_offset}
     if stored.claims:
         body["c"] = [[claim.until, claim.batch_id] for claim in stored.claims]
     if stored.last_commit is not None:
         last = stored.last_commit
         body["l"] = [last.start, last.batch_id, last.run_id, *([1] if last.is_dead_letter else [])]
+    if stored.log.topic_id:
+        body["t"] = stored.log.topic_id
+    if stored.log.leader_epoch is not None:
+        body["e"] = stored.log.leader_epoch
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
-    metadata = f"dr1 {_crc(text)} {text}"
+    metadata = f"dr{_VERSION} {_crc(text)} {text}"
     if len(metadata) > MAX_METADATA_BYTES:
         msg = f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; {MAX_METADATA_BYTES} fit: claim fewer batches"
         raise IllegalStateError(msg)
@@ -97,24 +123,38 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
     """Read what a group has stored for a partition.
 
     Raises:
-        ClaimError: The metadata was not written by this package, by a newer version of it, or is damaged. The message says which.
+        ClaimError: The metadata was not written by this package, by a newer version of it, beside another offset, or is damaged. The
+            message says which, and what to do.
     """
     text = committed.metadata
     if not text:
         return StoredPartition(committed.offset)
     header = _HEADER.fullmatch(text)
     if header is None:
-        raise _unreadable(text, "was not written by dagster_rebalance: another application commits to this group")
-    if header["version"] != "1":
-        raise _unreadable(text, f"has format version {header['version']}, this release reads version 1: upgrade it")
+        raise _unreadable(
+            text,
+            "was not written by dagster_rebalance: another application commits to this group. Stop the other application, or give this "
+            "one a group of its own",
+        )
+    version = header["version"]
+    if version not in _READABLE:
+        raise _unreadable(text, f"has format version {version}, this release reads versions up to {_VERSION}: upgrade it")
     if header["crc"] != _crc(header["body"]):
-        raise _unreadable(text, "is damaged: its checksum does not match")
-    stored = _parse(committed.offset, header["body"])
+        raise _unreadable(text, f"is damaged: its checksum does not match. {TO_CURRENT}")
+    fields = _fields(header["body"], _READABLE[version])
+    written_beside = committed.offset if version == "1" or fields is None else fields.get("o")
+    stored = None if fields is None or not _is_whole(written_beside) else _parse(committed.offset, fields)
     if stored is None:
-        raise _unreadable(text, "is damaged: it does not have the fields of a claim")
+        raise _unreadable(text, f"is damaged: it does not have the fields of a claim. {TO_CURRENT}")
+    if written_beside != committed.offset:
+        raise _unreadable(
+            text,
+            f"was written beside offset {written_beside}, but is stored beside {committed.offset}: a tool that synchronises offsets "
+            f"between clusters, such as MirrorMaker, copied it to an offset that it translated. {TO_CURRENT}",
+        )
     problem = _problem(stored)
     if problem is not None:
-        raise _unreadable(text, f"does not fit the committed offset {committed.offset}: {problem}")
+        raise _unreadable(text, f"does not fit the committed offset {committed.offset}: {problem}. {TO_CURRENT}")
     return stored
 
 
@@ -122,26 +162,37 @@ def _unreadable(text: str, why: str) -> ClaimError:
     return ClaimError(f"the metadata {_excerpt(text)} {why}")
 
 
-def _parse(offset: int, body: str) -> StoredPartition | None:
+def _fields(body: str, known: set[str]) -> dict[str, object] | None:
     try:
         fields = json.loads(body)
-        if not isinstance(fields, dict) or not fields.keys() <= {"c", "l"}:
-            return None
-        claims = tuple(Claim(_whole(until), _text(batch_id)) for until, batch_id in fields.get("c", ()))
-        if "l" not in fields:
-            return StoredPartition(offset, claims)
-        start, batch_id, run_id, *mark = fields["l"]
-        if mark not in ([], [1]):
-            return None
-        return StoredPartition(offset, claims, LastCommit(_whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark)))
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, RecursionError):
         return None
+    return fields if isinstance(fields, dict) and fields.keys() <= known else None
+
+
+def _parse(offset: int, fields: dict[str, Any]) -> StoredPartition | None:
+    try:
+        claims = tuple(Claim(_whole(until), _text(batch_id)) for until, batch_id in fields.get("c", ()))
+        last = None
+        if "l" in fields:
+            start, batch_id, run_id, *mark = fields["l"]
+            if mark not in ([], [1]):
+                return None
+            last = LastCommit(_whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark))
+        log = Log(_text(fields.get("t", "")), _whole(fields["e"]) if "e" in fields else None)
+    except (ValueError, TypeError):
+        return None
+    return StoredPartition(offset, claims, last, log)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= MAX_OFFSET
 
 
 def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or abs(value) > MAX_OFFSET:
+    if not _is_whole(value):
         raise TypeError(value)
-    return value
+    return cast("int", value)
 
 
 def _text(value: object) -> str:
@@ -161,6 +212,11 @@ def _problem(stored: StoredPartition) -> str | None:
     last = stored.last_commit
     if last is not None and not 0 <= last.start < stored.next_offset:
         return f"the last commit starts at {last.start}, which is not below the offset {stored.next_offset}"
+    log = stored.log
+    if log.topic_id and not _TOPIC_ID.fullmatch(log.topic_id):
+        return f"{_excerpt(log.topic_id)} is not the id of a topic"
+    if log.leader_epoch is not None and not 0 <= log.leader_epoch <= _LARGEST_EPOCH:
+        return f"{log.leader_epoch} is not a leader epoch"
     identifiers = [claim.batch_id for claim in stored.claims]
     if last is not None:
         identifiers += [last.batch_id, last.run_id]

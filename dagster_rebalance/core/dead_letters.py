@@ -95,11 +95,11 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
     if given_up is None:
         return None
     range_, progress = given_up
-    if dead_letter_topic is None or progress.is_cancelled:
-        return failed_too_often(range_, progress)
     deleted = _deleted(owned, range_)
     if deleted is not None:
         return deleted
+    if dead_letter_topic is None or progress.is_cancelled:
+        return failed_too_often(range_, progress)
     letter = owned.letter
     if letter is None or letter.command.range != range_ or not letter.problem:
         return None

@@ -188,21 +188,14 @@ class Driver:
             owned = self.partitions.get(partition)
             if owned is None or owned.epoch != epoch or owned.phase is not Phase.RESTORING or owned.ledger is not None:
                 continue
-            recorded_until = event.recorded_until.get(partition)
-            taken = take_in(
-                owned,
-                event.stored[partition],
-                event.bounds[partition],
-                recorded_until,
-                start_from=self.settings.start_from,
-                foreign_metadata=self.settings.foreign_metadata,
-            )
+            found = event.found[partition]
+            taken = take_in(owned, found, start_from=self.settings.start_from, foreign_metadata=self.settings.foreign_metadata)
             if isinstance(taken, Refused):
-                yield from self._stop(owned, taken.reason)
+                yield from self._stop(replace(owned, refused=taken), taken.reason)
                 continue
             self.partitions[partition] = taken
             self._look_again()
-            moved = moved_offset(taken, recorded_until)
+            moved = moved_offset(taken, found.recorded_until)
             if moved is not None:
                 yield do.Note(moved)
 
@@ -254,7 +247,7 @@ class Driver:
         if blocked_by:
             self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
             return
-        self.partitions[owned.partition] = replace(owned.changed(Change.RESTORED), blocked_by=())
+        self.partitions[owned.partition] = replace(owned.changed(Change.RESTORED), blocked_by=(), refused=None)
         if owned.stop_reason:
             self.partitions[owned.partition] = replace(self.partitions[owned.partition], stop_reason="")
             yield do.ShowStop(owned.partition, "")
@@ -288,9 +281,12 @@ class Driver:
             has_backlog = bounds.until > ledger.claimed_until
             since = (now if owned.backlog_since is None else owned.backlog_since) if has_backlog else None
             self.partitions[partition] = owned = replace(owned, bounds=bounds, backlog_since=since)
-            problem = out_of_range(partition, ledger.claimed_until, bounds)
-            if problem is not None and owned.phase is Phase.OWNED and owned.pending is None and not ledger.entries:
-                yield from self._stop(replace(owned, ledger=None), problem)
+            if owned.phase is not Phase.OWNED or owned.pending is not None:
+                continue
+            is_out_of_range = not ledger.entries and out_of_range(partition, ledger.claimed_until, bounds) is not None
+            if is_out_of_range or owned.has_new_leader:
+                self.partitions[partition] = self._distrusted(owned)
+        return ()
 
     def _on_written(self, event: seen.OffsetsWritten, now: float) -> Iterable[do.Command]:
         for write in event.written:

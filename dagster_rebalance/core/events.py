@@ -9,20 +9,34 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.partition import MAX_OFFSET
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.commands import OffsetWrite, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.restoring import Found
     from dagster_rebalance.core.runs import RunSeen
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The offsets that Kafka has of a partition: `start` is the first one, `until` lies behind the last."""
+    """The offsets that Kafka has of a partition.
+
+    Attributes:
+        start: The first one.
+        until: The one behind the last. In a topic with an open transaction it is where the transaction begins.
+        leader_epoch: The leader epoch in which they were told; None where it is not known.
+    """
 
     start: int
     until: int
+    leader_epoch: int | None = None
+
+
+ANY_BOUNDS = Bounds(0, MAX_OFFSET)
+"""Those of a partition whose leader does not tell them: no offset is out of range."""
 
 
 class WriteFailure(enum.Enum):
@@ -93,15 +107,11 @@ class StoredOffsetsRead:
 
     Attributes:
         epochs: The partitions, with the epochs of the command.
-        stored: What the group has committed; None for a partition without a commit.
-        bounds: The offsets that Kafka has.
-        recorded_until: The `until` of the last materialisation of the partition in Dagster, if there is one.
+        found: What is known of each.
     """
 
     epochs: Mapping[TopicPartition, int]
-    stored: Mapping[TopicPartition, OffsetAndMetadata | None]
-    bounds: Mapping[TopicPartition, Bounds]
-    recorded_until: Mapping[TopicPartition, int]
+    found: Mapping[TopicPartition, Found]
 
 
 @dataclass(frozen=True, slots=True)

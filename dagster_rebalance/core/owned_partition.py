@@ -13,13 +13,14 @@ from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, en
 from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ownership import Change, Phase, after
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import Log, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.planning import Backlog
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.dead_letters import Letter
     from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
+    from dagster_rebalance.core.restoring import Refused
 
 LAST_OFFSET = 2**63 - 1
 """Kafka's offsets are signed 64-bit numbers."""
@@ -62,6 +63,8 @@ class OwnedPartition:
         stored: What Kafka stores, as last read or written; None when the group has no committed offset.
         ledger: What is in flight; None until the stored offset has been read.
         last_commit: The last commit that the stored metadata names.
+        log: Which log Kafka had of the partition when it was taken in, and its stored offsets fitted.
+        stored_log: The one that the stored metadata names.
         bounds: The offsets that Kafka had when last asked.
         backlog_since: Since when there are offsets to claim, on the caller's clock; None when there are none.
         pending: The write under way.
@@ -70,6 +73,7 @@ class OwnedPartition:
         held_since: When the partition was asked for.
         runs_are_known: Whether the runs of its claims were looked up, and again since it has to be given up.
         stop_reason: Why it is stopped; empty when it is not.
+        refused: Why it could not be taken in the last time; None once it was.
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
         doubted_by: The last run that refused itself, after which the claims were looked up again.
@@ -81,6 +85,8 @@ class OwnedPartition:
     stored: OffsetAndMetadata | None = None
     ledger: OffsetLedger | None = None
     last_commit: LastCommit | None = None
+    log: Log = Log()  # noqa: RUF009 - frozen, so sharing the default is safe
+    stored_log: Log = Log()  # noqa: RUF009 - likewise
     bounds: Bounds | None = None
     backlog_since: float | None = None
     pending: PendingWrite | None = None
@@ -89,6 +95,7 @@ class OwnedPartition:
     held_since: float | None = None
     runs_are_known: bool = False
     stop_reason: str = ""
+    refused: Refused | None = None
     blocked_by: tuple[str, ...] = ()
     letter: Letter | None = None
     doubted_by: str = ""
@@ -151,9 +158,16 @@ class OwnedPartition:
         return not self.is_committing and (self.ledger is None or self.ledger.is_drained)
 
     @property
+    def has_new_leader(self) -> bool:
+        """Whether the partition was led anew since it was taken in: the log may have been truncated meanwhile."""
+        return self.bounds is not None and self.bounds.leader_epoch not in {None, self.log.leader_epoch}
+
+    @property
     def backlog(self) -> Backlog | None:
         """What may be planned for it now; None when nothing may."""
         if not self.phase.may_plan or self.ledger is None or self.bounds is None or self.pending or self.backlog_since is None:
+            return None
+        if self.has_new_leader:
             return None
         return Backlog(self.partition, self.ledger.claimed_until, self.bounds.until, self.backlog_since, len(self.entries))
 
@@ -175,17 +189,23 @@ class OwnedPartition:
         return PendingWrite(self._write(self.ledger.claim(batch_id, until), self.last_commit), now, claims=(batch_id, until))
 
     def first_write(self, now: float) -> PendingWrite | None:
-        """The first position of a group that has committed nothing: written at once, so that it cannot move on a rebalance."""
-        if self.stored is not None or self.pending or self.ledger is None or self.phase is not Phase.OWNED:
+        """What is written as soon as the partition was taken in, if Kafka does not store it already.
+
+        The first position of a group that has committed nothing must not move on a rebalance; and whoever owns the partition next must
+        find which log its offsets belong to.
+        """
+        if self.pending or self.ledger is None or self.phase is not Phase.OWNED:
             return None
-        return PendingWrite(self._write(self.ledger, None), now)
+        if self.stored is not None and self.stored_log == self.log:
+            return None
+        return PendingWrite(self._write(self.ledger, self.last_commit), now)
 
     def written(self, write: OffsetWrite, now: float) -> OwnedPartition:
         """The partition after Kafka confirmed a write. An answer to a write that is not under way changes nothing."""
         pending = self.pending
         if pending is None or pending.write != write or self.ledger is None:
             return self
-        done = replace(self, stored=write.new, pending=None)
+        done = replace(self, stored=write.new, stored_log=self.log, pending=None)
         if pending.claims is not None:
             return replace(done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None)
         entry = pending.commits
@@ -211,5 +231,5 @@ class OwnedPartition:
 
     def _write(self, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
         claims = tuple(Claim(entry.range.until, entry.batch_id) for entry in ledger.entries)
-        new = encode(StoredPartition(ledger.next_offset, claims, last))
+        new = encode(StoredPartition(ledger.next_offset, claims, last, self.log))
         return OffsetWrite(self.partition, self.epoch, self.stored, new)

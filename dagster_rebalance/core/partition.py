@@ -51,6 +51,39 @@ class OffsetAndMetadata:
     leader_epoch: int | None = None
 
 
+def is_same_commit(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
+    """Whether both are one commit, or none. The leader epoch does not count: not every broker returns it."""
+    return (one and (one.offset, one.metadata)) == (other and (other.offset, other.metadata))
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """A place in the log of a partition.
+
+    Attributes:
+        offset: The next offset.
+        leader_epoch: The leader epoch in which the log was known to reach it, where it is known.
+    """
+
+    offset: int
+    leader_epoch: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Which log an offset belongs to: two logs can have different records at the same offset.
+
+    Attributes:
+        topic_id: Kafka gives each topic a new one, also when a topic of the same name is made again;
+            empty where it is not known.
+        leader_epoch: Grows with each election of a leader. In this epoch the log was known to reach
+            the offset, and every offset that is named beside it; None where it is not known.
+    """
+
+    topic_id: str = ""
+    leader_epoch: int | None = None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
     """The offsets `start <= offset < until` of one partition: the unit of claim, adoption, commit and output.
@@ -88,7 +121,11 @@ class OffsetRange:
 
     @property
     def key(self) -> str:
-        """A name for the range that is unique in a Kafka cluster, to key an output by: `orders-3-120-240`."""
+        """A name for the range, to key an output by: `orders-3-120-240`.
+
+        It is unique in a Kafka cluster while the topic lives: a topic that is made again has the same
+        ranges with other records.
+        """
         return f"{self.topic}-{self.partition}-{self.start}-{self.until}"
 
     def overlaps(self, other: OffsetRange) -> bool:

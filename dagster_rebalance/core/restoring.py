@@ -1,7 +1,8 @@
 """Taking in a partition: what its stored offset, its claims and Kafka's bounds mean on assignment.
 
-Nothing is assumed from before. Owns the reasons for which a partition cannot start or go on, and how a commit that was never recorded is
-found.
+Nothing is assumed from before. Owns the reasons for which a partition cannot start or go on, whoever looks (`judge`), and
+how a commit that was never recorded is found. Offsets that vanished, went back or belong to another log never make a
+partition skip or repeat anything: it stops until a person has committed an offset.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dagster_rebalance.core.claims import StoredPartition, decode
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata, OffsetRange, TopicPartition, is_same_commit
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import Bounds
@@ -40,55 +41,114 @@ class ForeignMetadata(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """What Kafka and Dagster say of a partition that is looked up.
+
+    Attributes:
+        stored: What the group has committed; None when it has nothing.
+        bounds: The offsets that Kafka has; `ANY_BOUNDS` where their leader does not answer.
+        recorded_until: The `until` of the last commit that Dagster has recorded, if there is one.
+        topic_id: The id of the topic; empty where it is not known.
+        is_truncated: Whether the log lost records behind which the group has committed or claimed offsets,
+            even if others have their offsets now: `position_to_verify`, asked of the leader.
+    """
+
+    stored: OffsetAndMetadata | None
+    bounds: Bounds
+    recorded_until: int | None = None
+    topic_id: str = ""
+    is_truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Refused:
-    """The partition cannot start; `reason` says why and what to do."""
+    """The partition cannot start or go on.
+
+    Attributes:
+        reason: Why, and what to do.
+        moved_from: Only another committed offset than this one ends the stop, for nothing else can show any more what has
+            happened: a log that has grown again looks as if it had always been there. None when the reason is looked up
+            anew each time.
+    """
 
     reason: str
+    moved_from: OffsetAndMetadata | None = None
 
 
-def take_in(
-    owned: OwnedPartition,
-    stored: OffsetAndMetadata | None,
-    bounds: Bounds,
-    recorded_until: int | None,
-    *,
-    start_from: StartFrom,
-    foreign_metadata: ForeignMetadata,
-) -> OwnedPartition | Refused:
-    """Build the ledger of a partition from what Kafka stores for it."""
-    partition = owned.partition
+def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogPosition | None:
+    """What the leader has to be asked: whether the log of that leader epoch reached this offset.
+
+    None when nobody else has led the partition since the offset was written, or when that is not known.
+    """
     try:
-        read = _position(bounds, start_from) if stored is None else decode(stored)
-    except ClaimError as error:
-        if stored is None or foreign_metadata is ForeignMetadata.REFUSE:
-            return Refused(
-                f"{partition}: {error}. Stop the other application, or give this one a group of its own; "
-                "if the text may be thrown away, set foreign_metadata to overwrite"
-            )
-        read = StoredPartition(stored.offset)
-    problem = out_of_range(partition, read.next_offset, bounds)
-    if problem is not None:
-        return Refused(problem)
-    ledger = OffsetLedger(partition, owned.epoch, read.next_offset)
+        read = decode(stored) if stored is not None else None
+    except ClaimError:
+        return None
+    if read is None or read.log.leader_epoch in {None, bounds.leader_epoch} or bounds.leader_epoch is None:
+        return None
+    return LogPosition(read.claimed_until, read.log.leader_epoch)
+
+
+def take_in(owned: OwnedPartition, found: Found, *, start_from: StartFrom, foreign_metadata: ForeignMetadata) -> OwnedPartition | Refused:
+    """Build the ledger of a partition from what was found."""
+    bounds = found.bounds
+    held = owned.refused
+    if held is not None and held.moved_from is not None and is_same_commit(held.moved_from, found.stored):
+        return held
+    read = judge(owned.partition, found, foreign_metadata)
+    if isinstance(read, Refused):
+        return read
+    if read is None:
+        read = StoredPartition(bounds.start if start_from is StartFrom.EARLIEST else bounds.until)
+    ledger = OffsetLedger(owned.partition, owned.epoch, read.next_offset)
     for claim in read.claims:
         ledger = ledger.claim(claim.batch_id, claim.until)
-    taken = replace(owned, stored=stored, ledger=ledger, last_commit=read.last_commit, bounds=bounds, pending=None, backlog_since=None)
-    return replace(taken, unrecorded=_unrecorded(taken, recorded_until), recorded_at=None)
+    taken = replace(
+        owned,
+        stored=found.stored,
+        ledger=ledger,
+        last_commit=read.last_commit,
+        log=Log(found.topic_id or read.log.topic_id, read.log.leader_epoch if bounds.leader_epoch is None else bounds.leader_epoch),
+        stored_log=read.log,
+        bounds=bounds,
+        pending=None,
+        backlog_since=None,
+    )
+    return replace(taken, unrecorded=_unrecorded(taken, found.recorded_until), recorded_at=None)
+
+
+def judge(partition: TopicPartition, found: Found, foreign_metadata: ForeignMetadata) -> StoredPartition | Refused | None:
+    """What the group has stored; None when it begins with this partition; or why nobody may go on without a person's word."""
+    stored = found.stored
+    if stored is None:
+        return None if found.recorded_until is None else Refused(_vanished(partition, found.recorded_until))
+    try:
+        read = decode(stored)
+    except ClaimError as error:
+        if foreign_metadata is ForeignMetadata.REFUSE:
+            return Refused(f"{partition}: {error}. If the text may be thrown away, set foreign_metadata to overwrite")
+        read = StoredPartition(stored.offset)
+    if read.log.topic_id and found.topic_id and read.log.topic_id != found.topic_id:
+        return Refused(_made_anew(partition, stored.offset))
+    if found.is_truncated:
+        return Refused(_truncated(partition, read.claimed_until))
+    problem = out_of_range(partition, read.next_offset, found.bounds)
+    if problem is None:
+        return read
+    is_beyond = read.next_offset > found.bounds.until
+    return Refused(problem, stored if is_beyond and read.log.leader_epoch is None else None)
 
 
 def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str | None:
     """Why reading cannot go on at `offset`, or None when Kafka has it."""
-    advice = "stop the sensor and move the group's offset with Kafka's tools (kafka-consumer-groups --reset-offsets)"
+    # Without the bounds: they change all the time, and each change would be a new reason to show.
     if offset < bounds.start:
         return (
-            f"{partition}: the offsets {offset} to {bounds.start} were deleted by Kafka's retention before they were processed. "
-            f"To go on without them, {advice}"
+            f"{partition}: Kafka's retention deleted records from offset {offset} on before they were processed. To go on "
+            f"without them, {_reset(partition, '--to-earliest')}"
         )
     if offset > bounds.until:
-        return (
-            f"{partition}: the group is at offset {offset}, but the partition ends at {bounds.until}: the topic was deleted and "
-            f"made again, or truncated. To go on, {advice}"
-        )
+        return _truncated(partition, offset)
     return None
 
 
@@ -105,6 +165,46 @@ def is_news(reason: str, before: str) -> bool:
     Retention that goes on deleting changes it every few minutes.
     """
     return _NUMBER.sub("", reason) != _NUMBER.sub("", before)
+
+
+def _vanished(partition: TopicPartition, recorded_until: int) -> str:
+    return (
+        f"{partition}: the group has no committed offset in Kafka any more, although Dagster has recorded its commits up to "
+        f"{recorded_until}. Kafka drops offsets when a group has been without members for longer than offsets.retention.minutes, "
+        "when somebody deletes the group or its offsets, and when the topic is deleted; a mirrored cluster may have none. To go on, "
+        f"{_reset(partition, f'--to-offset {recorded_until}')}. {_IF_MADE_ANEW}. If this group is to begin anew where start_from "
+        "says, wipe the materialisations of its offsets asset in Dagster; the partition then starts by itself"
+    )
+
+
+def _made_anew(partition: TopicPartition, offset: int) -> str:
+    return (
+        f"{partition}: the group's offset {offset} belongs to another topic of this name: the topic was deleted and made again, or the "
+        f"offsets were copied to another cluster. {_IF_MADE_ANEW}. Where the offsets of a copy are the same, "
+        f"{_reset(partition, '--to-current')}"
+    )
+
+
+def _truncated(partition: TopicPartition, offset: int) -> str:
+    return (
+        f"{partition}: the group is at offset {offset}, but the log lost records before that offset: it was truncated, as an unclean "
+        "election of a leader does, or the topic was deleted and made again. Records that were produced since have offsets that the "
+        f"group has passed. Find out which offset the log was cut at, then {_reset(partition, '--to-offset <that offset>')}"
+    )
+
+
+_IF_MADE_ANEW = (
+    "If the topic was made again, use --to-earliest, and first move the old output away: ranges of the new topic have the same keys, "
+    "so they would replace it"
+)
+
+
+def _reset(partition: TopicPartition, where: str) -> str:
+    """How a person gives the word. Kafka refuses it while the group has members."""
+    return (
+        "turn the sensors of the group off, wait until its members have left, run kafka-consumer-groups --reset-offsets "
+        f"--topic {partition.topic}:{partition.partition} {where} --execute, and turn the sensors on again"
+    )
 
 
 def failed_too_often(range_: OffsetRange, progress: GaveUp) -> str:
@@ -127,16 +227,10 @@ def moved_offset(owned: OwnedPartition, recorded_until: int | None) -> str | Non
     )
 
 
-def _position(bounds: Bounds, start_from: StartFrom) -> StoredPartition:
-    return StoredPartition(bounds.start if start_from is StartFrom.EARLIEST else bounds.until)
-
-
 def _unrecorded(owned: OwnedPartition, recorded_until: int | None) -> RecordCommit | None:
     """The last commit, if Dagster does not know it: its member went away between the commit and its materialisation."""
     last = owned.last_commit
     if last is None or owned.ledger is None or recorded_until == owned.ledger.next_offset:
-        return None
-    if recorded_until is not None and recorded_until > owned.ledger.next_offset:
         return None
     return RecordCommit(
         range=OffsetRange(owned.partition.topic, owned.partition.partition, last.start, owned.ledger.next_offset),

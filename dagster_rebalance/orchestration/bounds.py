@@ -1,17 +1,18 @@
-"""The bounds of partitions: the first offset that exists, and the next one.
+"""What Kafka says of partitions: the first offset that exists and the next one, what is committed, and whether that fits the log.
 
 Owns that a leader which is away keeps nobody waiting but its own partitions: the others are answered, and it is asked again a little later.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.restoring import Found, position_to_verify
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
@@ -33,8 +34,44 @@ def read_bounds(
         BrokerError: Some of them have no answer.
     """
     starts = consumer.beginning_offsets(partitions, timeout_s)
-    ends = consumer.end_offsets(partitions, timeout_s)
-    return {partition: Bounds(starts[partition], ends[partition]) for partition in partitions}
+    ends = consumer.cluster.log_ends(partitions, timeout_s)
+    return {partition: Bounds(starts[partition], ends[partition].offset, ends[partition].leader_epoch) for partition in partitions}
+
+
+def find(
+    consumer: RebalanceAwareConsumer,
+    bounds: Mapping[TopicPartition, Bounds],
+    recorded_until: Mapping[TopicPartition, int],
+    timeout_s: float = READ_LIMIT_S,
+) -> dict[TopicPartition, Found]:
+    """What is to be judged of partitions whose bounds are known; those whose leaders do not verify in time are missing.
+
+    Raises:
+        BrokerError: Kafka refuses, or its coordinator does not answer.
+    """
+    stored = consumer.committed(list(bounds), timeout_s)
+    doubts = {partition: position_to_verify(stored[partition], found) for partition, found in bounds.items()}
+    asked = {partition: position for partition, position in doubts.items() if position is not None}
+    is_truncated = consumer.cluster.truncated(asked, timeout_s) if asked else {}
+    ids = consumer.cluster.topic_ids({partition.topic for partition in bounds}, timeout_s) if bounds else {}
+    return {
+        partition: Found(
+            stored[partition],
+            found,
+            recorded_until.get(partition),
+            ids.get(partition.topic, ""),
+            is_truncated.get(partition, False),
+        )
+        for partition, found in bounds.items()
+        if partition not in asked or partition in is_truncated
+    }
+
+
+class RecordedCommits(Protocol):
+    """Who knows what Dagster has recorded."""
+
+    def recorded_until(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
+        """The offset behind the last recorded commit of each partition that has one."""
 
 
 class BoundsReader:

@@ -105,6 +105,10 @@ class Host:
     incarnation: str
 
 
+NOBODY = Host(location="", sensor="", incarnation="")
+"""Who reads what was reported, and is no member."""
+
+
 class Catalogue:
     """Reports for one member."""
 

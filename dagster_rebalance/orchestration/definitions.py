@@ -11,7 +11,7 @@ import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
@@ -110,7 +110,7 @@ def build_kafka_batch_defs(
     )
     return dg.Definitions(
         assets=[*assets, offsets, members],
-        asset_checks=[build_stopped_check(group.offsets, kafka_key)],
+        asset_checks=[build_stopped_check(group.offsets, kafka_key, lambda instance: Catalogue(instance, group, NOBODY))],
         jobs=[job],
         sensors=[sensor],
         resources={**own, **(resources or {})},

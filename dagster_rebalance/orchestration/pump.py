@@ -20,8 +20,9 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.partition import is_same_commit
 from dagster_rebalance.orchestration.assignment import AssignmentWitness
-from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
+from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader, find
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 from dagster_rebalance.orchestration.stopped import look_at_group, stopped_in
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.driver import Driver
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.orchestration.catalogue import Catalogue
     from dagster_rebalance.orchestration.dead_letters import DeadLetters
     from dagster_rebalance.orchestration.runs import RunLedger
@@ -241,18 +242,14 @@ class Pump:
         parts = self.parts
         owned = parts.driver.partitions
         bounds = self._bounds.read([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch])
-        return seen.StoredOffsetsRead(
-            epochs={partition: epochs[partition] for partition in bounds},
-            stored=parts.consumer.committed(list(bounds)),
-            bounds=bounds,
-            recorded_until=recorded_until,
-        )
+        found = find(parts.consumer, bounds, recorded_until, PATIENCE_S)
+        return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Read before write: what is not as the driver expects is left alone."""
         stored = self.parts.consumer.committed([write.partition for write in writes])
-        done = [write for write in writes if _same(stored[write.partition], write.new)]
-        due = [write for write in writes if write not in done and _same(stored[write.partition], write.expected)]
+        done = [write for write in writes if is_same_commit(stored[write.partition], write.new)]
+        due = [write for write in writes if write not in done and is_same_commit(stored[write.partition], write.expected)]
         failed = [(write, seen.WriteFailure.CHANGED) for write in writes if write not in done and write not in due]
         refused: list[tuple[do.OffsetWrite, str]] = []
         if due:
@@ -299,7 +296,10 @@ class Pump:
         mine = parts.driver.partitions
         own = {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason}
         look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(mine)
-        self._show(lambda: parts.catalogue.show_stopped(stopped_in(look, parts.ledger, parts.driver.settings) | own), slot="stopped")
+        self._show(
+            lambda: parts.catalogue.show_stopped(stopped_in(look, parts.ledger, parts.catalogue, parts.driver.settings) | own),
+            slot="stopped",
+        )
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()
@@ -356,10 +356,3 @@ class Pump:
     def _note(self, text: str) -> None:
         self._mailbox.note(text)
         _log.info("%s", text)
-
-
-def _same(stored: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
-    """Whether offset and metadata are the same; the leader epoch is the broker's business."""
-    if stored is None or other is None:
-        return stored is other
-    return (stored.offset, stored.metadata) == (other.offset, other.metadata)

@@ -10,20 +10,19 @@ import hashlib
 import json
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.claims import StoredPartition
+from dagster_rebalance.core.events import ANY_BOUNDS, Bounds
 from dagster_rebalance.core.explain import compact
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import ForeignMetadata, failed_too_often, out_of_range
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.restoring import Found, Refused, failed_too_often, judge
 from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
-from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, read_bounds
+from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, RecordedCommits, find, read_bounds
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
@@ -50,8 +49,16 @@ def evaluation(stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey) ->
     )
 
 
-def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetChecksDefinition:
-    """Build the check for the offsets asset of a group, whose `KafkaConsumerResource` has the resource key `kafka_key`."""
+def build_stopped_check(
+    asset_key: dg.AssetKey, kafka_key: str, catalogue_of: Callable[[dg.DagsterInstance], RecordedCommits]
+) -> dg.AssetChecksDefinition:
+    """Build the check for the offsets asset of a group.
+
+    Args:
+        asset_key: The asset.
+        kafka_key: The resource key of the group's `KafkaConsumerResource`.
+        catalogue_of: What an instance has recorded of the group.
+    """
     spec = dg.AssetCheckSpec(STOPPED_CHECK, asset=asset_key, description="Fails while a partition is stopped, and says why.")
 
     # `asset_check` would name its op by the key with dots and dashes taken away, so that the groups `a.b` and `a-b` could not be together.
@@ -65,7 +72,7 @@ def build_stopped_check(asset_key: dg.AssetKey, kafka_key: str) -> dg.AssetCheck
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
             look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
-        return _result(stopped_in(look, ledger, kafka.driver_settings()))
+        return _result(stopped_in(look, ledger, catalogue_of(context.instance), kafka.driver_settings()))
 
     return no_partition_stopped
 
@@ -75,16 +82,14 @@ class GroupLook:
     """The partitions of a whole group, as Kafka shows them.
 
     Attributes:
-        claimed: The claims of each partition, or why they cannot be read.
-        missing: Why reading cannot go on, for each partition whose offset Kafka does not have.
+        found: What is known of each; not what Dagster has recorded.
     """
 
-    claimed: Mapping[TopicPartition, tuple[tuple[OffsetRange, str], ...] | ClaimError]
-    missing: Mapping[TopicPartition, str]
+    found: Mapping[TopicPartition, Found]
 
     def without(self, partitions: Collection[TopicPartition]) -> "GroupLook":
         """The same without some partitions."""
-        return GroupLook({tp: found for tp, found in self.claimed.items() if tp not in partitions}, self.missing)
+        return GroupLook({partition: found for partition, found in self.found.items() if partition not in partitions})
 
 
 def look_at_group(
@@ -106,31 +111,31 @@ def look_at_group(
         BrokerError: Kafka did not answer.
     """
     partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic, timeout_s)]
-    committed = consumer.committed(partitions, timeout_s)
     bounds = read(partitions)
-    missing = {partition: _missing(partition, committed[partition], bounds.get(partition)) for partition in partitions}
-    return GroupLook(
-        {partition: _claimed(partition, committed[partition]) for partition in partitions},
-        {partition: reason for partition, reason in missing.items() if reason is not None},
-    )
+    known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
+    return GroupLook(find(consumer, known, {}, timeout_s))
 
 
-def stopped_in(look: GroupLook, ledger: RunLedger, settings: "DriverSettings") -> dict[TopicPartition, str]:
+def stopped_in(look: GroupLook, ledger: RunLedger, catalogue: RecordedCommits, settings: "DriverSettings") -> dict[TopicPartition, str]:
     """The partitions that cannot go on, each with the reason, as Kafka and Dagster show them.
 
     Args:
         look: What Kafka said.
-        ledger: Asks Dagster.
+        ledger: Asks Dagster for runs.
+        catalogue: Asks Dagster for recorded commits.
         settings: When a partition is stopped.
     """
-    readable = (found for found in look.claimed.values() if not isinstance(found, ClaimError))
-    runs = _runs(ledger, (batch_id for found in readable for _, batch_id in found))
+    without = [partition for partition, found in look.found.items() if found.stored is None]
+    recorded = catalogue.recorded_until(without) if without else {}
+    judged = {
+        partition: judge(partition, replace(found, recorded_until=recorded.get(partition)), settings.foreign_metadata)
+        for partition, found in look.found.items()
+    }
+    claimed = {partition: read.ranges(partition) for partition, read in judged.items() if isinstance(read, StoredPartition)}
+    runs = _runs(ledger, (batch_id for ranges in claimed.values() for _, batch_id in ranges))
     stopped = {}
-    for partition, found in look.claimed.items():
-        if isinstance(found, ClaimError):
-            reason = f"{partition}: {found}" if settings.foreign_metadata is ForeignMetadata.REFUSE else None
-        else:
-            reason = _failed(found, runs, settings.max_attempts) or look.missing.get(partition)
+    for partition, verdict in judged.items():
+        reason = verdict.reason if isinstance(verdict, Refused) else _failed(claimed.get(partition, ()), runs, settings.max_attempts)
         if reason is not None:
             stopped[partition] = reason
     return stopped
@@ -142,17 +147,6 @@ def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...
         if isinstance(progress, GaveUp):
             return failed_too_often(range_, progress)
     return None
-
-
-def _missing(partition: TopicPartition, stored: OffsetAndMetadata | None, bounds: Bounds | None) -> str | None:
-    return None if stored is None or bounds is None else out_of_range(partition, stored.offset, bounds)
-
-
-def _claimed(partition: TopicPartition, stored: OffsetAndMetadata | None) -> tuple[tuple[OffsetRange, str], ...] | ClaimError:
-    try:
-        return decode(stored).ranges(partition) if stored else ()
-    except ClaimError as error:
-        return error
 
 
 def _runs(ledger: RunLedger, batch_ids: Iterable[str]) -> tuple[RunSeen, ...]:

@@ -229,6 +229,19 @@ class KafkaCluster:
         settle(self._admin.create_partitions([more], operation_timeout=REQUEST_LIMIT_S)[name], f"add partitions to {name}")
         self._wait_for_leaders(name, total)
 
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all of its records, and wait until no node knows it any more.
+
+        Raises:
+            BrokerError: Kafka refused, for example because there is no such topic.
+        """
+        settle(self._admin.delete_topics([name], operation_timeout=REQUEST_LIMIT_S)[name], f"delete topic {name}")
+        wait_until(
+            lambda: name not in self._new_admin().list_topics(timeout=REQUEST_LIMIT_S).topics,
+            timeout_s=REQUEST_LIMIT_S,
+            what=f"topic {name} to be gone",
+        )
+
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
         # Right after a creation a node may lead a partition and not know it yet: list_offsets then fails with NOT_LEADER_FOR_PARTITION.
         # Of a leader that does not answer it says -1001. It finds none (_NOENT) for partitions that are newer than the client's metadata,

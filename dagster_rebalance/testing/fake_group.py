@@ -23,7 +23,7 @@ from dagster_rebalance.consumer.events import (
 )
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.partition import MAX_OFFSET, LogPosition, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -71,8 +71,11 @@ class FakeGroup:
         self._owner: dict[TopicPartition, FakeMember] = {}
         self._produced: dict[TopicPartition, list[int]] = {}
         self._deleted: dict[TopicPartition, int] = {}
+        self._elections: dict[TopicPartition, dict[int, int]] = {}
+        self._open: dict[TopicPartition, int] = {}
+        self._topic_ids: dict[str, str] = {}
         self._silent: frozenset[TopicPartition] = frozenset()
-        self._joined = 0
+        self._joined = self._made = 0
 
     def member(self) -> FakeMember:
         """A new member; it joins with its first poll after `subscribe`."""
@@ -116,6 +119,31 @@ class FakeGroup:
         """Let retention remove the records before an offset."""
         self._deleted[partition] = offset
 
+    def elect(self, partition: TopicPartition, *, cut_at: int | None = None) -> None:
+        """A new leader leads a partition; in an unclean election one whose log ends at `cut_at`."""
+        log = self._produced.setdefault(partition, [])
+        if cut_at is not None:
+            del log[cut_at:]
+        elections = self._elections.setdefault(partition, {})
+        elections[max(elections, default=0) + 1] = len(log)
+
+    def make_anew(self, topic: str) -> None:
+        """A topic is deleted and made again: Kafka drops its records, and what groups have committed for it."""
+        for number in range(self._topics[topic]):
+            tp = TopicPartition(topic, number)
+            self._produced.pop(tp, None)
+            self._deleted.pop(tp, None)
+            self._elections.pop(tp, None)
+            self.committed.pop(tp, None)
+        self._made += 1
+        self._topic_ids[topic] = f"id-{self._made}"
+
+    def open_transaction(self, partition: TopicPartition, offset: int | None) -> None:
+        """A transaction has been open since an offset; None when none is."""
+        self._open.pop(partition, None)
+        if offset is not None:
+            self._open[partition] = offset
+
     def silence(self, *partitions: TopicPartition) -> None:
         """Let the leaders of these partitions, and of no others, not answer, as while their broker is away."""
         self._silent = frozenset(partitions)
@@ -134,7 +162,29 @@ class FakeGroup:
     def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
         """The offset that the next record will get."""
         self._check_leaders(partitions)
+        return {tp: min(len(self._produced.get(self._existing(tp), [])), self._open.get(tp, MAX_OFFSET)) for tp in partitions}
+
+    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+        """The end offsets; the leader epoch is known from the first election on."""
+        ends = self.end_offsets(partitions, timeout_s)
+        return {tp: LogPosition(end, max(self._elections[tp]) if tp in self._elections else None) for tp, end in ends.items()}
+
+    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
+        """The end offsets, behind an open transaction too."""
+        self._check_leaders(partitions)
         return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
+
+    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:  # noqa: ARG002 - the port's signature
+        """Whether an election since has cut the log off below a position."""
+        return {
+            tp: any(until < position.offset for epoch, until in self._elections.get(tp, {}).items() if epoch > (position.leader_epoch or 0))
+            for tp, position in positions.items()
+            if tp not in self._silent
+        }
+
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:  # noqa: ARG002 - the port's signature
+        """The ids of the topics that were made again; of the others none is known."""
+        return {topic: self._topic_ids[topic] for topic in topics if topic in self._topic_ids}
 
     def offsets_for_times(
         self,

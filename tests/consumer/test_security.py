@@ -18,7 +18,7 @@ from confluent_kafka import Producer
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
@@ -128,6 +128,9 @@ def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does
         wait_until(has_all, timeout_s=30, what=lambda: f"{RECORDS} records; there are {read}", interval_s=0)
         consumer.commit_sync({door.partition: OffsetAndMetadata(7, "text")})
         assert consumer.committed([door.partition]) == {door.partition: OffsetAndMetadata(7, "text")}
+        position = consumer.cluster.log_ends([door.partition])[door.partition]
+        assert consumer.cluster.truncated({door.partition: position}) == {door.partition: False}
+        assert consumer.cluster.topic_ids([door.name]).keys() == {door.name}
         assert consumer.beginning_offsets([door.partition]) == {door.partition: 0}
         assert consumer.end_offsets([door.partition]) == {door.partition: RECORDS}
         assert consumer.offsets_for_times({door.partition: 0})[door.partition] is not None
@@ -142,6 +145,14 @@ def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does
                 return other.member_id != ""
 
             wait_until(is_held, timeout_s=30, what="a second member", interval_s=0)
+
+
+def test_a_position_in_a_topic_that_may_not_be_read_is_no_verified_one(door: Door) -> None:
+    """Waiting would not help, and to take it for verified could skip records."""
+    door.allow(topic="DESCRIBE")
+    with door.consumer() as consumer:
+        said = refusal(lambda: consumer.cluster.truncated({door.partition: LogPosition(3, 0)}))
+    assert "verifying the leader epochs of committed offsets" in said
 
 
 def test_a_run_needs_no_more_than_to_describe_the_group(door: Door) -> None:

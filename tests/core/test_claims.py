@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.claims import MAX_METADATA_BYTES, Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.partition import Log, OffsetAndMetadata
 from dagster_rebalance.core.planning import MOST_CLAIMS
 from tests.core.world import span, tp
+
+TOPIC_ID = "pFxV/CY9R+ucSC3puC7PuA"
 
 ids = st.text("abcXYZ019_.:-", min_size=1, max_size=64)
 
@@ -34,7 +36,8 @@ def stored_partitions(draw: st.DrawFn) -> StoredPartition:
         if offset > 0 and draw(st.booleans())
         else None
     )
-    return StoredPartition(offset, tuple(claims), last)
+    epoch = draw(st.none() | st.integers(0, 2**31 - 1))
+    return StoredPartition(offset, tuple(claims), last, Log(draw(st.sampled_from(["", TOPIC_ID])), epoch))
 
 
 def _sealed(body: object, version: str = "1") -> str:
@@ -77,7 +80,15 @@ def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(body: object, 
         ("node-1", "not written by dagster_rebalance"),
         ("x" * 100, "x...' was not written"),
         ("dr1 zzzzzzzz {}", "not written by dagster_rebalance"),
-        (_sealed({}, version="2"), "format version 2, this release reads version 1: upgrade it"),
+        (_sealed({}, version="3"), "format version 3, this release reads versions up to 2: upgrade it"),
+        (_sealed({}, version="2"), "fields of a claim"),
+        (_sealed({"o": "5"}, version="2"), "fields of a claim"),
+        (_sealed({"o": 5, "t": 7}, version="2"), "fields of a claim"),
+        (_sealed({"o": 5, "e": None}, version="2"), "fields of a claim"),
+        (_sealed({"o": 5, "t": "a b"}, version="2"), "'a b' is not the id of a topic"),
+        (_sealed({"o": 5, "e": -1}, version="2"), "-1 is not a leader epoch"),
+        (_sealed({"o": 5, "e": 2**31}, version="2"), "2147483648 is not a leader epoch"),
+        (_sealed({"o": 5}), "fields of a claim"),
         ("dr1 00000000 {}", "damaged: its checksum"),
         ("dr1 00000000 \ud800", "damaged: its checksum"),
         (_sealed("[" * 100_000), "fields of a claim"),
@@ -139,4 +150,24 @@ def test_the_largest_number_of_claims_that_limits_allow_fits() -> None:
     """`BatchLimits` refuses more than this, so that a member cannot fail on its own claims."""
     start = 2**63 - 1 - MOST_CLAIMS
     claims = tuple(Claim(start + n, "b" * 64) for n in range(1, MOST_CLAIMS + 1))
-    encode(StoredPartition(start, claims, LastCommit(start - 1, "b" * 64, "r" * 64, is_dead_letter=True)))
+    last = LastCommit(start - 1, "b" * 64, "r" * 64, is_dead_letter=True)
+    encode(StoredPartition(start, claims, last, Log(TOPIC_ID, 2**31 - 1)))
+
+
+def test_text_that_was_copied_to_another_offset_is_refused() -> None:
+    """MirrorMaker copies the metadata beside an offset that it translated: the claims would cover other records."""
+    written = encode(StoredPartition(1000, (Claim(1100, "b"),)))
+    with pytest.raises(ClaimError, match=r"written beside offset 1000, but is stored beside 950: .*MirrorMaker.* --to-current"):
+        decode(OffsetAndMetadata(950, written.metadata))
+
+
+def test_text_of_the_format_before_is_read() -> None:
+    """A group goes on after an upgrade, with the claims that were in flight."""
+    text = _sealed({"c": [[9, "b"]], "l": [1, "a", "r"]})
+    assert decode(OffsetAndMetadata(5, text)) == StoredPartition(5, (Claim(9, "b"),), LastCommit(1, "a", "r"))
+
+
+def test_the_largest_offset_that_is_named_is_the_end_of_the_last_claim() -> None:
+    """The log must reach it."""
+    assert StoredPartition(5).claimed_until == 5
+    assert StoredPartition(5, (Claim(9, "b"),)).claimed_until == 9

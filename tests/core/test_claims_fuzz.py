@@ -15,11 +15,12 @@ from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata
 from dagster_rebalance.core.pausing import with_mark
-from dagster_rebalance.core.restoring import ForeignMetadata, Refused, StartFrom, take_in
+from dagster_rebalance.core.restoring import ForeignMetadata, Found, Refused, StartFrom, take_in
 from tests.core.world import tp
 
 LONGEST_REASON = 1000
 OFFSET = 120
+BOUNDS = Bounds(0, 500)
 VALID = encode(StoredPartition(OFFSET, (Claim(130, "b-1"), Claim(140, "b-2")), LastCommit(100, "b-0", "run-1"))).metadata
 
 # Everything that Python can hold in a text: NUL, line ends, lone surrogates, other scripts.
@@ -28,7 +29,7 @@ any_text = st.text(st.characters(codec=None, exclude_categories=()))
 
 def sealed(body: str) -> str:
     """A body with a header and a checksum that fit."""
-    return f"dr1 {zlib.crc32(body.encode(errors='surrogatepass')):08x} {body}"
+    return f"dr2 {zlib.crc32(body.encode(errors='surrogatepass')):08x} {body}"
 
 
 def read(text: str) -> StoredPartition | None:
@@ -81,7 +82,8 @@ def test_a_forged_claim_is_read_or_refused(body: str) -> None:
 def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(text: str, policy: ForeignMetadata) -> None:
     """An error of another kind would end the member, and with it all of its partitions."""
     owned = OwnedPartition(tp(0), 4)
-    taken = take_in(owned, OffsetAndMetadata(OFFSET, text), Bounds(0, 500), None, start_from=StartFrom.EARLIEST, foreign_metadata=policy)
+    found = Found(OffsetAndMetadata(OFFSET, text), BOUNDS)
+    taken = take_in(owned, found, start_from=StartFrom.EARLIEST, foreign_metadata=policy)
     if isinstance(taken, Refused):
         assert policy is ForeignMetadata.REFUSE
         assert taken.reason.startswith("orders-0: the metadata ")

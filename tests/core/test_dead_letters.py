@@ -164,10 +164,11 @@ def test_a_run_that_a_person_cancelled_stops_the_partition_instead() -> None:
     assert f"2 runs failed on {FIRST}, the last one is {run_id}. Mend the cause" in owned.stop_reason
 
 
+@pytest.mark.parametrize("dead_letter_topic", [None, SETTINGS.dead_letter_topic])
 @pytest.mark.parametrize("bounds", [seen.Bounds(5, 20), seen.Bounds(0, 7)])
-def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: seen.Bounds) -> None:
-    """The runs failed because nobody can read them: a person has to hear of that."""
-    world, member = stage()
+def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: seen.Bounds, dead_letter_topic: str | None) -> None:
+    """The runs failed because nobody can read them: to execute one again, as is said elsewhere, cannot help."""
+    world, member = stage(settings=replace(SETTINGS, dead_letter_topic=dead_letter_topic))
     first = fails(world, member)
     world.kafka.bounds[tp(0)] = bounds
     world.wait(2, member)

@@ -8,10 +8,20 @@ import pytest
 
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.events import ANY_BOUNDS, Bounds
 from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.restoring import ForeignMetadata, Refused, StartFrom, is_news, moved_offset, out_of_range, take_in
+from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata
+from dagster_rebalance.core.restoring import (
+    ForeignMetadata,
+    Found,
+    Refused,
+    StartFrom,
+    is_news,
+    judge,
+    moved_offset,
+    position_to_verify,
+    take_in,
+)
 from tests.core.world import span, tp
 
 BOUNDS = Bounds(0, 500)
@@ -24,11 +34,16 @@ def taken(
     recorded_until: int | None = None,
     *,
     bounds: Bounds = BOUNDS,
+    topic_id: str = "",
+    is_truncated: bool = False,
+    refused: Refused | None = None,
     start_from: StartFrom = StartFrom.EARLIEST,
     foreign_metadata: ForeignMetadata = ForeignMetadata.REFUSE,
 ) -> OwnedPartition | Refused:
     """Take in orders-0 in epoch 4."""
-    return take_in(OwnedPartition(tp(0), 4), stored, bounds, recorded_until, start_from=start_from, foreign_metadata=foreign_metadata)
+    found = Found(stored, bounds, recorded_until, topic_id, is_truncated)
+    owned = OwnedPartition(tp(0), 4, refused=refused)
+    return take_in(owned, found, start_from=start_from, foreign_metadata=foreign_metadata)
 
 
 def test_claims_become_the_ledger() -> None:
@@ -60,9 +75,9 @@ def test_a_dead_letter_that_was_never_recorded_is_found_as_such() -> None:
     assert (owned.unrecorded.is_dead_letter, owned.unrecorded.run_id) == (True, "r1")
 
 
-@pytest.mark.parametrize("recorded_until", [None, 100])
+@pytest.mark.parametrize("recorded_until", [None, 100, 300])
 def test_a_commit_that_was_never_recorded_is_found(recorded_until: int | None) -> None:
-    """Its member went away between the commit and the materialisation."""
+    """Its member went away between the commit and the materialisation. Behind a rewind, older commits are recorded with higher offsets."""
     owned = taken(COMMITTED, recorded_until)
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded == RecordCommit(
@@ -70,10 +85,9 @@ def test_a_commit_that_was_never_recorded_is_found(recorded_until: int | None) -
     )
 
 
-@pytest.mark.parametrize("recorded_until", [120, 300])
-def test_a_commit_that_was_recorded_is_not_recorded_again(recorded_until: int) -> None:
+def test_a_commit_that_was_recorded_is_not_recorded_again() -> None:
     """One materialisation for each commit."""
-    owned = taken(COMMITTED, recorded_until)
+    owned = taken(COMMITTED, 120)
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is None
 
@@ -105,15 +119,99 @@ def test_offsets_deleted_by_retention_are_refused_with_what_to_do() -> None:
     """To skip them silently would lose records."""
     refused = taken(COMMITTED, bounds=Bounds(200, 500))
     assert isinstance(refused, Refused)
-    assert "the offsets 120 to 200 were deleted by Kafka's retention" in refused.reason
-    assert "kafka-consumer-groups --reset-offsets" in refused.reason
+    assert "Kafka's retention deleted records from offset 120 on before they were processed" in refused.reason
+    assert "kafka-consumer-groups --reset-offsets --topic orders:0 --to-earliest --execute" in refused.reason
+
+
+def test_a_reason_does_not_change_while_retention_goes_on() -> None:
+    """Each new reason is shown, and retention deletes something every few minutes."""
+    assert taken(COMMITTED, bounds=Bounds(200, 500)) == taken(COMMITTED, bounds=Bounds(300, 500))
 
 
 def test_an_offset_behind_the_end_is_refused() -> None:
-    """The topic was made again: what is at these offsets are other records."""
+    """The topic was made again or truncated: what is at these offsets will be other records."""
     refused = taken(COMMITTED, bounds=Bounds(0, 119))
     assert isinstance(refused, Refused)
-    assert "the group is at offset 120, but the partition ends at 119" in refused.reason
+    assert "the group is at offset 120, but the log lost records before that offset" in refused.reason
+    assert "--to-offset <that offset>" in refused.reason
+
+
+def test_a_truncated_log_that_has_grown_again_stays_refused() -> None:
+    """The records that were produced since the truncation have offsets that the group has passed."""
+    refused = taken(COMMITTED, bounds=Bounds(0, 119))
+    assert isinstance(refused, Refused)
+    assert taken(COMMITTED, bounds=Bounds(0, 500), refused=refused) is refused
+    moved = taken(OffsetAndMetadata(110), bounds=Bounds(0, 500), refused=refused)
+    assert isinstance(moved, OwnedPartition)
+
+
+def test_what_the_leader_epoch_can_tell_later_is_looked_up_anew() -> None:
+    """A new leader may know the end of the log a moment late; whether it was truncated is asked of it each time."""
+    stored = encode(StoredPartition(120, (), LAST, Log(leader_epoch=3)))
+    refused = taken(stored, bounds=Bounds(0, 119, 4))
+    assert isinstance(refused, Refused)
+    assert isinstance(taken(stored, bounds=Bounds(0, 120, 4), refused=refused), OwnedPartition)
+
+
+def test_a_log_that_was_truncated_and_has_grown_again_unseen_is_refused() -> None:
+    """Its bounds look as if nothing had happened."""
+    stored = encode(StoredPartition(120, (Claim(130, "b"),), LAST, Log(leader_epoch=3)))
+    assert position_to_verify(stored, Bounds(0, 500, 4)) == LogPosition(130, 3)
+    refused = taken(stored, bounds=Bounds(0, 500, 4), is_truncated=True)
+    assert isinstance(refused, Refused)
+    assert "the group is at offset 130, but the log lost records before that offset" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("stored", "bounds"),
+    [
+        (None, Bounds(0, 500, 4)),
+        (OffsetAndMetadata(120), Bounds(0, 500, 4)),
+        (OffsetAndMetadata(120, "host-7"), Bounds(0, 500, 4)),
+        (encode(StoredPartition(120, (), LAST, Log(leader_epoch=4))), Bounds(0, 500, 4)),
+        (encode(StoredPartition(120, (), LAST, Log(leader_epoch=4))), Bounds(0, 500)),
+    ],
+)
+def test_a_leader_is_asked_for_an_earlier_epoch_only(stored: OffsetAndMetadata | None, bounds: Bounds) -> None:
+    """Nothing was truncated while nobody else has led the partition; and what was written without an epoch cannot be verified."""
+    assert position_to_verify(stored, bounds) is None
+
+
+@pytest.mark.parametrize("start_from", list(StartFrom))
+def test_an_offset_that_vanished_is_no_new_group(start_from: StartFrom) -> None:
+    """With `latest` everything since the last commit would be skipped, with `earliest` the whole topic done again."""
+    refused = taken(None, 300, start_from=start_from)
+    assert isinstance(refused, Refused)
+    assert "the group has no committed offset in Kafka any more, although Dagster has recorded its commits up to 300" in refused.reason
+    assert "--topic orders:0 --to-offset 300 --execute" in refused.reason
+    assert "wipe the materialisations of its offsets asset in Dagster" in refused.reason
+
+
+def test_a_topic_that_was_made_again_is_refused() -> None:
+    """Its offsets are those of other records, and its ranges would replace the output of the old ones."""
+    stored = encode(StoredPartition(120, (), LAST, Log("old-id")))
+    refused = taken(stored, 120, topic_id="new-id")
+    assert isinstance(refused, Refused)
+    assert "the topic was deleted and made again, or the offsets were copied to another cluster" in refused.reason
+    assert "move the old output away" in refused.reason
+    assert isinstance(taken(stored, 120, topic_id="old-id"), OwnedPartition)
+    assert isinstance(taken(stored, 120), OwnedPartition)
+
+
+def test_what_is_known_of_the_log_is_kept_where_kafka_does_not_tell_it() -> None:
+    """A broker that is upgraded later must find what was known before."""
+    stored = encode(StoredPartition(120, (), LAST, Log("id", 3)))
+    owned = taken(stored, 120)
+    assert isinstance(owned, OwnedPartition)
+    assert (owned.log, owned.stored_log) == (Log("id", 3), Log("id", 3))
+    told = taken(stored, 120, topic_id="id", bounds=Bounds(0, 500, 5))
+    assert isinstance(told, OwnedPartition)
+    assert (told.log, told.stored_log) == (Log("id", 5), Log("id", 3))
+
+
+def test_from_outside_a_leader_that_does_not_answer_says_nothing() -> None:
+    """The check must not fail because a broker restarts."""
+    assert judge(tp(0), Found(COMMITTED, ANY_BOUNDS), ForeignMetadata.REFUSE) == StoredPartition(120, (), LAST)
 
 
 def test_foreign_metadata_is_refused_with_what_to_do() -> None:
@@ -133,12 +231,8 @@ def test_foreign_metadata_is_overwritten_only_when_asked_for() -> None:
 
 
 def test_a_number_that_changed_is_no_news() -> None:
-    """Retention moves the first offset every few minutes, and each piece of news costs a look at the whole group."""
-    before = out_of_range(tp(0), 5, Bounds(100, 200))
-    after = out_of_range(tp(0), 5, Bounds(150, 250))
-    assert before is not None
-    assert after is not None
-    assert before != after
+    """Each piece of news costs a look at the whole group."""
+    before, after = "orders-0: the group is at offset 120", "orders-0: the group is at offset 150"
     assert not is_news(after, before)
     assert is_news(before, "")
     assert is_news(before, "orders-0: 3 runs failed on orders-0 [5, 10), the last one is ab12")

@@ -16,6 +16,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.restoring import Found, position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.start_check import refusal
@@ -48,11 +49,31 @@ class FakeKafka:
     commits: list[tuple[TopicPartition, int]] = field(default_factory=list)
     letters: list[do.StoreDeadLetter] = field(default_factory=list)
     writes: int = 0
+    topic_id: str = ""
+    elections: dict[TopicPartition, dict[int, int]] = field(default_factory=dict)
 
     def produce(self, partition: TopicPartition, records: int) -> None:
         """Append records."""
         bounds = self.bounds.get(partition, seen.Bounds(0, 0))
-        self.bounds[partition] = seen.Bounds(bounds.start, bounds.until + records)
+        self.bounds[partition] = replace(bounds, until=bounds.until + records)
+
+    def elect(self, number: int, *, cut_at: int | None = None) -> None:
+        """`orders-<number>` gets a new leader; in an unclean election one whose log is shorter."""
+        bounds = self.bounds[tp(number)]
+        epoch = 1 if bounds.leader_epoch is None else bounds.leader_epoch + 1
+        until = bounds.until if cut_at is None else cut_at
+        self.elections.setdefault(tp(number), {})[epoch] = until
+        self.bounds[tp(number)] = seen.Bounds(bounds.start, until, epoch)
+
+    def truncated(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
+        """Where the log does not reach what has to be verified."""
+        found = set()
+        for partition in partitions:
+            position = position_to_verify(self.stored.get(partition), self.bounds[partition])
+            later = self.elections.get(partition, {}).items()
+            if position and any(epoch > (position.leader_epoch or 0) and until < position.offset for epoch, until in later):
+                found.add(partition)
+        return frozenset(found)
 
     def offset(self, number: int) -> int | None:
         """The committed offset of `orders-<number>`."""
@@ -168,8 +189,11 @@ class Member:
         kafka, dagster = self.world.kafka, self.world.dagster
         match command:
             case do.ReadStoredOffsets(wanted):
-                stored = {partition: kafka.stored.get(partition) for partition in wanted}
-                return seen.StoredOffsetsRead(dict(wanted), stored, {p: kafka.bounds[p] for p in wanted}, dagster.recorded_until())
+                truncated, recorded = kafka.truncated(wanted), dagster.recorded_until()
+                return seen.StoredOffsetsRead(
+                    dict(wanted),
+                    {p: Found(kafka.stored.get(p), kafka.bounds[p], recorded.get(p), kafka.topic_id, p in truncated) for p in wanted},
+                )
             case do.ReadRuns(batch_ids, live_too, look):
                 runs = tuple(run for run in dagster.runs.values() if run.batch_id in batch_ids or (live_too and run.is_live))
                 return seen.RunsRead(batch_ids, runs, live_too, look)

@@ -7,14 +7,16 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.claims import StoredPartition, encode
+from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.core.partition import Log, OffsetAndMetadata
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, tp
+from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -263,4 +265,20 @@ def test_the_check_executed_by_hand_finds_offsets_that_are_gone(check: Check) ->
     check.group.delete_before(tp(0), 5)
     passed, description, _ = check.execute()
     assert not passed
-    assert description.startswith("orders-0: the offsets 2 to 5 were deleted by Kafka's retention")
+    assert description.startswith("orders-0: Kafka's retention deleted records from offset 2 on")
+
+
+def test_the_check_executed_by_hand_judges_offsets_as_a_member_does(check: Check) -> None:
+    """When no member is there it is the only one to say that a group lost its offsets, or a topic its records."""
+    catalogue = Catalogue(check.instance, GroupAssets.of(check.kafka.group_id), NOBODY)
+    for number in (0, 1):
+        done = RecordCommit(span(number), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None)
+        catalogue.record_commit(done)
+    check.group.committed[tp(1)] = encode(StoredPartition(10, log=Log(leader_epoch=1)))
+    check.group.elect(tp(1))
+    check.group.elect(tp(1), cut_at=5)
+    check.group.produce(tp(1), 20)
+    passed, description, _ = check.execute()
+    assert not passed
+    assert "orders-0: the group has no committed offset in Kafka any more" in description
+    assert "orders-1: the group is at offset 10, but the log lost records before that offset" in description

@@ -13,6 +13,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.deadline import wait_until
@@ -78,7 +79,8 @@ def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterI
 
 def test_the_name_of_the_check_stays() -> None:
     """Under another one its history and the alerts on it would be lost."""
-    check = build_stopped_check(dg.AssetKey(["kafka", "etl", "offsets"]), "kafka")
+    group = GroupAssets.of("etl")
+    check = build_stopped_check(group.offsets, "kafka", lambda instance: Catalogue(instance, group, NOBODY))
     assert [spec.name for spec in check.check_specs] == ["no_partition_stopped"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
+from dagster_rebalance.core.partition import LogPosition
 from dagster_rebalance.testing.simulation.coordinator import TOPIC
 
 if TYPE_CHECKING:
@@ -32,6 +33,25 @@ class SimulatedCluster:
         """The offset that the next record will get."""
         self._process.must_reach("kafka")
         return {partition: self._group.ends[partition] for partition in partitions}
+
+    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+        """The end offsets, with the leader epochs."""
+        ends = self.end_offsets(partitions, timeout_s)
+        return {partition: LogPosition(end, self._group.leader_epochs[partition]) for partition, end in ends.items()}
+
+    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+        """The same as the end offsets: nobody writes in transactions."""
+        return self.end_offsets(partitions, timeout_s)
+
+    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:  # noqa: ARG002 - the port's signature
+        """No election cuts a log off."""
+        self._process.must_reach("kafka")
+        return dict.fromkeys(positions, False)
+
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:  # noqa: ARG002 - the port's signature
+        """No topic is made again."""
+        self._process.must_reach("kafka")
+        return dict.fromkeys(topics, "simulated")
 
     def offsets_for_times(
         self,

@@ -83,6 +83,7 @@ class Coordinator(ABC):
         self.stored: dict[TopicPartition, OffsetAndMetadata] = {}
         self.starts = dict.fromkeys(self.partitions, 0)
         self.ends = dict.fromkeys(self.partitions, 0)
+        self.leader_epochs = dict.fromkeys(self.partitions, 0)
         self.on_commit: Callable[[str, TopicPartition, OffsetAndMetadata | None, OffsetAndMetadata], None] | None = None
         self.meddled: set[TopicPartition] = set()
         self._joined = 0
@@ -100,7 +101,7 @@ class Coordinator(ABC):
         """The topic gets one more partition."""
         added = TopicPartition(TOPIC, len(self.partitions))
         self.partitions = (*self.partitions, added)
-        self.starts[added] = self.ends[added] = 0
+        self.starts[added] = self.ends[added] = self.leader_epochs[added] = 0
         self.clockwork.tell("kafka", f"{added} was added")
         self.metadata_changed()
 

@@ -37,6 +37,7 @@ class Disturbances:
             self._a_side_comes_or_goes,
             self._the_topic_changes,
             self._kafka_goes_away,
+            self._leaders_change,
             self._storage_goes_away,
             self._a_sensor_goes_silent,
             self._another_application_commits,
@@ -111,6 +112,13 @@ class Disturbances:
             process.tell("cannot reach Kafka")
             process.is_connected = False
             self._clockwork.after(self._clockwork.within(0.5, 15), None, lambda: setattr(process, "is_connected", True))
+
+    def _leaders_change(self) -> None:
+        """A broker restarts in good order: no log is cut off, but every member has to ask."""
+        group = self._world.group
+        self._clockwork.tell("kafka", "elects new leaders")
+        for partition in group.partitions:
+            group.leader_epochs[partition] += 1
 
     def _storage_goes_away(self) -> None:
         for process in self._world.processes:

@@ -1,0 +1,122 @@
+"""What a real broker tells of logs that were cut off, and of topics that were made again."""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.consumer.truncation import ask_leaders
+from dagster_rebalance.core.partition import LogPosition, TopicPartition
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.ports import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+ORDERS = TopicPartition("orders", 0)
+_HEADER = struct.Struct(">qi")
+
+
+def cluster_of(bootstrap_servers: str) -> Cluster:
+    """Questions to a Kafka."""
+    return Cluster(validated({"bootstrap.servers": bootstrap_servers, "group.id": "etl"}, hold_limit_s=10))
+
+
+def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
+    """Records in batches of one, so that a log can be cut off between any two."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(records):
+        producer.produce(topic, str(number), partition=0)
+        producer.flush()
+
+
+def cut(log: Path, at: int) -> None:
+    """Cut a segment off before the batch that begins at an offset."""
+    data, place = log.read_bytes(), 0
+    while place < len(data):
+        offset, length = _HEADER.unpack_from(data, place)
+        if offset >= at:
+            break
+        place += _HEADER.size + length
+    os.truncate(log, place)
+
+
+@pytest.fixture(scope="module")
+def cut_off() -> Iterator[KafkaCluster]:
+    """A Kafka with 20 records in `orders`, of which the last 10 were lost; 20 others took their place."""
+    with KafkaCluster() as kafka:
+        kafka.create_topic("orders")
+        produce(kafka, "orders", 20)
+        kafka.shut_down()
+        cut(next(Path(str(kafka._folder)).rglob("orders-0/00000000000000000000.log")), 10)
+        kafka.restart()
+        produce(kafka, "orders", 20)
+        yield kafka
+
+
+def test_a_log_that_was_cut_off_does_not_reach_what_it_reached_in_its_earlier_epoch(cut_off: KafkaCluster) -> None:
+    """Its bounds say nothing: the log ends behind all that the group has committed."""
+    cluster = cluster_of(cut_off.bootstrap_servers)
+    end = cluster.log_ends([ORDERS])[ORDERS]
+    assert end.offset == 30
+    assert end.leader_epoch
+    for position, is_truncated in [
+        (LogPosition(20, 0), True),
+        (LogPosition(11, 0), True),
+        (LogPosition(10, 0), False),
+        (LogPosition(20, end.leader_epoch), False),
+        (end, False),
+    ]:
+        assert cluster.truncated({ORDERS: position}) == {ORDERS: is_truncated}, position
+
+
+def test_the_positions_of_many_partitions_are_verified_together(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """A broker that restarts leads all of its partitions anew."""
+    topic = kafka_topic(50)
+    partitions = [TopicPartition(topic, number) for number in range(50)]
+    cluster = cluster_of(kafka_broker.bootstrap_servers)
+    assert cluster.truncated(cluster.log_ends(partitions)) == dict.fromkeys(partitions, False)
+    assert cluster.truncated({}) == {}
+
+
+def test_leaders_that_do_not_answer_are_left_out() -> None:
+    """They are asked again later; nothing is believed of their logs meanwhile."""
+    settings = validated({"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "etl"}, hold_limit_s=10)
+    assert ask_leaders(settings, {ORDERS: LogPosition(3, 1)}, 0.3) == {}
+
+
+def test_a_topic_that_is_made_again_has_another_id(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """Its name and its offsets are the same."""
+    topic = kafka_topic()
+    cluster = cluster_of(kafka_broker.bootstrap_servers)
+    before = cluster.topic_ids([topic, "no-such-topic"])
+    assert list(before) == [topic]
+    kafka_broker.delete_topic(topic)
+    kafka_broker.create_topic(topic)
+    after = cluster_of(kafka_broker.bootstrap_servers).topic_ids([topic])
+    assert after[topic]
+    assert after != before
+
+
+def test_the_high_watermark_lies_behind_an_open_transaction(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+    """The end offset is the transaction's first: what lies behind it is not to be read yet."""
+    topic = kafka_topic()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for _ in range(3):
+        producer.produce(topic, "x", partition=0)
+    producer.flush()
+    cluster, partition = cluster_of(kafka_broker.bootstrap_servers), TopicPartition(topic, 0)
+    assert cluster.end_offsets([partition]) == {partition: 0}
+    assert cluster.high_watermarks([partition]) == {partition: 3}
+    producer.abort_transaction()
