@@ -48,7 +48,7 @@ def offers_of(partitions: Iterable[OwnedPartition]) -> tuple[Offer, ...]:
     """
     ranges: dict[tuple[str, int], list[OffsetRange]] = {}
     working = [owned for owned in partitions if owned.phase.may_plan]
-    in_part = {owned.pending.claims[0] for owned in working if owned.pending and owned.pending.claims and not owned.pending.refused}
+    in_part = {owned.pending.claims[0] for owned in working if owned.pending and owned.pending.claims}
     for entry in (entry for owned in working for entry in owned.entries):
         if isinstance(entry.progress, ToRequest) and entry.batch_id not in in_part:
             ranges.setdefault((entry.batch_id, entry.progress.attempt), []).append(entry.range)
