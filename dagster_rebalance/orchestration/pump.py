@@ -58,7 +58,11 @@ _FAREWELL_S = 5.0
 
 @dataclass(frozen=True)
 class Parts:
-    """What a pump works with; made and owned by its thread."""
+    """What a pump works with; made and owned by its thread.
+
+    Attributes:
+        clock_with_suspension: A clock that also counts while the machine is suspended; None if `clock` does.
+    """
 
     consumer: RebalanceAwareConsumer
     driver: Driver
@@ -68,6 +72,7 @@ class Parts:
     clock: Callable[[], float] = time.monotonic
     dead_letters: DeadLetters | None = None
     start: Callable[[str, Callable[[], None]], None] = in_thread
+    clock_with_suspension: Callable[[], float] | None = None
 
 
 class Pump:
@@ -81,6 +86,8 @@ class Pump:
         self.made_way = False
         self._looked_for_successor_at = float("-inf")
         self._seat_kept_at = float("-inf")
+        self._standstill_clock = parts.clock_with_suspension or parts.clock
+        self._stood_at = self._standstill_clock()
         self._turned_at = parts.clock()
         self._summary: tuple[str, ...] = ()
         self._summed_up_at = self._stopped_shown_at = float("-inf")
@@ -124,7 +131,7 @@ class Pump:
     def _turn(self) -> None:
         parts = self.parts
         self._poll(_POLL_S)
-        if parts.clock() - self._turned_at > _STANDSTILL_S:
+        if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by its successor is not its own to record.
             # A poll releases what was not delayed since the last one.
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
@@ -149,7 +156,7 @@ class Pump:
         self._show_stop_news()
         self._storage.look_after()
         parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
-        self._turned_at = parts.clock()
+        self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
         if any(isinstance(event, seen.TickArrived) for event in told) or self._turned_at - self._summed_up_at >= _SUMMARY_S:
             self._summary, self._summed_up_at = summary(parts.driver, self._turned_at), self._turned_at
         silence = self._storage.silence

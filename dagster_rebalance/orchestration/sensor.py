@@ -145,9 +145,15 @@ def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spa
                 dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id) if producer else None,
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
                 topics=kafka.topics,
+                clock_with_suspension=_clock_with_suspension,
             )
 
     return HostedMember(f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s)
+
+
+def _clock_with_suspension() -> float:
+    """Seconds that also pass while a laptop sleeps or a virtual machine is suspended; Linux's monotonic clock stands still then."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _location(context: dg.SensorEvaluationContext) -> str:

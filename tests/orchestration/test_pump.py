@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -16,6 +17,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.catalogue import Catalogue, Host
+from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.bench import Bench, Status
@@ -202,6 +204,26 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     assert len(bench.consumer.writes) == writes, "nothing is written"
     assert bench.materialised() == [], "nothing is recorded"
     assert any("polling Kafka took 20" in note for note in bench.mailbox.take_notes()), "the tick says why"
+
+
+def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(instance: dg.DagsterInstance) -> None:
+    """Linux's monotonic clock does not count while a laptop sleeps; the session of the member has ended all the same."""
+    bench = Bench(instance)
+    slept_s = [0.0]
+    parts = replace(bench.pump.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0])
+    bench.pump = Pump(parts, bench.mailbox)
+    bench.offers()
+    real, polls = bench.consumer.poll, []
+
+    def counted(timeout_s: float, max_records: int = 500) -> list[object]:
+        polls.append(timeout_s)
+        return real(timeout_s, max_records)
+
+    bench.consumer.poll = counted  # type: ignore[method-assign]
+    bench.turn()
+    slept_s[0] = 3600.0
+    bench.turn()
+    assert polls == [0.1, 0.1, 2.0]
 
 
 def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
