@@ -212,6 +212,7 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(ins
     slept_s = [0.0]
     parts = replace(bench.pump.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0])
     bench.pump = Pump(parts, bench.mailbox)
+    bench.consumer.set_rebalance_listener(bench.pump._witness)
     bench.offers()
     real, polls = bench.consumer.poll, []
 
