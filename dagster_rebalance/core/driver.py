@@ -25,6 +25,7 @@ from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, refused_write, take_in
 from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from dagster_rebalance.core.transactions import noticed, why_hanging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -256,7 +257,8 @@ class Driver:
                 yield do.Note(f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}")
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
-        reason = dead_letters.why_stopped(owned, self.settings.dead_letter_topic) or refused_write(owned)
+        failed = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
+        reason = failed or refused_write(owned) or why_hanging(owned.partition, owned.open_transaction)
         if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
@@ -280,13 +282,16 @@ class Driver:
             ledger = owned.ledger
             has_backlog = bounds.until > ledger.claimed_until
             since = (now if owned.backlog_since is None else owned.backlog_since) if has_backlog else None
-            self.partitions[partition] = owned = replace(owned, bounds=bounds, backlog_since=since)
+            had, has = owned.open_transaction, noticed(owned.open_transaction, bounds, now)
+            self.partitions[partition] = owned = replace(owned, bounds=bounds, backlog_since=since, open_transaction=has)
+            if had != has:
+                yield from self._stop_or_go_on(owned)
+                owned = self.partitions[partition]
             if owned.phase is not Phase.OWNED or owned.pending is not None:
                 continue
             is_out_of_range = not ledger.entries and out_of_range(partition, ledger.claimed_until, bounds) is not None
             if is_out_of_range or owned.has_new_leader:
                 self.partitions[partition] = self._distrusted(owned)
-        return ()
 
     def _on_written(self, event: seen.OffsetsWritten, now: float) -> Iterable[do.Command]:
         for write in event.written:

@@ -28,11 +28,13 @@ class Bounds:
         start: The first one.
         until: The one behind the last. In a topic with an open transaction it is where the transaction begins.
         leader_epoch: The leader epoch in which they were told; None where it is not known.
+        high_watermark: The one behind the last record, also of open transactions; None where it was not asked for.
     """
 
     start: int
     until: int
     leader_epoch: int | None = None
+    high_watermark: int | None = None
 
 
 ANY_BOUNDS = Bounds(0, MAX_OFFSET)

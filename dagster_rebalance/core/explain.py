@@ -169,6 +169,12 @@ def _backlog(owned: OwnedPartition, now: float) -> str:
     if owned.bounds is None or owned.ledger is None:
         return "waits for Kafka's end offset"
     size = owned.bounds.until - owned.ledger.claimed_until
+    waits = owned.open_transaction
+    if size <= 0 and waits is not None:
+        return (
+            f"{waits.records} offset{_s(waits.records)} wait behind a transaction that is open at offset {waits.offset} since "
+            f"{now - waits.since:.0f} s"
+        )
     if size <= 0:
         return f"idle at the end, offset {owned.ledger.claimed_until}"
     since = "" if owned.backlog_since is None else f" since {now - owned.backlog_since:.0f} s"

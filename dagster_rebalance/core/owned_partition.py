@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.restoring import Refused
+    from dagster_rebalance.core.transactions import OpenTransaction
 
 LAST_OFFSET = 2**63 - 1
 """Kafka's offsets are signed 64-bit numbers."""
@@ -73,6 +74,7 @@ class OwnedPartition:
         held_since: When the partition was asked for.
         runs_are_known: Whether the runs of its claims were looked up, and again since it has to be given up.
         stop_reason: Why it is stopped; empty when it is not.
+        open_transaction: The transaction that keeps records from being read, if there is one.
         refused: Why it could not be taken in the last time; None once it was.
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
@@ -95,6 +97,7 @@ class OwnedPartition:
     held_since: float | None = None
     runs_are_known: bool = False
     stop_reason: str = ""
+    open_transaction: OpenTransaction | None = None
     refused: Refused | None = None
     blocked_by: tuple[str, ...] = ()
     letter: Letter | None = None
@@ -115,6 +118,8 @@ class OwnedPartition:
         if self.phase is not Phase.OWNED or self.ledger is None or self.stored is None or self.bounds is None:
             return False
         if self.ledger.entries or self.pending is not None or self.unrecorded is not None or self.backlog_since is not None:
+            return False
+        if self.stored_log != self.log or self.open_transaction is not None:
             return False
         return self.bounds.start <= self.ledger.next_offset and self.bounds.until <= self.ledger.next_offset
 
@@ -167,7 +172,7 @@ class OwnedPartition:
         """What may be planned for it now; None when nothing may."""
         if not self.phase.may_plan or self.ledger is None or self.bounds is None or self.pending or self.backlog_since is None:
             return None
-        if self.has_new_leader:
+        if self.has_new_leader:  # a partition whose stop has just ended was not taken in anew yet
             return None
         return Backlog(self.partition, self.ledger.claimed_until, self.bounds.until, self.backlog_since, len(self.entries))
 

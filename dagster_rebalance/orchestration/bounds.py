@@ -5,6 +5,7 @@ Owns that a leader which is away keeps nobody waiting but its own partitions: th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.errors import BrokerError
@@ -22,6 +23,7 @@ PATIENCE_S = 1.5
 """For so long a member waits for what only some of its partitions need."""
 _AGAIN_S = 1.5
 _PATIENCE_AGAIN_S = 0.5
+_HIGH_WATERMARK_AGAIN_S = 30.0
 """A leader that did not answer is asked again so often, and waited for so long: it comes back some day, and the others must not feel it."""
 
 
@@ -88,6 +90,7 @@ class BoundsReader:
         self._clock = clock
         self._note = note
         self._ask_again_at: dict[TopicPartition, float] = {}
+        self._high_watermark_at: dict[TopicPartition, float] = {}
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """The bounds of the partitions whose leaders answer; the others are asked for again by a later call.
@@ -99,6 +102,27 @@ class BoundsReader:
         doubtful = [partition for partition in partitions if partition in self._ask_again_at]
         found = self._read([partition for partition in partitions if partition not in self._ask_again_at], PATIENCE_S)
         return found | self._read([partition for partition in doubtful if self._ask_again_at[partition] <= now], _PATIENCE_AGAIN_S)
+
+    def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """The same, now and then with the high watermarks: only they show what lies behind an open transaction.
+
+        Raises:
+            BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
+        """
+        now = self._clock()
+        due = [p for p in partitions if now >= self._high_watermark_at.get(p, now) and p not in self._ask_again_at]
+        # First, so that a record that is produced in between does not look like one of an open transaction.
+        marks = self._high_watermarks(due)
+        self._high_watermark_at |= dict.fromkeys(due, now + _HIGH_WATERMARK_AGAIN_S)
+        return {p: replace(bounds, high_watermark=marks.get(p)) for p, bounds in self.read(partitions).items()}
+
+    def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        try:
+            return self._consumer.cluster.high_watermarks(partitions, PATIENCE_S) if partitions else {}
+        except BrokerError as error:
+            if not error.retriable:
+                raise
+            return {}
 
     def _read(self, partitions: Collection[TopicPartition], patience_s: float) -> dict[TopicPartition, Bounds]:
         if not partitions:

@@ -208,7 +208,7 @@ class Pump:
                     slot="runs",
                 )
             case do.ReadBounds(partitions):
-                return seen.BoundsRead(self._bounds.read(partitions))
+                return seen.BoundsRead(self._bounds.read_beyond(partitions))
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit(range=range_):

@@ -14,6 +14,7 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest
+from dagster_rebalance.core.transactions import OpenTransaction
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
 
@@ -83,6 +84,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             "being taken in, waits for run ab12cd34, at work on it without a claim",
         ),
         (IDLE, "idle at the end, offset 0"),
+        (
+            replace(IDLE, open_transaction=OpenTransaction(0, 7, since=2.0)),
+            "7 offsets wait behind a transaction that is open at offset 0 since 8 s",
+        ),
         (owned(4), "waits for Kafka's end offset"),
         (
             replace(IDLE, bounds=Bounds(0, 30), backlog_since=2.0),

@@ -155,8 +155,15 @@ def test_a_claim_is_not_planned_on_the_bounds_of_a_new_leader() -> None:
     world.kafka.produce(tp(0), 10)
     world.wait(5, member)
     assert world.kafka.claims(0) == []
-    owned = replace(member.driver.partitions[tp(0)], phase=Phase.OWNED, ledger=None)
-    assert owned.backlog is None
+
+
+def test_nothing_is_planned_on_a_new_leader_when_a_stop_ends() -> None:
+    """A stopped partition is not taken in anew at each election, so this may be the first look."""
+    _, member = at_the_end()
+    owned = member.driver.partitions[tp(0)]
+    for epoch, is_planned in ((1, True), (2, False)):
+        grown = replace(owned, bounds=seen.Bounds(0, 40, epoch), backlog_since=0.0)
+        assert (grown.backlog is not None) is is_planned
 
 
 def test_a_new_leader_is_looked_into_when_no_write_is_under_way() -> None:

@@ -1,0 +1,57 @@
+"""Transactions that stay open: records pile up behind them, and the partition looks idle."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_rebalance.core.explain import explain_partition
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.settings import DriverSettings
+from tests.core.world import Member, World, tp
+
+LONGER_THAN_BROKERS_ALLOW_S = 1000.0
+
+
+def behind_a_transaction() -> tuple[World, Member]:
+    """A member that is at the first offset of a transaction with 30 records behind it."""
+    world = World()
+    member = world.member(owns=1, settings=DriverSettings(lease_s=100_000.0))
+    world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=30)
+    world.wait(5, member)
+    return world, member
+
+
+def said(world: World, member: Member) -> str:
+    """What the member says of orders-0."""
+    return explain_partition(member.driver.partitions[tp(0)], world.now)
+
+
+def test_what_waits_behind_an_open_transaction_is_said() -> None:
+    """The lag is zero, so nothing else shows it."""
+    world, member = behind_a_transaction()
+    assert "30 offsets wait behind a transaction that is open at offset 0 since 4 s" in said(world, member)
+    world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=None)
+    world.wait(5, member)
+    assert "30 offsets wait" in said(world, member), "the high watermark is not asked for each time"
+
+
+def test_a_transaction_that_ends_is_forgotten() -> None:
+    """With its commit its records are there to be read; an abort leaves none."""
+    world, member = behind_a_transaction()
+    world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=0)
+    world.wait(5, member)
+    assert said(world, member) == "orders-0: idle at the end, offset 0"
+
+
+def test_a_transaction_that_hangs_stops_the_partition_until_it_has_ended() -> None:
+    """No broker would have let it live for so long: somebody has to abort it."""
+    world, member = behind_a_transaction()
+    world.wait(LONGER_THAN_BROKERS_ALLOW_S, member, step=5)
+    (shown,) = member.shown
+    assert "30 records wait behind a transaction that has been open at offset 0" in shown[1]
+    assert "kafka-transactions abort" in shown[1]
+    world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], until=31, high_watermark=31)
+    member.tick()
+    world.wait(5, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+    assert world.kafka.claims(0) == [(31, "b1")]

@@ -1,0 +1,60 @@
+"""What Kafka says of partitions, for somebody who cannot wait for every leader."""
+
+from __future__ import annotations
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.claims import StoredPartition, encode
+from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.partition import Log
+from dagster_rebalance.orchestration.bounds import BoundsReader, find
+from dagster_rebalance.testing.fake_group import FakeGroup
+from tests.orchestration.bench import CONFIG
+from tests.orchestration.parts import tp
+
+
+def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
+    """Two partitions of ten records each."""
+    group = FakeGroup({"orders": 2})
+    for number in (0, 1):
+        group.produce(tp(number), 10)
+    return group, RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+
+
+def test_the_high_watermark_is_read_now_and_then() -> None:
+    """It only matters behind open transactions, and each look is a request to every leader."""
+    group, consumer = stage()
+    group.open_transaction(tp(0), 4)
+    reader = BoundsReader(consumer, group.clock, lambda _: None)
+    assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4, high_watermark=10)}
+    assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4)}
+    group.clock.advance(30)
+    assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4, high_watermark=10)}
+
+
+def test_a_leader_that_is_away_costs_the_others_only_their_high_watermarks() -> None:
+    """The bounds are what work depends on."""
+    group, consumer = stage()
+    group.silence(tp(1))
+    reader = BoundsReader(consumer, group.clock, lambda _: None)
+    assert reader.read_beyond([tp(0), tp(1)]) == {tp(0): Bounds(0, 10)}
+
+
+def test_a_position_that_its_leader_does_not_verify_is_not_judged_yet() -> None:
+    """To take it for verified could skip records, and to take it for truncated would stop a healthy partition."""
+    group, consumer = stage()
+    for number in (0, 1):
+        group.committed[tp(number)] = encode(StoredPartition(5, log=Log(leader_epoch=1)))
+    bounds = dict.fromkeys((tp(0), tp(1)), Bounds(0, 10, leader_epoch=2))
+    group.silence(tp(1))
+    found = find(consumer, bounds, {tp(0): 5})
+    assert list(found) == [tp(0)]
+    assert (found[tp(0)].is_truncated, found[tp(0)].recorded_until) == (False, 5)
+
+
+def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:
+    """Kafka drops the group's offsets with the topic, but a member may have written them again."""
+    group, consumer = stage()
+    group.make_anew("orders")
+    (found,) = find(consumer, {tp(0): Bounds(0, 10)}, {}).values()
+    assert found.stored is None
+    assert found.topic_id == "id-1"
