@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.commands import StoreDeadLetter
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.restoring import failed_too_often, out_of_range
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, Progress, Succeeded
+from dagster_rebalance.core.restoring import out_of_range
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded
+from dagster_rebalance.core.setbacks import why_blocked
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.ledger import Entry
@@ -90,18 +91,19 @@ def obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | N
 
 
 def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | None:
-    """Why a person must act before the partition goes on after failed runs, or None while it goes on by itself."""
-    given_up = owned.ledger.given_up if owned.ledger else None
-    if given_up is None:
+    """Why a person must look at the partition after runs that did not succeed, or None while it goes on by itself."""
+    blocked = owned.ledger.blocked if owned.ledger else None
+    if blocked is None:
         return None
-    range_, progress = given_up
-    deleted = _deleted(owned, range_)
+    entry, progress = blocked
+    range_ = entry.range
+    deleted = _deleted(owned, range_) if isinstance(progress, GaveUp) else None
     if deleted is not None:
         return deleted
-    if dead_letter_topic is None or progress.is_cancelled:
-        return failed_too_often(range_, progress)
+    if not isinstance(progress, GaveUp) or dead_letter_topic is None or progress.is_cancelled:
+        return why_blocked(range_, progress)
     letter = owned.letter
-    if letter is None or letter.command.range != range_ or not letter.problem:
+    if isinstance(entry.progress, InFlight) or letter is None or letter.command.range != range_ or not letter.problem:
         return None
     return (
         f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}, and the range could not be "

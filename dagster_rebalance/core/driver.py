@@ -24,6 +24,7 @@ from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, refused_write, take_in
 from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
+from dagster_rebalance.core.setbacks import unanswered
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 from dagster_rebalance.core.transactions import noticed, why_hanging
 
@@ -50,7 +51,8 @@ class Driver:
         self._new_batch_id = new_batch_id
         self._epoch = 0
         self.pulse = settings.pulse
-        self._last_tick_at = now
+        self._last_tick_at = self._now = now
+        self._asked_since: dict[str, float] = {}
         self._look = 0
         self._runs_asked_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
@@ -73,6 +75,7 @@ class Driver:
 
     def handle(self, event: seen.Event, now: float) -> tuple[do.Command, ...]:
         """Take in what happened, and say what is to be done."""
+        self._now = now
         commands = list(self._handlers[type(event)](event, now))
         commands += self._store_letters(now)
         commands += self._commit(now)
@@ -85,8 +88,8 @@ class Driver:
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """The runs that Dagster shall start."""
-        return offers_of(self.partitions.busy)
+        """The runs that Dagster shall start, as of the last event."""
+        return offers_of(self.partitions.busy, self._now, most_runs=self.settings.limits.max_runs_in_flight)
 
     @property
     def held(self) -> frozenset[TopicPartition]:
@@ -172,7 +175,10 @@ class Driver:
     # What Dagster and the clock say
 
     def _on_tick(self, _event: seen.TickArrived, now: float) -> Iterable[do.Command]:
+        if now - self._last_tick_at > self.settings.plan_patience_s:
+            self._asked_since = {}
         self._last_tick_at = now
+        self._asked_since = {offer.run_key: self._asked_since.get(offer.run_key, now) for offer in self.offers}
         return ()
 
     def _on_time(self, _event: seen.TimePassed, now: float) -> Iterable[do.Command]:
@@ -223,7 +229,9 @@ class Driver:
             for entry in ledger.entries:
                 if entry.batch_id in event.batch_ids:
                     progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
-                    ledger = ledger.note(owned.epoch, entry.range, dead_letters.settled(owned, entry.range, progress))
+                    settled = dead_letters.settled(owned, entry.range, progress)
+                    wait_s = self.settings.pace.wait_s(settled, has_dead_letters=self.settings.dead_letter_topic is not None)
+                    ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
                     if isinstance(progress, ToRequest | GaveUp):
                         doubted = doubted or refused_last(entry.range, entry.batch_id, event.runs)
                     obsolete = dead_letters.obsolete(owned, entry, progress)
@@ -258,7 +266,8 @@ class Driver:
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
         failed = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
-        reason = failed or refused_write(owned) or why_hanging(owned.partition, owned.open_transaction)
+        stuck = refused_write(owned) or why_hanging(owned.partition, owned.open_transaction)
+        reason = failed or stuck or self._unanswered(owned)
         if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
@@ -268,6 +277,15 @@ class Driver:
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
             self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CLEARED), stop_reason="")
             yield do.ShowStop(owned.partition, "")
+
+    def _unanswered(self, owned: OwnedPartition) -> str | None:
+        limit_s = self.settings.unanswered_s
+        late = {key for key, since in self._asked_since.items() if self._now - since >= limit_s}
+        for offer in self.offers if late else ():
+            for range_ in offer.ranges:
+                if offer.run_key in late and range_.topic_partition == owned.partition:
+                    return unanswered(range_, offer.run_key, limit_s)
+        return None
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
         self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason)
@@ -432,7 +450,7 @@ class Driver:
         if self.leaving is not None or now - self._last_tick_at > self.settings.plan_patience_s:
             return
         backlogs = [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None]
-        under_way = len(batches_under_way(self.partitions.busy))
+        under_way = len(batches_under_way(self.partitions.busy, now))
         batches = plan(backlogs, self.settings.limits, runs_in_flight=under_way, new_batch_id=self._new_batch_id, now=now)
         writes = []
         for batch in batches:

@@ -11,6 +11,7 @@ from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, ToRequest
+from dagster_rebalance.core.setbacks import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -58,7 +59,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
         *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
         *(_unconfirmed(run_id, left_s) for run_id, left_s in driver.pulse.unconfirmed.items()),
-        *_explained([o for o in partitions if o.phase is Phase.STOPPED or o.phase is Phase.RESTORING], now),
+        *_explained([o for o in partitions if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_set_back(o)], now),
     )
 
 
@@ -81,6 +82,15 @@ def compact(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(_row(row) for row in rows) or "no partitions"
 
 
+def _is_set_back(owned: OwnedPartition) -> bool:
+    """Whether its work is under way, but not as it should be."""
+    requests = (entry.progress for entry in owned.entries if owned.phase is Phase.OWNED)
+    return any(
+        (isinstance(found, ToRequest) and found.trouble is not None) or (isinstance(found, InFlight) and found.unsubmitted is not None)
+        for found in requests
+    )
+
+
 def _state(owned: OwnedPartition, now: float) -> str:
     match owned.phase:
         case Phase.RESTORING:
@@ -88,7 +98,8 @@ def _state(owned: OwnedPartition, now: float) -> str:
         case Phase.OWNED:
             return _work(owned, now) or _backlog(owned, now)
         case Phase.STOPPED:
-            return f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
+            reason = f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
+            return "; ".join((reason, *(text for entry in owned.entries if (text := _of_stopped(entry, now)))))
         case Phase.DRAINING:
             return f"has to be given up, waits for {', '.join(_waits_for(owned))}"
         case Phase.DRAINED:
@@ -133,7 +144,7 @@ def _restoring(owned: OwnedPartition) -> str:
 
 def _work(owned: OwnedPartition, now: float) -> str:
     """What is under way; empty when nothing is."""
-    texts = [_entry(entry) for entry in owned.entries]
+    texts = [_entry(entry, now) for entry in owned.entries]
     if owned.pending is not None:
         texts.append(f"{_write(owned.pending)} is not confirmed by Kafka since {now - owned.pending.asked_at:.1f} s")
     if owned.unrecorded is not None:
@@ -141,22 +152,48 @@ def _work(owned: OwnedPartition, now: float) -> str:
     return "; ".join(texts)
 
 
-def _entry(entry: Entry) -> str:
+def _of_stopped(entry: Entry, now: float) -> str:
+    """What is done about a range of a stopped partition; empty when a person has to act."""
+    if isinstance(entry.progress, InFlight):
+        return _entry(entry, now)
+    is_tried = isinstance(entry.progress, GaveUp | ToRequest) and entry.due_at != NEVER
+    return f"{_span(entry.range)} is tried again{_when(entry, now)}" if is_tried else ""
+
+
+def _when(entry: Entry, now: float) -> str:
+    return f" in {entry.due_at - now:.0f} s" if entry.due_at > now else ", waits for room among the runs in flight and for Dagster"
+
+
+def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
+    span, trouble = _span(entry.range), wanted.trouble
+    if trouble is not None and entry.due_at > now:
+        why = f": {trouble.why}" if trouble.why else ""
+        lacks = f", and a run that succeeded left out {', '.join(wanted.left_out)}" if wanted.left_out else ""
+        ended = f"run {trouble.run_id[:8]} for {span} {trouble.kind.value}{why}{lacks}"
+        return f"{ended}; next run (attempt {wanted.attempt}) in {entry.due_at - now:.0f} s"
+    room = "as soon as there is room among the runs in flight, " if wanted.failures else ""
+    return f"batch {entry.batch_id} of {span} is requested, {room}waits for Dagster to start its run (attempt {wanted.attempt})"
+
+
+def _entry(entry: Entry, now: float) -> str:
+    span = _span(entry.range)
     match entry.progress:
-        case ToRequest(attempt):
-            return f"batch {entry.batch_id} of {_span(entry.range)} is requested, waits for Dagster to start its run (attempt {attempt})"
+        case ToRequest() as wanted:
+            return _request(entry, wanted, now)
         case InFlight():
-            return _in_flight(entry.progress, _span(entry.range))
+            return _in_flight(entry.progress, span)
         case GaveUp() as gave_up:
-            return f"{gave_up.attempts} runs failed on {_span(entry.range)}"
+            return f"{gave_up.attempts} runs failed on {span}"
         case DeadLettered():
-            return f"{_span(entry.range)} is in the dead-letter topic and is committed in its turn"
+            return f"{span} is in the dead-letter topic and is committed in its turn"
         case _:
-            return f"{_span(entry.range)} has succeeded and is committed in its turn"
+            return f"{span} has succeeded and is committed in its turn"
 
 
 def _in_flight(progress: InFlight, span: str) -> str:
     runs = set(progress.run_ids)
+    if progress.unsubmitted is not None:
+        return f"{_runs(progress.run_ids)} for {span} is created but not submitted, and is requested again"
     if runs <= set(progress.waiting):
         return f"{_runs(progress.run_ids)} for {span} waits in Dagster's queue"
     if runs <= set(progress.unconfirmed):

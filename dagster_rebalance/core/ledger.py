@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded, ToRequest, Trouble, blocking
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +24,14 @@ class Entry:
         batch_id: The batch that it belongs to.
         claimed_at: When this member wrote the claim, on its clock; None when it took the claim over.
         progress: What the runs of the batch say.
+        due_at: When a run may be asked for, on this member's clock.
     """
 
     range: OffsetRange
     batch_id: str
     claimed_at: float | None = None
     progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
+    due_at: float = float("-inf")
 
     @property
     def done_by(self) -> str | None:
@@ -74,9 +76,9 @@ class OffsetLedger:
         return frozenset(run for entry in self.entries if isinstance(entry.progress, InFlight) for run in entry.progress.waiting)
 
     @property
-    def given_up(self) -> tuple[OffsetRange, GaveUp] | None:
-        """The first range on which too many runs failed, if there is one."""
-        return next(((entry.range, entry.progress) for entry in self.entries if isinstance(entry.progress, GaveUp)), None)
+    def blocked(self) -> tuple[Entry, GaveUp | Trouble] | None:
+        """The first range that a person has to look at, and for what; None when there is none."""
+        return next(((entry, found) for entry in self.entries if (found := blocking(entry.progress)) is not None), None)
 
     @property
     def is_drained(self) -> bool:
@@ -93,12 +95,18 @@ class OffsetLedger:
         range_ = OffsetRange(self.partition.topic, self.partition.partition, self.claimed_until, until)
         return replace(self, entries=(*self.entries, Entry(range_, batch_id, claimed_at)))
 
-    def note(self, epoch: int, range_: OffsetRange, progress: Progress) -> OffsetLedger:
-        """Note how far the work on a range is. News from another epoch, or once it is done, changes nothing."""
+    def note(self, epoch: int, range_: OffsetRange, progress: Progress, *, due_at: float = float("-inf")) -> OffsetLedger:
+        """Note how far the work on a range is, and when it may be asked for. News from another epoch, or once it is done, changes nothing.
+
+        What is known already keeps its time.
+        """
         if epoch != self.epoch:
             return self
         entries = tuple(
-            replace(entry, progress=progress) if entry.range == range_ and entry.done_by is None else entry for entry in self.entries
+            replace(entry, progress=progress, due_at=due_at)
+            if entry.range == range_ and entry.done_by is None and entry.progress != progress
+            else entry
+            for entry in self.entries
         )
         return replace(self, entries=entries)
 

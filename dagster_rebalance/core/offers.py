@@ -2,7 +2,8 @@
 
 An offer is made again on every tick until a run for it exists, because a tick that times out or is interrupted throws its requests away.
 Its run key is the same each time, so asking twice starts one run; it changes with the attempt and with the ranges, because Dagster ignores
-a key that it has seen, for ever and whatever became of the run.
+a key that it has seen, for ever and whatever became of the run. A range that has failed gets runs of its own from then on, so that one bad
+record keeps no other range of its batch back. Not every range may be asked for at any time: `setbacks` has the delays.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.runs import InFlight, ToRequest
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import OffsetRange
 
@@ -41,30 +44,61 @@ class Offer:
         return f"{self.batch_id}.{digest:08x}.{self.attempt}"
 
 
-def offers_of(partitions: Iterable[OwnedPartition]) -> tuple[Offer, ...]:
-    """The offers of all partitions that may start work: one run for the ranges of a batch that are at the same attempt.
+def offers_of(partitions: Iterable[OwnedPartition], now: float, *, most_runs: int) -> tuple[Offer, ...]:
+    """What Dagster shall start now: one run for the ranges of a batch that are at the same attempt, and one for each that has failed.
 
-    A batch of which a claim is still being written is not offered, so that it is not split over two runs.
+    A batch of which a claim is still being written is not offered, so that it is not split over two runs. Ranges that have failed are
+    offered, who has waited longest first, while no more than `most_runs` runs are at work or asked for.
     """
-    ranges: dict[tuple[str, int], list[OffsetRange]] = {}
-    working = [owned for owned in partitions if owned.phase.may_plan]
-    in_part = {owned.pending.claims[0] for owned in working if owned.pending and owned.pending.claims}
-    for entry in (entry for owned in working for entry in owned.entries):
-        if isinstance(entry.progress, ToRequest) and entry.batch_id not in in_part:
-            ranges.setdefault((entry.batch_id, entry.progress.attempt), []).append(entry.range)
-    return tuple(Offer(batch_id, attempt, tuple(sorted(found))) for (batch_id, attempt), found in ranges.items())
+    partitions = tuple(partitions)
+    in_part = {owned.pending.claims[0] for owned in partitions if owned.phase.may_plan and owned.pending and owned.pending.claims}
+    together: dict[tuple[str, int], list[OffsetRange]] = {}
+    again: list[tuple[float, Offer]] = []
+    offers: dict[Offer, None] = {}
+    for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
+        match entry.progress:
+            case InFlight(unsubmitted=RunSeen() as run):
+                offers[Offer(run.batch_id, run.attempt, run.ranges)] = None
+            case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
+                together.setdefault((entry.batch_id, attempt), []).append(entry.range)
+            case ToRequest(attempt, failures=failures) | GaveUp(attempt=attempt, attempts=failures) if failures:
+                again.append((entry.due_at, Offer(entry.batch_id, attempt, (entry.range,))))
+    offers |= dict.fromkeys(Offer(batch_id, attempt, tuple(sorted(found))) for (batch_id, attempt), found in together.items())
+    live = {run_id for owned in partitions for entry in owned.entries for run_id in _at_work(entry)}
+    room = max(0, most_runs - len(live) - len(offers))
+    again.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
+    return (*offers, *(offer for _, offer in again[:room]))
 
 
-def batches_under_way(partitions: Iterable[OwnedPartition]) -> frozenset[str]:
+def batches_under_way(partitions: Iterable[OwnedPartition], now: float) -> frozenset[str]:
     """The batches that take room among the runs in flight: a run works on them, or is or will be asked for.
 
-    What is not asked for, because its partition is stopped or has to be given up, takes no room from the others.
+    What is not asked for, because its delay is not over, or its partition is stopped or has to be given up, takes no room from the others.
     """
     found = set()
     for owned in partitions:
         if owned.pending is not None and owned.pending.claims is not None:
             found.add(owned.pending.claims[0])
-        for entry in owned.entries:
-            if isinstance(entry.progress, InFlight) or (isinstance(entry.progress, ToRequest) and owned.phase.may_plan):
-                found.add(entry.batch_id)
+        found |= {entry.batch_id for entry in owned.entries if isinstance(entry.progress, InFlight)}
+        found |= {entry.batch_id for entry in _requestable(owned, now)}
     return frozenset(found)
+
+
+def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
+    """The ranges of a partition that a run may be asked for. Of a stopped one that is the first that is not done."""
+    undone = [entry for entry in owned.entries if entry.done_by is None]
+    if owned.phase is Phase.STOPPED:
+        undone = undone[:1]
+    elif not owned.phase.may_plan:
+        undone = []
+    return [entry for entry in undone if entry.due_at <= now and _is_asked_for(entry)]
+
+
+def _is_asked_for(entry: Entry) -> bool:
+    return isinstance(entry.progress, ToRequest | GaveUp) or not _at_work(entry)
+
+
+def _at_work(entry: Entry) -> tuple[str, ...]:
+    """The runs that are there without being asked for any more."""
+    progress = entry.progress
+    return progress.run_ids if isinstance(progress, InFlight) and progress.unsubmitted is None else ()

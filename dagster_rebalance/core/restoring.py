@@ -21,7 +21,6 @@ from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.owned_partition import OwnedPartition
-    from dagster_rebalance.core.runs import GaveUp
 
 _NUMBER = re.compile(r"\b\d+\b")
 
@@ -204,14 +203,6 @@ def _reset(partition: TopicPartition, where: str) -> str:
     return (
         "turn the sensors of the group off, wait until its members have left, run kafka-consumer-groups --reset-offsets "
         f"--topic {partition.topic}:{partition.partition} {where} --execute, and turn the sensors on again"
-    )
-
-
-def failed_too_often(range_: OffsetRange, progress: GaveUp) -> str:
-    """Why a person must act before the partition of a range goes on."""
-    return (
-        f"{range_.topic_partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}. "
-        "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
     )
 
 

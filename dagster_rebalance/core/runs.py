@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dagster_rebalance.core.partition import OffsetRange
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 class RunState(enum.Enum):
     """Where a run is in its life, in the words that matter here."""
 
+    CREATED = "created"
+    """Created and not submitted, so it is in no queue: Dagster submits it when it is requested again."""
     WAITING = "waiting"
-    """Created, perhaps queued: it has not started and can be cancelled at no cost."""
+    """In the queue: it has not started and can be cancelled at no cost."""
     STARTING = "starting"
     """Being launched. It cannot be cancelled yet, and has not looked at its claim."""
     STARTED = "started"
@@ -32,8 +34,11 @@ class RunState(enum.Enum):
     CANCELED = "canceled"
 
 
-LIVE = frozenset({RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING})
+LIVE = frozenset({RunState.CREATED, RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING})
 WORKING = frozenset({RunState.STARTED, RunState.CANCELING})
+NOT_BEGUN = frozenset({RunState.CREATED, RunState.WAITING})
+MOST_IN_A_ROW = 5
+"""After so many runs in a row that did not start, or that refused themselves, people are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,12 @@ class RunSeen:
         heartbeat: The last sign of life of its process; changes while it lives. Empty before the process has begun its work.
         is_gone: Its process has said that it is finished, or is known not to exist any more; its Spark work may go on.
         is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes. Dagster's word alone does not show it.
+        heartbeat: The last sign of life of its process; changes while it lives.
+        refusal: Why it refused itself.
+        left_out: The assets of its job (steps, where a job has none) that it was not asked for. The next two are known only where
+            a run of the batch left something out.
+        done: The assets that it was asked for and that succeeded in it.
+        undone: The assets that it began and that did not succeed in it.
     """
 
     run_id: str
@@ -69,6 +80,10 @@ class RunSeen:
     heartbeat: str = ""
     is_gone: bool = False
     is_over: bool = True
+    refusal: str = ""
+    left_out: tuple[str, ...] = ()
+    done: frozenset[str] = frozenset()
+    undone: frozenset[str] = frozenset()
 
     @property
     def is_retry(self) -> bool:
@@ -91,11 +106,54 @@ class RunSeen:
         return not self.is_refused and (self.state in WORKING or not self.is_over)
 
 
+class Setback(enum.Enum):
+    """How a run ended that did not succeed."""
+
+    FAILED = "failed"
+    """It worked, and failed or was cancelled by a person: an attempt."""
+    NOT_STARTED = "did not start"
+    """It never reached its process, so it says nothing about the records: no attempt."""
+    REFUSED = "refused itself"
+    """It looked at its claim, or could not, and did not work: no attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """What the newest runs on a range ended with.
+
+    Attributes:
+        kind: How they ended.
+        count: The attempts that failed, or the runs in a row that did not start or refused themselves.
+        run_id: The newest of them.
+        why: Why it refused itself.
+    """
+
+    kind: Setback
+    count: int
+    run_id: str
+    why: str = ""
+
+    @property
+    def is_stop(self) -> bool:
+        """Whether too many runs in a row did not come to work."""
+        return self.kind is not Setback.FAILED and self.count >= MOST_IN_A_ROW
+
+
 @dataclass(frozen=True, slots=True)
 class ToRequest:
-    """No run works on the range: ask for one."""
+    """No run works on the range: ask for one.
+
+    Attributes:
+        attempt: The number of the run that is to be asked for, above that of each run before it.
+        failures: The attempts that failed.
+        trouble: What the newest runs ended with, if they said anything.
+        left_out: The assets that a run has left out which succeeded otherwise.
+    """
 
     attempt: int = 1
+    failures: int = 0
+    trouble: Trouble | None = None
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +161,18 @@ class InFlight:
     """Runs that may still work on the range.
 
     Attributes:
-        run_ids: All of them.
+        run_ids: Their ids, oldest first.
         waiting: Those that have not started.
         unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are over.
+        unsubmitted: The run to be requested again, because Dagster has created all of them and submitted none.
+        despite: What the range is stopped for, while a person or the next attempt tries it again.
     """
 
     run_ids: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
+    unsubmitted: RunSeen | None = None
+    despite: GaveUp | Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +189,14 @@ class GaveUp:
     Attributes:
         run_ids: The runs that count as attempts, oldest first.
         is_cancelled: Whether one of them was cancelled by a person, which says nothing about the records.
+        attempt: The number of the next run, should one be asked for all the same.
+        left_out: The assets that a run has left out which succeeded otherwise.
     """
 
     run_ids: tuple[str, ...]
     is_cancelled: bool = False
+    attempt: int = 0
+    left_out: tuple[str, ...] = ()
 
     @property
     def attempts(self) -> int:
@@ -160,21 +226,84 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
     the others to be tried again: so they are requested, once for each such run.
     """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
-    succeeded = [run for run in mine if run.state is RunState.SUCCEEDED]
-    if succeeded:
-        return Succeeded(succeeded[0].run_id)
+    left_out: tuple[str, ...] = ()
+    for run in mine:
+        if run.state is RunState.SUCCEEDED:
+            left_out = lacking(run, mine)
+            if not left_out:
+                return Succeeded(run.run_id)
+    otherwise = _without_live([run for run in mine if not run.is_live], left_out, max_attempts)
     live = [run for run in mine if run.is_live]
-    if live:
-        return InFlight(
-            tuple(run.run_id for run in live),
-            waiting=tuple(run.run_id for run in live if run.state is RunState.WAITING),
-            unconfirmed=tuple(run.run_id for run in live if not run.is_over),
-        )
-    first_runs = [run for run in mine if not run.is_retry]
-    failed = [run for run in first_runs if not run.is_refused and not run.is_taken_back]
-    if len(failed) >= max_attempts and not (mine[-1].is_retry and mine[-1].is_refused):
-        return GaveUp(tuple(run.run_id for run in failed), any(run.state is RunState.CANCELED for run in failed))
-    return ToRequest(attempt=len(first_runs) + 1)
+    return _in_flight(live, otherwise) if live else otherwise
+
+
+def _without_live(ended: list[RunSeen], left_out: tuple[str, ...], max_attempts: int) -> ToRequest | GaveUp:
+    """What the runs that have ended say. People delete runs, so the next number is not the count of those that are left."""
+    first_runs = [run for run in ended if not run.is_retry]
+    attempt = max([len(first_runs), *(run.attempt for run in first_runs)]) + 1
+    failed = [run for run in first_runs if _setback(run) is Setback.FAILED]
+    if ended and ended[-1].is_retry and ended[-1].is_refused:
+        return ToRequest(attempt, len(failed), left_out=left_out)
+    if len(failed) >= max_attempts:
+        cancelled = any(run.state is RunState.CANCELED for run in failed)
+        return GaveUp(tuple(run.run_id for run in failed), cancelled, attempt, left_out)
+    return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
+
+
+def _setback(run: RunSeen) -> Setback | None:
+    """How a run set its range back; None when it says nothing about it."""
+    if run.is_taken_back or run.state is RunState.SUCCEEDED:
+        return None
+    if run.is_refused:
+        return Setback.REFUSED
+    # A person who cancels a run in the queue does not want it: that is no trouble of the launcher.
+    return Setback.FAILED if run.has_started or run.state is RunState.CANCELED else Setback.NOT_STARTED
+
+
+def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
+    told = [(kind, run) for run in reversed(first_runs) if (kind := _setback(run)) is not None]
+    if not told:
+        return None
+    kind, newest = told[0]
+    in_a_row = next((number for number, (other, _) in enumerate(told) if other is not kind), len(told))
+    return Trouble(kind, failures if kind is Setback.FAILED else in_a_row, newest.run_id, newest.refusal)
+
+
+def blocking(progress: Progress) -> GaveUp | Trouble | None:
+    """What a person has to know of a range; None when it gets on by itself."""
+    match progress:
+        case GaveUp():
+            return progress
+        case ToRequest(trouble=Trouble(is_stop=True) as trouble):
+            return trouble
+        case InFlight():
+            return progress.despite
+        case _:
+            return None
+
+
+def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
+    unsubmitted = all(run.state is RunState.CREATED and not run.is_retry and run.attempt for run in live)
+    despite = blocking(otherwise)
+    if isinstance(despite, Trouble) and despite.kind is Setback.NOT_STARTED and any(run.state in WORKING for run in live):
+        despite = None
+    return InFlight(
+        tuple(run.run_id for run in live),
+        waiting=tuple(run.run_id for run in live if run.state in NOT_BEGUN),
+        unconfirmed=tuple(run.run_id for run in live if not run.is_over),
+        unsubmitted=live[-1] if unsubmitted else None,
+        despite=despite,
+    )
+
+
+def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
+    """The assets that a run on a range has left out and that none of the runs on it has done: the newest that tried an asset decides."""
+    missing = []
+    for asset in succeeded.left_out:
+        tried = next((run for run in reversed(runs) if asset in run.done or asset in run.undone), None)
+        if tried is None or asset not in tried.done:
+            missing.append(asset)
+    return tuple(missing)
 
 
 def refused_last(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen]) -> str:

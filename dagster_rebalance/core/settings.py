@@ -9,6 +9,7 @@ from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+from dagster_rebalance.core.setbacks import RetryPace
 
 
 class LossPolicy(enum.Enum):
@@ -40,6 +41,8 @@ class DriverSettings:
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.
+        pace: How long a range waits before it is tried again.
+        unanswered_s: When a person is told of a run that Dagster is asked for and does not start.
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -57,3 +60,5 @@ class DriverSettings:
     retry_s: float = 1.0
     recheck_s: float = 10.0
     pulse: Pulse = field(default_factory=Pulse)
+    pace: RetryPace = field(default_factory=RetryPace)
+    unanswered_s: float = 600.0

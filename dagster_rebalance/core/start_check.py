@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.runs import RunSeen, RunState, lacking
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -36,22 +36,28 @@ def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPart
     if problem is not None:
         rest = ", ".join(str(range_) for range_ in me.ranges if problems[range_] is None)
         return f"{problem}. The rest of the batch, {rest}, is requested again by its owner" if rest else problem
-    for other in others:
+    known = tuple(others)
+    for other in known:
         shared = [range_ for range_ in me.ranges if any(range_.overlaps(theirs) for theirs in other.ranges)]
         if other.run_id != me.run_id and shared:
-            problem = _rival(other, me.batch_id)
+            problem = _rival(other, me.batch_id, shared, known)
             if problem:
                 return f"{problem} on {shared[0]}"
     return None
 
 
-def _rival(other: RunSeen, batch_id: str) -> str:
+def _rival(other: RunSeen, batch_id: str, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]) -> str:
     """What a run does that shares a range and must be alone with it; empty when it does nothing."""
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
         return f"run {other.run_id} of {whose} has {other.state.value} in Dagster, and it is not known that its process does no more work"
-    done = other.state is RunState.SUCCEEDED and other.batch_id == batch_id
-    return f"run {other.run_id} of {whose} has {other.state.value}" if done or other.may_work else ""
+    is_done = other.state is RunState.SUCCEEDED and other.batch_id == batch_id and _is_done(other, shared, known)
+    return f"run {other.run_id} of {whose} has {other.state.value}" if is_done or other.may_work else ""
+
+
+def _is_done(other: RunSeen, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]) -> bool:
+    """Whether a run has succeeded on a range with nothing left out: what is missing may be made up for."""
+    return any(not lacking(other, [run for run in known if range_ in run.ranges]) for range_ in shared)
 
 
 def _claim_problem(range_: OffsetRange, batch_id: str, committed: OffsetAndMetadata | None) -> str | None:

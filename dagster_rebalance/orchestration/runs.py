@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
+from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.run_process import is_gone
 from dagster_rebalance.orchestration.signs import SignsOfLife
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _STATES = {
-    dg.DagsterRunStatus.NOT_STARTED: RunState.WAITING,
+    dg.DagsterRunStatus.NOT_STARTED: RunState.CREATED,
     dg.DagsterRunStatus.MANAGED: RunState.WAITING,
     dg.DagsterRunStatus.QUEUED: RunState.WAITING,
     dg.DagsterRunStatus.STARTING: RunState.STARTING,
@@ -35,9 +35,7 @@ _STATES = {
     dg.DagsterRunStatus.FAILURE: RunState.FAILED,
     dg.DagsterRunStatus.CANCELED: RunState.CANCELED,
 }
-_LIVE_STATUSES = [
-    status for status, state in _STATES.items() if state in {RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING}
-]
+_LIVE_STATUSES = [status for status, state in _STATES.items() if state in LIVE]
 _AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 """Others than the process of a run write these, too."""

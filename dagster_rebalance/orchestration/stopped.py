@@ -20,8 +20,9 @@ from dagster_rebalance.core.claims import StoredPartition
 from dagster_rebalance.core.events import ANY_BOUNDS, Bounds
 from dagster_rebalance.core.explain import compact
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import Found, Refused, failed_too_often, judge
-from dagster_rebalance.core.runs import GaveUp, RunSeen, progress_of
+from dagster_rebalance.core.restoring import Found, Refused, judge
+from dagster_rebalance.core.runs import RunSeen, blocking, progress_of
+from dagster_rebalance.core.setbacks import why_blocked
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, RecordedCommits, find, read_bounds
 from dagster_rebalance.orchestration.runs import RunLedger
 
@@ -144,8 +145,9 @@ def stopped_in(look: GroupLook, ledger: RunLedger, catalogue: RecordedCommits, s
 def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int) -> str | None:
     for range_, batch_id in claimed:
         progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
-        if isinstance(progress, GaveUp):
-            return failed_too_often(range_, progress)
+        blocked = blocking(progress)
+        if blocked is not None:
+            return why_blocked(range_, blocked)
     return None
 
 

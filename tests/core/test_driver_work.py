@@ -145,9 +145,10 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     assert world.check(again) is None
     world.wait(1, member)
-    assert member.shown[-1] == (failing.topic_partition, "")
+    assert member.shown[-1] != (failing.topic_partition, ""), "it may fail again"
     world.succeed(again)
     world.wait(1, member)
+    assert member.shown[-1] == (failing.topic_partition, "")
     assert (failing.topic_partition, 100) in world.kafka.commits
     assert member.driver.partitions[failing.topic_partition].phase is Phase.OWNED
 

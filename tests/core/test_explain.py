@@ -13,7 +13,19 @@ from dagster_rebalance.core.holds import Cause, Hold, HoldBudget
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest
+from dagster_rebalance.core.runs import (
+    DeadLettered,
+    GaveUp,
+    InFlight,
+    Progress,
+    RunSeen,
+    RunState,
+    Setback,
+    Succeeded,
+    ToRequest,
+    Trouble,
+)
+from dagster_rebalance.core.setbacks import NEVER
 from dagster_rebalance.core.transactions import OpenTransaction
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
@@ -71,6 +83,22 @@ def test_a_leave_is_called_a_leave() -> None:
     assert said(hold=replace(HOLD, cause=Cause.LEAVE)).startswith("leaving the group with orders-4, orders-5 for 12 s: ")
 
 
+FAILED = Trouble(Setback.FAILED, 1, RUN)
+
+
+def due(due_at: float, progress: Progress) -> OwnedPartition:
+    """A partition with a range that may be asked for at a time."""
+    partition = owned(4, ("b", 9, progress))
+    assert partition.ledger is not None
+    (entry,) = partition.ledger.entries
+    return replace(partition, ledger=replace(partition.ledger, entries=(replace(entry, due_at=due_at),)))
+
+
+def stopped(partition: OwnedPartition) -> OwnedPartition:
+    """The same partition, stopped."""
+    return replace(partition, phase=Phase.STOPPED, stop_reason="orders-4: no way")
+
+
 IDLE = replace(owned(4), bounds=Bounds(0, 0))
 
 
@@ -101,6 +129,30 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             owned(4, ("b7", 9, ToRequest(2))),
             "batch b7 of [0, 9) is requested, waits for Dagster to start its run (attempt 2)",
         ),
+        (
+            owned(4, ("b7", 9, ToRequest(2, 1, FAILED))),
+            "batch b7 of [0, 9) is requested, as soon as there is room among the runs in flight, "  # noqa: ISC004 - one sentence
+            "waits for Dagster to start its run (attempt 2)",
+        ),
+        (due(35.0, ToRequest(2, 1, FAILED)), "run ab12cd34 for [0, 9) failed; next run (attempt 2) in 25 s"),
+        (
+            due(35.0, ToRequest(2, 1, FAILED, ("totals",))),
+            "run ab12cd34 for [0, 9) failed, and a run that succeeded left out totals; next run (attempt 2) in 25 s",
+        ),
+        (
+            due(35.0, ToRequest(2, 0, Trouble(Setback.REFUSED, 1, RUN, "no claim"))),
+            "run ab12cd34 for [0, 9) refused itself: no claim; next run (attempt 2) in 25 s",
+        ),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), (RUN,), unsubmitted=RunSeen(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)))),
+            "run ab12cd34 for [0, 9) is created but not submitted, and is requested again",
+        ),
+        (stopped(due(35.0, GaveUp((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
+        (
+            stopped(due(10.0, GaveUp((RUN,)))),
+            "stopped: no way; [0, 9) is tried again, waits for room among the runs in flight and for Dagster",
+        ),
+        (stopped(due(NEVER, GaveUp((RUN,)))), "stopped: no way"),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
         (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,)))),
@@ -162,13 +214,14 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     member.fails.add(type(member.done[1]))
     member.feed(PartitionsAssigned((tp(3),)))
     member.driver.leaving = "a reload"
-    stopped = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
-    member.driver.partitions[stopped.partition] = replace(stopped, phase=Phase.STOPPED, stop_reason="no way")
+    halted = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
+    member.driver.partitions[halted.partition] = replace(halted, phase=Phase.STOPPED, stop_reason="no way")
+    (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
         "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight",
         "leaving the group: a reload",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
-        f"{stopped.partition}: stopped: no way",
+        f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in Dagster's queue",
         "orders-3: being taken in, reads its committed offset",
     )
 

@@ -86,9 +86,9 @@ def test_the_ledger_knows_its_live_and_waiting_runs() -> None:
 
 def test_the_first_range_that_was_given_up_is_named() -> None:
     """It is what stops the partition."""
-    assert ledger(10).given_up is None
+    assert ledger(10).blocked is None
     book = ledger(10, 20).note(EPOCH, span(0, 10, 20), GaveUp(("r7", "r8", "r9")))
-    assert book.given_up == (span(0, 10, 20), GaveUp(("r7", "r8", "r9")))
+    assert book.blocked == (book.entries[1], GaveUp(("r7", "r8", "r9")))
 
 
 def test_a_range_in_the_dead_letter_topic_is_done_and_stays_so() -> None:

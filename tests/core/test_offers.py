@@ -3,22 +3,47 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from dagster_rebalance.core import offers
 from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.runs import GaveUp, InFlight, Progress, Succeeded, ToRequest
+from dagster_rebalance.core.runs import (
+    DeadLettered,
+    GaveUp,
+    InFlight,
+    Progress,
+    RunSeen,
+    RunState,
+    Setback,
+    Succeeded,
+    ToRequest,
+    Trouble,
+)
+from dagster_rebalance.core.setbacks import NEVER
 from tests.core.world import span, tp
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-def owned(number: int, *work: tuple[str, int, Progress], phase: Phase = Phase.OWNED) -> OwnedPartition:
+
+Offer = offers.Offer
+NOW = 100.0
+
+
+def offers_of(partitions: Iterable[OwnedPartition], *, most_runs: int = 4) -> tuple[Offer, ...]:
+    """What is offered now."""
+    return offers.offers_of(partitions, NOW, most_runs=most_runs)
+
+
+def owned(number: int, *work: tuple[str, int, Progress], phase: Phase = Phase.OWNED, due_at: float = 0.0) -> OwnedPartition:
     """A partition at offset 0 with claims (batch id, until, progress)."""
     ledger = OffsetLedger(tp(number), 1, 0)
     for batch_id, until, progress in work:
         ledger = ledger.claim(batch_id, until)
-        ledger = ledger.note(1, ledger.entries[-1].range, progress)
+        ledger = ledger.note(1, ledger.entries[-1].range, progress, due_at=due_at)
     return OwnedPartition(tp(number), 1, phase, stored=encode(StoredPartition(0)), ledger=ledger)
 
 
@@ -51,9 +76,58 @@ def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
 
 def test_only_what_no_run_works_on_is_offered() -> None:
     """And only while the partition may plan."""
-    assert offers_of([owned(0, ("a", 1, Succeeded("r")), ("b", 2, InFlight(("r",))), ("c", 3, GaveUp(("r",))))]) == ()
-    for phase in set(Phase) - {Phase.OWNED}:
+    assert offers_of([owned(0, ("a", 1, Succeeded("r")), ("b", 2, InFlight(("r",))), ("c", 3, DeadLettered("r")))]) == ()
+    for phase in set(Phase) - {Phase.OWNED, Phase.STOPPED}:
         assert offers_of([owned(0, ("a", 1, ToRequest()), phase=phase)]) == ()
+
+
+def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> None:
+    """What stops it may have passed; nothing behind that range can be committed before it."""
+    work = (("a", 1, Succeeded("r")), ("b", 2, GaveUp(("r1", "r2"), attempt=3)), ("c", 3, ToRequest()))
+    assert offers_of([owned(0, *work, phase=Phase.STOPPED)]) == (Offer("b", 3, (span(0, 1, 2),)),)
+    assert offers_of([owned(0, *work[:1], phase=Phase.STOPPED)]) == ()
+
+
+def test_a_range_is_not_asked_for_before_its_time() -> None:
+    """The delay after a failure; another range of the same batch does not wait with it."""
+    later = owned(0, ("b", 9, ToRequest(2, 1)), due_at=NOW + 1)
+    assert offers_of([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (Offer("b", 2, (span(1, 0, 5),)),)
+    assert offers.batches_under_way([later], NOW) == frozenset()
+    assert offers.batches_under_way([later], NOW + 1) == {"b"}
+
+
+def test_a_range_that_has_failed_gets_a_run_of_its_own() -> None:
+    """One bad record keeps no other range of its batch back."""
+    failed = [owned(number, ("b", 9, ToRequest(2, 1))) for number in range(3)]
+    assert offers_of(failed) == tuple(Offer("b", 2, (span(number, 0, 9),)) for number in range(3))
+
+
+def test_ranges_that_did_not_fail_stay_together() -> None:
+    """Runs that were taken back, refused themselves or did not start say nothing about the records: more runs would only cost more."""
+    both = [owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1")))) for number in range(2)]
+    assert offers_of(both) == (Offer("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
+
+
+def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first() -> None:
+    """A batch of eight ranges must not become eight runs beyond what the user allows."""
+    failed = [owned(number, ("b", 9, ToRequest(2, 1)), due_at=NOW - number) for number in range(4)]
+    busy = owned(4, ("c", 9, InFlight(("r7",))))
+    new = owned(5, ("d", 9, ToRequest()))
+    assert offers_of([*failed, busy, new], most_runs=4) == (
+        Offer("d", 1, (span(5, 0, 9),)),
+        Offer("b", 2, (span(3, 0, 9),)),
+        Offer("b", 2, (span(2, 0, 9),)),
+    )
+    assert offers_of([*failed, busy], most_runs=1) == ()
+
+
+def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key() -> None:
+    """Dagster then submits that very run, with all of its ranges; also where this member has only a part of them."""
+    run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
+    again = InFlight(("r1",), ("r1",), unsubmitted=run)
+    assert offers_of([owned(0, ("b", 9, again))]) == (Offer("b", 2, run.ranges),)
+    assert offers_of([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (Offer("b", 2, run.ranges),)
+    assert offers_of([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
 
 
 def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
@@ -71,10 +145,10 @@ def test_batches_under_way_are_those_that_take_room() -> None:
     pending = owned(5)
     partitions = [
         owned(0, ("requested", 1, ToRequest()), ("works", 2, InFlight(("r",)))),
-        owned(1, ("failed", 1, GaveUp(("r",))), ("behind", 2, ToRequest()), phase=Phase.STOPPED),
+        owned(1, ("failed", 1, GaveUp(("r",))), ("behind", 2, ToRequest()), phase=Phase.STOPPED, due_at=NEVER),
         owned(2, ("draining", 1, InFlight(("r",))), ("left", 2, ToRequest()), phase=Phase.DRAINING),
         owned(3, ("done", 1, Succeeded("r"))),
         replace(pending, pending=pending.claim_write("claiming", 5, now=0.0)),
         replace(pending, pending=pending.first_write(0.0)),
     ]
-    assert batches_under_way(partitions) == {"requested", "works", "draining", "claiming"}
+    assert offers.batches_under_way(partitions, NOW) == {"requested", "works", "draining", "claiming"}

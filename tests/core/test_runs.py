@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dagster_rebalance.core.runs import GaveUp, InFlight, Progress, RunSeen, RunState, Succeeded, ToRequest, progress_of, unclaimed_workers
+from dagster_rebalance.core.runs import (
+    GaveUp,
+    InFlight,
+    Progress,
+    RunSeen,
+    RunState,
+    Setback,
+    Succeeded,
+    ToRequest,
+    Trouble,
+    progress_of,
+    unclaimed_workers,
+)
 from tests.core.world import span
 
 RANGE = span(0, 0, 10)
 S = RunState
+F, N, R = Setback.FAILED, Setback.NOT_STARTED, Setback.REFUSED
 
 
-def run(run_id: str, state: RunState, **more: bool | str) -> RunSeen:
+def run(run_id: str, state: RunState, **more: object) -> RunSeen:
     """A run of batch b on RANGE and on another partition."""
     return replace(RunSeen(run_id, "b", (RANGE, span(1, 5, 9)), state), **more)  # type: ignore[arg-type]
+
+
+CREATED = run("r1", S.CREATED, attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -27,28 +46,52 @@ def run(run_id: str, state: RunState, **more: bool | str) -> RunSeen:
         ([run("r1", S.STARTED)], InFlight(("r1",))),
         ([run("r1", S.CANCELING)], InFlight(("r1",))),
         ([run("r1", S.SUCCEEDED)], Succeeded("r1")),
-        ([run("r1", S.FAILED)], ToRequest(2)),
-        ([run("r1", S.CANCELED)], ToRequest(2)),
-        ([run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"), is_cancelled=True)),
-        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"))),
+        ([run("r1", S.FAILED)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
+        ([run("r1", S.CANCELED)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
+        # A person who cancels a run in the queue does not want it.
+        ([run("r1", S.CANCELED, has_started=False)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
+        ([run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"), is_cancelled=True, attempt=4)),
+        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"), attempt=4)),
+        # What never started is no attempt, however often.
+        ([run("r1", S.FAILED, has_started=False)], ToRequest(2, 0, Trouble(N, 1, "r1"))),
+        ([run(f"r{n}", S.FAILED, has_started=False) for n in range(9)], ToRequest(10, 0, Trouble(N, 9, "r8"))),
+        (
+            [run("r1", S.FAILED), run("r2", S.FAILED, has_started=False), run("r3", S.FAILED, has_started=False), run("r4", S.FAILED)],
+            ToRequest(5, 2, Trouble(F, 2, "r4")),
+        ),
+        # Created, and never submitted: the run itself is asked for again, unless it is not one of ours.
+        ([CREATED], InFlight(("r1",), ("r1",), unsubmitted=CREATED)),
+        ([CREATED, run("r2", S.WAITING)], InFlight(("r1", "r2"), ("r1", "r2"))),
+        ([run("r1", S.CREATED, attempt=1, parent_id="r0")], InFlight(("r1",), ("r1",))),
+        ([run("r1", S.CREATED)], InFlight(("r1",), ("r1",))),
+        # Somebody deleted runs: the next number is above that of each run that is left.
+        ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, Trouble(F, 1, "r3"))),
+        ([run("r1", S.FAILED, attempt=1), run("r3", S.FAILED, attempt=3)], ToRequest(4, 2, Trouble(F, 2, "r3"))),
         # Refused and taken back: not an attempt, but the next run key must still be a new one.
-        ([run("r1", S.FAILED, is_refused=True)], ToRequest(2)),
+        ([run("r1", S.FAILED, is_refused=True, refusal="no claim")], ToRequest(2, 0, Trouble(R, 1, "r1", "no claim"))),
         ([run("r1", S.CANCELED, is_taken_back=True)] * 5, ToRequest(6)),
-        ([run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)], ToRequest(4)),
+        ([run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)], ToRequest(4, 2, Trouble(F, 2, "r3"))),
+        (
+            [run("r1", S.FAILED, is_refused=True), run("r2", S.CANCELED, is_taken_back=True), run("r3", S.FAILED, is_refused=True)],
+            ToRequest(4, 0, Trouble(R, 2, "r3")),
+        ),
         (
             [run("r1", S.FAILED), run("r2", S.CANCELED, is_taken_back=True), run("r3", S.FAILED), run("r4", S.FAILED)],
-            GaveUp(("r1", "r3", "r4")),
+            GaveUp(("r1", "r3", "r4"), attempt=5),
         ),
         # Dagster's own retries are not attempts of ours.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
         ([run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")], InFlight(("r2",))),
-        ([run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1"), run("r3", S.FAILED, parent_id="r1")], ToRequest(2)),
+        (
+            [run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1"), run("r3", S.FAILED, parent_id="r1")],
+            ToRequest(2, 1, Trouble(F, 1, "r1")),
+        ),
         # A refused run that has not ended is waited for: it may be the one whose start the other saw.
         ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",))),
         # A person executes a run again with all of its ranges; when it has to refuse itself, this one is tried again, once.
         (
             [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.FAILED, parent_id="r1", is_refused=True)],
-            ToRequest(4),
+            ToRequest(4, 3),
         ),
         (
             [
@@ -58,7 +101,7 @@ def run(run_id: str, state: RunState, **more: bool | str) -> RunSeen:
                 run("r4", S.FAILED, parent_id="r1", is_refused=True),
                 run("r5", S.FAILED),
             ],
-            GaveUp(("r1", "r2", "r3", "r5")),
+            GaveUp(("r1", "r2", "r3", "r5"), attempt=5),
         ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
@@ -103,3 +146,64 @@ def test_a_run_at_work_without_a_claim_is_found(state: RunState, range_: object,
     """An operator moved the offset under it: nothing may start there until it ended."""
     worker = RunSeen("r1", batch_id, (range_,), state)  # type: ignore[arg-type]
     assert unclaimed_workers([span(0, 0, 50)], [(span(0, 0, 10), "b")], [worker]) == (("r1",) if blocks else ())
+
+
+def part(run_id: str, state: RunState, done: str = "", undone: str = "", left_out: str = "", **more: object) -> RunSeen:
+    """A run of a job with the assets a, b and c."""
+    return run(run_id, state, done=frozenset(done), undone=frozenset(undone), left_out=tuple(left_out), parent_id="r1", **more)
+
+
+FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
+
+
+@pytest.mark.parametrize(
+    ("runs", "lacking"),
+    [
+        # Only what succeeded before is done again: the rest was never there.
+        ([FIRST, part("r2", S.SUCCEEDED, done="a", left_out="bc")], "bc"),
+        # As Dagster re-executes from the failure.
+        ([FIRST, part("r2", S.SUCCEEDED, done="bc", left_out="a")], ""),
+        # Piece by piece.
+        ([FIRST, part("r2", S.SUCCEEDED, done="b", left_out="ac"), part("r3", S.SUCCEEDED, done="c", left_out="ab")], ""),
+        # The newest run that tried an asset decides: a later failure may have spoilt what was there.
+        ([FIRST, part("r2", S.FAILED, undone="a"), part("r3", S.SUCCEEDED, done="bc", left_out="a")], "a"),
+        # The run that did the rest was deleted.
+        ([part("r3", S.SUCCEEDED, done="bc", left_out="a")], "a"),
+        # A run with everything is enough, whatever the others left out.
+        ([FIRST, part("r2", S.SUCCEEDED, done="a", left_out="bc"), run("r3", S.SUCCEEDED)], ""),
+    ],
+)
+def test_a_range_is_done_when_every_asset_has_succeeded_for_it(runs: list[RunSeen], lacking: str) -> None:
+    """A person may execute any part of a run again; what that left out would be missing for ever."""
+    found = progress_of(RANGE, "b", runs, max_attempts=3)
+    assert isinstance(found, Succeeded) == (not lacking)
+    assert not isinstance(found, ToRequest) or found.left_out == tuple(lacking)
+
+
+_LIVES: dict[str, dict[str, Any]] = {
+    "failed": {},
+    "canceled": {"state": S.CANCELED},
+    "refused": {"is_refused": True},
+    "taken back": {"state": S.CANCELED, "is_taken_back": True},
+    "not started": {"has_started": False},
+    "created": {"state": S.CREATED},
+    "retry": {"parent_id": "r0"},
+}
+
+
+@given(st.lists(st.sampled_from(["failed", "canceled", "refused", "taken back", "not started", "created", "retry"]), max_size=8), st.data())
+def test_deleting_any_runs_never_stalls_a_range(lives: list[str], data: st.DataObject) -> None:
+    """People and clean-up jobs delete runs in any state: what is asked for next must have a key that no run has."""
+    all_runs = [replace(run(f"r{n}", S.FAILED, attempt=n), **_LIVES[life]) for n, life in enumerate(lives, 1)]
+    kept = data.draw(st.lists(st.sampled_from(all_runs), unique=True)) if all_runs else []
+    kept.sort(key=lambda left: int(left.run_id[1:]))
+    found = progress_of(RANGE, "b", kept, max_attempts=3)
+    keys = {left.attempt for left in kept if not left.is_retry}
+    match found:
+        case InFlight(run_ids, unsubmitted=again):
+            assert all(left.state is S.CREATED for left in kept if left.run_id in run_ids)
+            assert again is not None
+        case ToRequest(attempt=attempt) | GaveUp(attempt=attempt):
+            assert attempt not in keys
+        case _:
+            pytest.fail(f"{found} from {kept}")

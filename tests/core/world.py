@@ -18,6 +18,7 @@ from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.restoring import Found, position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.start_check import refusal
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.offers import Offer
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
+
+
+AT_ONCE = RetryPace(0.0, 0.0, retry_stopped=False)
+"""Where delays are not what a test is about."""
 
 
 def tp(number: int) -> TopicPartition:
@@ -107,7 +112,7 @@ class FakeDagster:
         self.runs[run_id] = RunSeen(run_id, batch_id, ranges, state)
         return run_id
 
-    def move(self, run_id: str, state: RunState, **marks: bool | str) -> None:
+    def move(self, run_id: str, state: RunState, **marks: object) -> None:
         """Change a run: its state, and any other attribute of it."""
         self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
 
@@ -255,9 +260,9 @@ class World:
         for number in range(partitions):
             self.kafka.produce(tp(number), records)
 
-    def member(self, *, owns: int = 0, settings: DriverSettings | None = None) -> Member:
+    def member(self, *, owns: int = 0, settings: DriverSettings | None = None, pace: RetryPace = AT_ONCE) -> Member:
         """A new member that is assigned the first `owns` partitions and has been ticked once."""
-        member = Member(self, settings or DriverSettings())
+        member = Member(self, replace(settings or DriverSettings(), pace=pace))
         member.feed(seen.TickArrived())
         if owns:
             member.feed(seen.PartitionsAssigned(tuple(tp(number) for number in range(owns))))

@@ -15,7 +15,7 @@ from dagster_rebalance.core.claims import StoredPartition
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.offers import offers_of
+from dagster_rebalance.core.offers import Offer, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
@@ -160,7 +160,11 @@ def stopped_for_ever(patch: pytest.MonkeyPatch) -> None:
 
 def ask_once(patch: pytest.MonkeyPatch) -> None:
     """A batch whose run failed is not requested again."""
-    patch.setattr(driver_module, "offers_of", lambda partitions: tuple(offer for offer in offers_of(partitions) if offer.attempt == 1))
+
+    def offered(partitions: Iterable[OwnedPartition], now: float, *, most_runs: int) -> tuple[Offer, ...]:
+        return tuple(offer for offer in offers_of(partitions, now, most_runs=most_runs) if offer.attempt == 1)
+
+    patch.setattr(driver_module, "offers_of", offered)
 
 
 def without_a_word(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
+from dagster_rebalance.core.runs import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
 from dagster_rebalance.core.start_check import refusal
 from dagster_rebalance.testing.simulation.clockwork import Violation
 
@@ -50,23 +50,32 @@ class SimulatedDagster:
         self._clockwork = clockwork
         self._group = group
         self._weather = weather
-        self._keys: set[str] = set()
+        self._keys: dict[str, str] = {}
         self._by_batch: dict[str, list[str]] = {}
 
     def request(self, offer: Offer) -> None:
         """A run request of a tick; a key that was seen starts nothing."""
         if offer.run_key not in self._keys:
-            self._keys.add(offer.run_key)
-            self.start(offer.batch_id, offer.ranges, attempt=offer.attempt)
+            self._keys[offer.run_key] = self.create(offer.batch_id, offer.ranges, attempt=offer.attempt)
+        if self.runs[self._keys[offer.run_key]].state is RunState.CREATED and not self._clockwork.happens(self._weather.requests_break):
+            self._submit(self._keys[offer.run_key])
 
-    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, attempt: int = 0, parent_id: str = "") -> None:
-        """A run is created."""
+    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "") -> None:
+        """A run is created and submitted."""
+        self._submit(self.create(batch_id, ranges, parent_id=parent_id))
+
+    def _submit(self, run_id: str) -> None:
+        self._move(run_id, RunState.WAITING)
+        self._later(self._weather.queueing(), run_id, RunState.STARTING)
+
+    def create(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, attempt: int = 0, parent_id: str = "") -> str:
+        """A run is created, and not submitted yet. Returns its id."""
         run_id = f"r{len(self.runs) + 1}"
-        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, RunState.WAITING, attempt=attempt, parent_id=parent_id, has_started=False)
+        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, RunState.CREATED, attempt=attempt, parent_id=parent_id, has_started=False)
         self.processes[run_id] = RunProcess()
         self._by_batch.setdefault(batch_id, []).append(run_id)
         self._clockwork.tell(run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{' (a retry)' if parent_id else ''}")
-        self._later(self._weather.queueing(), run_id, RunState.STARTING)
+        return run_id
 
     def seen(self, batch_ids: Iterable[str], *, live_too: bool) -> tuple[RunSeen, ...]:
         """What a look-up finds."""
@@ -78,9 +87,9 @@ class SimulatedDagster:
     def cancel(self, run_id: str, *, by_member: bool = True) -> None:
         """Cancel a run: one that waits is over at once, one that works is asked to stop, one that is being launched cannot be."""
         run = self.runs[run_id]
-        if run.state not in {RunState.WAITING, RunState.STARTED}:
+        if run.state not in {*NOT_BEGUN, RunState.STARTED}:
             return
-        waits = run.state is RunState.WAITING
+        waits = run.state in NOT_BEGUN
         self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)
         if not waits:
             self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
@@ -136,6 +145,10 @@ class SimulatedDagster:
             self._move(run_id, RunState.STARTING)
             if self._clockwork.happens(self._weather.runs_die / 2):
                 self.die(run_id)
+            if self._clockwork.happens(self._weather.launches_fail):
+                self._gone(run_id)
+                self._move(run_id, RunState.FAILED)
+                return
             self._later(self._weather.launching(), run_id, RunState.STARTED)
         elif run.state is RunState.STARTING:
             self._move(run_id, RunState.STARTED, has_started=True)

@@ -14,7 +14,7 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.offers import batches_under_way
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest, progress_of
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, RunSeen, Succeeded, ToRequest, Trouble, blocking, progress_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ class Progress:
             case Phase.STOPPED:
                 return (Wait("stopped: ", FOR_OTHERS if self._is_stopped_rightly(owned) else driver.settings.recheck_s + self._slack_s),)
             case Phase.OWNED:
-                return tuple(self._of_work(owned)) or (self._of_backlog(driver, owned),)
+                return tuple(self._of_work(driver, owned)) or (self._of_backlog(driver, owned),)
             case _:
                 is_held = driver.leaving is not None or any(owned.partition in hold.epochs for hold in driver.holds)
                 return (Wait("waits for ", FOR_OTHERS if is_held else 0.0),)
@@ -80,22 +80,29 @@ class Progress:
             return Wait("at work on it without a claim", self._limit_of_runs(owned.blocked_by))
         return Wait("asks Dagster for the runs", self._slack_s)
 
-    def _of_work(self, owned: OwnedPartition) -> Iterable[Wait]:
+    def _of_work(self, driver: Driver, owned: OwnedPartition) -> Iterable[Wait]:
         for entry in owned.entries:
-            yield from self._of_entry(owned, entry)
+            yield from self._of_entry(driver, owned, entry)
         if owned.pending is not None:
             yield Wait("is not confirmed by Kafka", self._slack_s)
         if owned.unrecorded is not None:
             yield Wait("is not recorded by Dagster", self._slack_s)
 
-    def _of_entry(self, owned: OwnedPartition, entry: Entry) -> Iterable[Wait]:
+    def _of_entry(self, driver: Driver, owned: OwnedPartition, entry: Entry) -> Iterable[Wait]:
         span = f"[{entry.range.start}, {entry.range.until})"
         is_first = entry == owned.entries[0]
         match entry.progress:
+            case ToRequest(trouble=Trouble()) if entry.due_at > self._weather.clockwork.now:
+                yield Wait("; next run (", self._weather.settings.pace.limit_s + self._slack_s)
+            case ToRequest(failures=failures) if failures and not _is_offered(driver, entry):
+                yield Wait("as soon as there is room among the runs in flight", FOR_OTHERS)
             case ToRequest():
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 is_there = any(run.is_live and entry.range in run.ranges for run in self._dagster.seen([entry.batch_id], live_too=False))
                 yield Wait(f"of {span} is requested", self._slack_s + late_s, is_half_done=is_there)
+            case InFlight(unsubmitted=RunSeen()):
+                late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
+                yield Wait(f"for {span} is created but not submitted", self._slack_s + late_s)
             case InFlight(run_ids, waiting):
                 queued = set(run_ids) <= set(waiting)
                 yield Wait(f"for {span} waits in Dagster's queue" if queued else f"works on {span}", self._limit_of_runs(run_ids))
@@ -109,7 +116,9 @@ class Progress:
         if owned.bounds is None or owned.bounds.until < self._group.ends[owned.partition]:
             # Until it has heard of the new end, it may well believe to be idle.
             return Wait("", self._slack_s)
-        has_room = len(batches_under_way(driver.partitions.values())) < driver.settings.limits.max_runs_in_flight
+        has_room = (
+            len(batches_under_way(driver.partitions.values(), self._weather.clockwork.now)) < driver.settings.limits.max_runs_in_flight
+        )
         return Wait("for room among the runs in flight", self._slack_s if has_room else FOR_OTHERS)
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
@@ -126,13 +135,17 @@ class Progress:
         most = self._weather.settings.max_attempts
         for entry in owned.entries:
             runs = self._dagster.seen([entry.batch_id], live_too=False)
-            if isinstance(progress_of(entry.range, entry.batch_id, runs, max_attempts=most), GaveUp):
+            if blocking(progress_of(entry.range, entry.batch_id, runs, max_attempts=most)) is not None:
                 return True
         return False
 
     def _is_out_of_range(self, partition: TopicPartition) -> bool:
         stored = self._group.stored.get(partition)
         return stored is not None and not self._group.starts[partition] <= stored.offset <= self._group.ends[partition]
+
+
+def _is_offered(driver: Driver, entry: Entry) -> bool:
+    return any(offer.batch_id == entry.batch_id and entry.range in offer.ranges for offer in driver.offers)
 
 
 def is_foreign(stored: OffsetAndMetadata | None) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Weather:
     runs_retry: float
     retries_lost: float
     late_requests: float
+    requests_break: float
+    launches_fail: float
     slow_runs: bool
     is_calm: bool = False
 
@@ -70,13 +73,15 @@ class Weather:
             runs_retry=chance.choice((0.0, 0.5, 1.0)),
             retries_lost=often(0.3),
             late_requests=often(0.4),
+            requests_break=often(0.2),
+            launches_fail=often(0.2),
             slow_runs=clockwork.happens(0.4),
         )
 
     def calm(self) -> None:
         """From now on everything works."""
         self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.overtaken = self.late_requests = 0.0
-        self.runs_fail = self.runs_die = self.runs_hang = self.retries_lost = 0.0
+        self.requests_break = self.launches_fail = self.runs_fail = self.runs_die = self.runs_hang = self.retries_lost = 0.0
         self.slow_runs, self.is_calm = False, True
 
     def latency(self) -> float:
@@ -130,4 +135,5 @@ def _settings(clockwork: Clockwork) -> DriverSettings:
         plan_patience_s=8.0,
         recheck_s=5.0,
         pulse=Pulse(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
+        pace=RetryPace(first_s=0.5, limit_s=10.0),
     )

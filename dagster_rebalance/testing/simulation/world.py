@@ -11,7 +11,7 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.explain import explain_partition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import LIVE
+from dagster_rebalance.core.runs import LIVE, GaveUp
 from dagster_rebalance.testing.simulation.classic import ClassicGroup
 from dagster_rebalance.testing.simulation.clockwork import Clockwork, Violation
 from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
@@ -132,8 +132,9 @@ class World:
         """Where a partition is stopped by failed runs, the last one is executed again, once its cause is mended."""
         for process in self.processes:
             for owned in process.driver.partitions.values():
-                if owned.phase is Phase.STOPPED and owned.ledger is not None and owned.ledger.given_up and not process.is_gone:
-                    self._execute_again(owned.ledger.given_up[1].run_id)
+                blocked = owned.ledger.blocked if owned.ledger is not None and not process.is_gone else None
+                if owned.phase is Phase.STOPPED and blocked is not None and isinstance(blocked[1], GaveUp):
+                    self._execute_again(blocked[1].run_id)
         self.clockwork.after(5.0, None, self._person_looks)
 
     def _execute_again(self, run_id: str) -> None:

@@ -1,0 +1,86 @@
+"""Setbacks: how long a range waits before it is tried again, and from when on a person is told why it does not get on.
+
+Owns the delays between runs on one range. They begin when this member first sees a run ended, on its own clock: a new owner begins them
+anew. It never decides what counts as an attempt: `runs` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.runs import GaveUp, Progress, Setback, ToRequest, Trouble
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.partition import OffsetRange
+
+_GROWTH = 6.0
+_MOST_STEPS = 20
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPace:
+    """How long a range waits before it is tried again: 5 s, 30 s, 3 min, 15 min, and from then on as long as that.
+
+    Attributes:
+        first_s: After the first setback.
+        limit_s: The longest wait.
+        retry_stopped: Whether a range that has failed too often is tried again, too.
+
+    Raises:
+        ConfigurationError: A wait is negative, or the first one is longer than the longest.
+    """
+
+    first_s: float = 5.0
+    limit_s: float = 900.0
+    retry_stopped: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first_s <= self.limit_s:
+            msg = f"retry_delay_s={self.first_s:g} must be at least 0 and at most retry_delay_limit_s={self.limit_s:g}"
+            raise ConfigurationError(msg)
+
+    def wait_s(self, progress: Progress, *, has_dead_letters: bool) -> float:
+        """How long after it was first seen nothing is requested. What a person has cancelled too often waits for a person."""
+        match progress:
+            case ToRequest(trouble=trouble) if trouble is not None:
+                return self._after(trouble.count)
+            case GaveUp(is_cancelled=False) if self.retry_stopped and not has_dead_letters:
+                return self._after(progress.attempts)
+            case GaveUp():
+                return NEVER
+            case _:
+                return 0.0
+
+    def _after(self, setbacks: int) -> float:
+        return min(self.limit_s, self.first_s * _GROWTH ** min(setbacks - 1, _MOST_STEPS))
+
+
+def why_blocked(range_: OffsetRange, blocked: GaveUp | Trouble) -> str:
+    """Why the partition of a range is stopped, and what to do."""
+    partition = range_.topic_partition
+    if isinstance(blocked, GaveUp):
+        text = f"{partition}: {blocked.attempts} runs failed on {range_}, the last one is {blocked.run_id}. "
+        if blocked.left_out:
+            text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
+        return text + "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
+    if blocked.kind is Setback.NOT_STARTED:
+        return (
+            f"{partition}: the runs for {range_} do not start, the last one is {blocked.run_id}; its page in Dagster says why. "
+            "They count as no attempt. Mend the cause (launcher, image, quota, start_timeout_s): it is tried again by itself"
+        )
+    return (
+        f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: {blocked.why or 'it does not say why'}. "
+        "They count as no attempt. Mend the cause: it is tried again by itself"
+    )
+
+
+def unanswered(range_: OffsetRange, run_key: str, after_s: float) -> str:
+    """Why a range that is requested again and again does not get on."""
+    return (
+        f"{range_.topic_partition}: a run for {range_} is requested for more than {after_s:.0f} s, and Dagster starts none. "
+        "Its daemon may be behind: look at the sensor's ticks. Or there is a run with the tag "
+        f"dagster/run_key={run_key} that is not seen, because its other tags or its config were changed: delete it"
+    )

@@ -1,0 +1,257 @@
+"""Setbacks: the delays between runs on one range, and from when on people are told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.runs import GaveUp, InFlight, RunState, Setback, Succeeded, ToRequest, Trouble, blocking
+from dagster_rebalance.core.setbacks import NEVER, RetryPace, why_blocked
+from dagster_rebalance.core.settings import DriverSettings
+from tests.core.world import Member, World, span, tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.offers import Offer
+
+PACE = RetryPace()
+NOTHING: tuple[Offer, ...] = ()
+ONE_RUN = BatchLimits(max_ranges_per_run=3, max_runs_in_flight=1)
+RUN = "ab12cd34"
+STOP = Trouble(Setback.REFUSED, 5, RUN, "Kafka is away")
+
+
+def failed(count: int, kind: Setback = Setback.FAILED) -> ToRequest:
+    """A range whose newest runs ended in one way."""
+    return ToRequest(count + 1, count if kind is Setback.FAILED else 0, Trouble(kind, count, RUN, "Kafka is away"))
+
+
+@pytest.mark.parametrize("kind", list(Setback))
+def test_the_delay_grows_with_each_setback_up_to_its_limit(kind: Setback) -> None:
+    """An outage of minutes must not use up the attempts, and nobody wants ten thousand failed runs a day."""
+    waits = [PACE.wait_s(failed(count, kind), has_dead_letters=False) for count in (1, 2, 3, 4, 5, 10_000)]
+    assert waits == [5.0, 30.0, 180.0, 900.0, 900.0, 900.0]
+
+
+def test_what_was_no_setback_does_not_wait() -> None:
+    """A deploy takes runs back and deletes nothing: its batches go on at once."""
+    assert PACE.wait_s(ToRequest(4), has_dead_letters=False) == 0.0
+    assert PACE.wait_s(InFlight(("r",)), has_dead_letters=False) == 0.0
+
+
+def test_a_range_that_failed_too_often_is_tried_again_unless_its_settings_or_a_person_say_no() -> None:
+    """After an outage at night nobody should have to re-execute each run; a range in the dead-letter topic is done with."""
+    given_up = GaveUp(("r1", "r2", "r3"), attempt=4)
+    assert PACE.wait_s(given_up, has_dead_letters=False) == 180.0
+    assert PACE.wait_s(given_up, has_dead_letters=True) == NEVER
+    assert PACE.wait_s(GaveUp(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
+    assert RetryPace(retry_stopped=False).wait_s(given_up, has_dead_letters=False) == NEVER
+
+
+@pytest.mark.parametrize(("first_s", "limit_s"), [(-1.0, 5.0), (10.0, 5.0)])
+def test_delays_that_make_no_sense_are_refused(first_s: float, limit_s: float) -> None:
+    """With what to change."""
+    with pytest.raises(ConfigurationError, match="retry_delay_s"):
+        RetryPace(first_s, limit_s)
+
+
+def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() -> None:
+    """One of them is noise; for a failed run the number of attempts decides."""
+    for kind in (Setback.NOT_STARTED, Setback.REFUSED):
+        assert blocking(failed(4, kind)) is None
+        assert blocking(failed(5, kind)) == failed(5, kind).trouble
+    assert blocking(failed(99)) is None
+    assert blocking(ToRequest(9)) is None
+    assert blocking(Succeeded("r")) is None
+    assert blocking(InFlight(("r",), despite=STOP)) == STOP
+
+
+@pytest.mark.parametrize(
+    ("blocked", "words"),
+    [
+        (GaveUp(("r1", RUN)), ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run")),
+        (GaveUp((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
+        (Trouble(Setback.NOT_STARTED, 5, RUN), ("do not start", RUN, "no attempt", "tried again by itself")),
+        (STOP, ("refuse themselves", RUN, "Kafka is away", "tried again by itself")),
+        (Trouble(Setback.REFUSED, 5, RUN), ("it does not say why",)),
+    ],
+)
+def test_a_stop_says_what_happened_and_what_to_do(blocked: GaveUp | Trouble, words: tuple[str, ...]) -> None:
+    """Somebody reads it at night."""
+    text = why_blocked(span(0, 0, 10), blocked)
+    assert text.startswith("orders-0: ")
+    assert all(word in text for word in words)
+
+
+def started(world: World, member: Member) -> str:
+    """The one run that a tick starts; it passes its check."""
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    return run_id
+
+
+def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_when() -> None:
+    """Three attempts within 20 s were over before most outages are."""
+    world = World(records=10)
+    member = world.member(owns=1, pace=PACE)
+    world.dagster.move(started(world, member), RunState.FAILED)
+    world.wait(1, member)
+    assert member.driver.offers == NOTHING
+    assert "run run1 for [0, 10) failed; next run (attempt 2) in 5 s" in summary(member.driver, world.now)[1]
+    world.wait(5, member)
+    assert [offer.attempt for offer in member.driver.offers] == [2]
+
+
+def test_a_new_owner_begins_the_delay_anew() -> None:
+    """It cannot know when the run failed on its own clock; at worst a range waits twice."""
+    world = World(records=10)
+    first = world.member(owns=1, pace=PACE)
+    world.dagster.move(started(world, first), RunState.FAILED)
+    world.wait(1, first)
+    second = world.member(owns=1, pace=PACE)
+    world.wait(1, second)
+    assert second.driver.offers == NOTHING
+    world.wait(5, second)
+    assert [offer.attempt for offer in second.driver.offers] == [2]
+
+
+def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> None:
+    """With `dead_letter` an outage of the launcher would commit good data away. It goes on when a run starts."""
+    world = World(records=10)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1, dead_letter_topic="dead"), pace=RetryPace(1.0, 1.0))
+    for _ in range(5):
+        (run_id,) = member.tick()
+        world.dagster.move(run_id, RunState.FAILED, has_started=False)
+        world.wait(2, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert "do not start" in member.shown[-1][1]
+    assert not world.kafka.letters
+    run_id = started(world, member)
+    world.wait(1, member)
+    assert member.shown[-1] == (tp(0), "")
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert world.kafka.offset(0) == 10
+
+
+def test_refusals_stop_the_partition_with_their_reason_until_the_cause_is_gone() -> None:
+    """A host that cannot reach Kafka made a failed run every ten seconds, behind a green check."""
+    world = World(records=10)
+    member = world.member(owns=1, pace=RetryPace(1.0, 1.0))
+    for _ in range(5):
+        (run_id,) = member.tick()
+        world.dagster.move(run_id, RunState.FAILED, is_refused=True, refusal="Kafka could not be asked")
+        world.wait(3, member)
+    assert "Kafka could not be asked" in member.shown[-1][1]
+    run_id = started(world, member)
+    world.wait(1, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED, "whether its work will go well is not known yet"
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert member.shown[-1] == (tp(0), "")
+    assert world.kafka.offset(0) == 10
+
+
+def test_a_stopped_range_is_tried_again_and_its_stop_stays_shown_meanwhile() -> None:
+    """A check that turns green with each try would wake people with each failure."""
+    world = World(records=10)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1), pace=RetryPace(2.0, 2.0))
+    world.dagster.move(started(world, member), RunState.FAILED)
+    world.wait(1, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert member.tick() == []
+    world.wait(3, member)
+    run_id = started(world, member)
+    world.wait(1, member)
+    assert [reason for _, reason in member.shown if not reason] == []
+    assert "run run2 works on [0, 10)" in summary(member.driver, world.now)[1]
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert (world.kafka.offset(0), member.shown[-1]) == (10, (tp(0), ""))
+
+
+def test_one_bad_range_stops_only_its_own_partition() -> None:
+    """Each of eight partitions stood still for one bad record."""
+    world = World(records=10, partitions=3)
+    member = world.member(owns=3, settings=DriverSettings(max_attempts=2, limits=ONE_RUN), pace=RetryPace(0.5, 0.5, retry_stopped=False))
+    (first,) = member.tick()
+    world.start(first)
+    world.dagster.move(first, RunState.FAILED)
+    world.wait(3, member)
+    for _ in range(3):
+        run_id = started(world, member)
+        if world.dagster.runs[run_id].ranges == (span(1, 0, 10),):
+            world.dagster.move(run_id, RunState.FAILED)
+        else:
+            world.succeed(run_id)
+        world.wait(3, member)
+    assert [world.kafka.offset(number) for number in range(3)] == [10, 0, 10]
+    assert {partition for partition, owned in member.driver.partitions.items() if owned.phase is Phase.STOPPED} == {tp(1)}
+
+
+def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
+    """A run whose tags were changed is not seen, but Dagster skips its key for ever, behind a green check."""
+    world = World(records=10)
+    member = world.member(owns=1, settings=DriverSettings(unanswered_s=60.0))
+    (offer,) = member.driver.offers
+    world.dagster.keys.add(offer.run_key)
+    for _ in range(13):
+        assert member.tick() == []
+        world.wait(5, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert f"dagster/run_key={offer.run_key}" in member.shown[-1][1]
+    assert member.driver.offers == (offer,)
+    world.dagster.keys.clear()
+    member.tick()
+    world.wait(1, member)
+    assert member.shown[-1] == (tp(0), "")
+
+
+def test_time_without_ticks_does_not_count_as_waiting_for_dagster() -> None:
+    """Nobody was there to start the run."""
+    world = World(records=10)
+    member = world.member(owns=1, settings=DriverSettings(unanswered_s=60.0, lease_s=1000.0))
+    member.feed(seen.TickArrived())
+    world.wait(100, member)
+    member.feed(seen.TickArrived())
+    world.wait(2, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.OWNED
+
+
+def test_a_run_that_was_created_but_not_submitted_is_requested_until_it_is_queued() -> None:
+    """Dagster's daemon submits that very run; nobody else does."""
+    world = World(records=10)
+    member = world.member(owns=1)
+    (offer,) = member.driver.offers
+    (run_id,) = member.tick(state=RunState.CREATED)
+    world.dagster.move(run_id, RunState.CREATED, attempt=1)
+    world.wait(1, member)
+    assert member.driver.offers == (offer,)
+    assert "created but not submitted" in summary(member.driver, world.now)[1]
+    world.dagster.move(run_id, RunState.WAITING)
+    world.wait(1, member)
+    assert member.driver.offers == NOTHING
+
+
+def test_offsets_are_not_committed_before_every_asset_has_them() -> None:
+    """A person executed a part of the failed run again: the other assets would never get these offsets."""
+    world = World(records=10)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    first = started(world, member)
+    world.dagster.move(first, RunState.FAILED, done=frozenset({"orders"}), undone=frozenset({"totals"}))
+    world.wait(1, member)
+    part = world.dagster.add("b1", (span(0, 0, 10),))
+    world.dagster.move(part, RunState.SUCCEEDED, parent_id=first, left_out=("totals",), done=frozenset({"orders"}))
+    world.wait(2, member)
+    assert world.kafka.offset(0) == 0
+    assert "left out totals" in member.shown[-1][1]
+    rest = world.dagster.add("b1", (span(0, 0, 10),))
+    assert world.check(rest) is None
+    world.dagster.move(rest, RunState.SUCCEEDED, parent_id=first, left_out=("orders",), done=frozenset({"totals"}))
+    world.wait(2, member)
+    assert world.kafka.offset(0) == 10
