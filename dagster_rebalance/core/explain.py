@@ -68,7 +68,9 @@ def _explained(partitions: list[OwnedPartition], now: float) -> Iterator[str]:
     more = partitions[_PARTITIONS_EXPLAINED:]
     if more:
         stopped = sum(owned.phase is Phase.STOPPED for owned in more)
-        yield f"and {stopped} more stopped, {len(more) - stopped} more being taken in"
+        restoring = sum(owned.phase is Phase.RESTORING for owned in more)
+        again = len(more) - stopped - restoring
+        yield f"and {stopped} more stopped, {restoring} more being taken in" + (f", {again} more tried again" if again else "")
 
 
 def compact(partitions: Iterable[TopicPartition]) -> str:

@@ -227,11 +227,12 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
     """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     left_out: tuple[str, ...] = ()
-    for run in mine:
+    for run in reversed(mine):
         if run.state is RunState.SUCCEEDED:
-            left_out = lacking(run, mine)
-            if not left_out:
+            missing = lacking(run, mine)
+            if not missing:
                 return Succeeded(run.run_id)
+            left_out = left_out or missing
     otherwise = _without_live([run for run in mine if not run.is_live], left_out, max_attempts)
     live = [run for run in mine if run.is_live]
     return _in_flight(live, otherwise) if live else otherwise

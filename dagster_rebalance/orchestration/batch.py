@@ -19,7 +19,7 @@ from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import BATCH_TAG, REFUSED_TAG, read_range
+from dagster_rebalance.orchestration.tags import BATCH_TAG, MOST_REFUSAL_CHARACTERS, REFUSAL_TAG, REFUSED_TAG, read_range
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,7 +118,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         why_not = self._refusal(instance, run.run_id)
         if why_not is not None:
             set_mark(instance, run, Mark.REFUSED)
-            instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id})
+            instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why_not[:MOST_REFUSAL_CHARACTERS]})
             # Nothing of the config is shown: a launcher may have put the name of a variable there, and Dagster its value in the place.
             msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
@@ -129,7 +129,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id], live_too=True)
         me = next((run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None)
         if me is None:
-            return f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its owner looks for it"
+            return (
+                f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its owner looks for it, "
+                f"or its job is not the one that a sensor of group {self.kafka.group_id} requests"
+            )
         if not me.ranges or me.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
         try:

@@ -21,6 +21,7 @@ from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 
 _POSITIVE = (
@@ -31,6 +32,7 @@ _POSITIVE = (
     "max_claims_per_partition",
     "min_records",
     "max_attempts",
+    "retry_delay_limit_s",
     "lease_s",
     "heartbeat_timeout_s",
     "start_timeout_s",
@@ -105,6 +107,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     min_records: int = Field(default=1, description="A partition waits for so many records ...")
     max_wait_s: float = Field(default=0.0, description="... but no longer than this. Only of use with min_records above 1.")
     max_attempts: int = Field(default=3, description="Runs that may fail on a range before it is given up; Dagster's retries not counted.")
+    retry_delay_s: float = Field(
+        default=5.0, description="Wait before a range is tried again; six times as long after each further run that did not succeed ..."
+    )
+    retry_delay_limit_s: float = Field(default=900.0, description="... up to this.")
+    retry_stopped: bool = Field(
+        default=True, description="Whether a range that was given up, with on_failure=pause, is tried again every retry_delay_limit_s."
+    )
     on_failure: Literal["pause", "dead_letter"] = Field(
         default="pause",
         description="A range that was given up: `pause` stops its partition, `dead_letter` records it in `dead_letter_topic` and goes on.",
@@ -202,6 +211,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             on_leave=LeavePolicy(self.on_leave),
             on_lost=LossPolicy(self.on_lost),
             max_attempts=self.max_attempts,
+            pace=RetryPace(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self.dead_letter_topic,
             start_from=StartFrom(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),

@@ -13,10 +13,12 @@ import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
+from dagster_rebalance.orchestration.coverage import Coverage
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.run_process import is_gone
 from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSED_TAG, ranges_in
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSAL_TAG, REFUSED_TAG, ranges_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,17 +49,33 @@ RETRY_PATIENCE_S = 300.0
 
 
 class RunLedger:
-    """The runs of one group in one Dagster instance."""
+    """The runs of one group in one Dagster instance.
 
-    def __init__(self, instance: dg.DagsterInstance, group_id: str, *, stop_spark_work: Callable[[str], None] | None = None) -> None:
+    Args:
+        instance: Dagster.
+        group_id: The group.
+        own_job: The job of the member that looks; None for who is no member.
+        stop_spark_work: Stops the Spark work of a run.
+    """
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        group_id: str,
+        *,
+        own_job: JobName | None = None,
+        stop_spark_work: Callable[[str], None] | None = None,
+    ) -> None:
         self._instance = instance
         self._group_id = group_id
         self._stop_spark_work = stop_spark_work
         self._signs = SignsOfLife(instance)
         self._final_marks: dict[str, frozenset[Mark]] = {}
+        self._own_jobs = OwnJobs(instance, group_id, own_job)
+        self._coverage = Coverage(instance)
 
     def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
-        """All runs of the batches, and all live runs of the group if `live_too`; oldest first."""
+        """All runs of the batches, and all live runs of the group if `live_too`; oldest first. Other groups and jobs do not count."""
         wanted = sorted(batch_ids)
         records = [
             record
@@ -68,9 +86,8 @@ class RunLedger:
         ]
         if live_too:
             # Not by the tag as well: that reads all runs that the group ever had, while there are few live ones at any time.
-            live = self._instance.get_run_records(dg.RunsFilter(statuses=_LIVE_STATUSES), ascending=True)
-            records += [record for record in live if record.dagster_run.tags.get(GROUP_TAG) == self._group_id]
-        unique = {record.dagster_run.run_id: record for record in records}
+            records += self._instance.get_run_records(dg.RunsFilter(statuses=_LIVE_STATUSES), ascending=True)
+        unique = {record.dagster_run.run_id: record for record in records if self._counts(record.dagster_run)}
         retried = {record.dagster_run.parent_run_id for record in unique.values()}
         ordered = sorted(unique.values(), key=lambda record: record.storage_id)
         # The status of a run was read before its marks and its signs: a run that ended without them looks later whether it may work.
@@ -82,15 +99,22 @@ class RunLedger:
             if record.dagster_run.status in _AT_WORK or (run_id in marks and run_id not in self._final_marks)
         }
         signs = self._signs.read(watched)
-        return tuple(
-            self._seen(
-                record,
-                is_retried=record.dagster_run.run_id in retried,
-                marks=marks.get(record.dagster_run.run_id, frozenset()),
-                sign=signs.get(record.dagster_run.run_id, ""),
+        found = [
+            (
+                record.dagster_run,
+                self._seen(
+                    record,
+                    is_retried=record.dagster_run.run_id in retried,
+                    marks=marks.get(record.dagster_run.run_id, frozenset()),
+                    sign=signs.get(record.dagster_run.run_id, ""),
+                ),
             )
             for record in ordered
-        )
+        ]
+        return tuple(self._coverage.added(found))
+
+    def _counts(self, run: dg.DagsterRun) -> bool:
+        return run.tags.get(GROUP_TAG) == self._group_id and self._own_jobs.have(run)
 
     def _marks(self, run_id: str) -> frozenset[Mark]:
         """The marks of a run that ended in Dagster; nobody adds any to one that is over."""
@@ -126,6 +150,9 @@ class RunLedger:
         if run.status is dg.DagsterRunStatus.STARTING and isinstance(instance.run_launcher, dg.DefaultRunLauncher):
             return
         set_mark(instance, run, Mark.TAKEN_BACK)
+        if run.status is dg.DagsterRunStatus.NOT_STARTED:
+            instance.report_run_canceled(run)  # it was never submitted, so no queue and no launcher knows it
+            return
         if not instance.run_coordinator.cancel_run(run_id):
             now = instance.get_run_by_id(run_id)
             if now is not None and not now.is_finished:
@@ -176,6 +203,7 @@ class RunLedger:
             heartbeat=sign,
             is_gone=Mark.FINISHED in marks or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
             is_over=run.status not in _UNSURE or _is_over(marks),
+            refusal=run.tags.get(REFUSAL_TAG, ""),
         )
 
     def _will_be_retried(self, record: dg.RunRecord) -> bool:

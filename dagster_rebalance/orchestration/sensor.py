@@ -19,6 +19,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
+from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.pump import Parts
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
@@ -82,7 +83,7 @@ def build_kafka_batch_sensor(
             )
             raise ConfigurationError(msg)
         seat = Seat(context.instance, GroupAssets.of(kafka.group_id), _location(context), context.sensor_name)
-        mail, notes = MEMBERS.tick(key, lambda: _host(context, kafka, spark), seat.sign)
+        mail, notes = MEMBERS.tick(key, lambda: _host(context, job.name, kafka, spark), seat.sign)
         for note in notes:
             context.log.info(note)
         skip = "; ".join(mail.summary)
@@ -124,11 +125,13 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
     return dg.SkipReason(f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}")
 
 
-def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> HostedMember:
+def _host(context: dg.SensorEvaluationContext, job: str, kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
     settings = kafka.driver_settings()
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
+    origin = context.code_location_origin
+    own_job = JobName(origin.location_name, context.repository_name or "", job) if origin else JobName("", "", job)
     host = Host(location=_location(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
 
     @contextmanager
@@ -136,7 +139,7 @@ def _host(context: dg.SensorEvaluationContext, kafka: KafkaConsumerResource, spa
         with ExitStack() as stack:
             instance = stack.enter_context(dg.DagsterInstance.from_ref(instance_ref))
             consumer = stack.enter_context(kafka.connect())
-            ledger = RunLedger(instance, kafka.group_id, stop_spark_work=spark.stop_abandoned_work if spark else None)
+            ledger = RunLedger(instance, kafka.group_id, own_job=own_job, stop_spark_work=spark.stop_abandoned_work if spark else None)
             producer = kafka.dead_letters()
             yield Parts(
                 consumer=consumer,

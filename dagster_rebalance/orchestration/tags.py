@@ -21,8 +21,11 @@ RANGES_TAG = "dagster_rebalance/ranges"
 """For people: the ranges in short. The run config has them in full."""
 REFUSED_TAG = "dagster_rebalance/refused"
 """The id of the run that refused itself."""
+REFUSAL_TAG = "dagster_rebalance/refusal"
+"""Why the run refused itself, for people and for the member, which shows it when it happens again and again."""
 
 _RANGES_SHOWN = 4
+MOST_REFUSAL_CHARACTERS = 400
 
 
 def run_tags(offer: Offer, group_id: str) -> dict[str, str]:

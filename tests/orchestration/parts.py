@@ -98,7 +98,7 @@ def make_run(
     """Put a run that was asked for by an offer into the instance, in any state; with `parent`, as Dagster puts a retry there."""
     inherited = dict(parent.tags) if parent else {}
     origin: Any = dg.deserialize_value(_ORIGIN)
-    return instance.create_run_for_job(
+    run = instance.create_run_for_job(
         idle_job,
         status=status,
         tags={**run_tags(wanted, group_id), **inherited, **(tags or {})},
@@ -107,6 +107,9 @@ def make_run(
         root_run_id=(parent.root_run_id or parent.run_id) if parent else None,
         remote_job_origin=origin,
     )
+    if status is dg.DagsterRunStatus.STARTED:  # a run that works has its start noted
+        instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id)
+    return run
 
 
 def give_sign(instance: dg.DagsterInstance, run: dg.DagsterRun, sign: str) -> None:

@@ -14,7 +14,7 @@ from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, REFUSED_TAG
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSED_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import give_sign, idle_job, make_run, offer, span, status_of, tags_of
 
@@ -115,7 +115,7 @@ def test_a_run_without_a_readable_config_is_seen_without_ranges(instance: dg.Dag
     """It works on nothing that was claimed, and must not keep the others from being read."""
     instance.create_run_for_job(
         idle_job,
-        tags={BATCH_TAG: batch_id},
+        tags={BATCH_TAG: batch_id, GROUP_TAG: "etl"},
         run_config={"resources": {"kafka_batch": {"config": {"batch_id": batch_id, "ranges": ["orders:0:9:1"]}}}},
     )
     good = make_run(instance, offer(batch_id), Status.STARTED)

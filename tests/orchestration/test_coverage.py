@@ -1,0 +1,164 @@
+"""What counts as success: every asset of the job, whatever part of a run people execute again. On a real instance, with real runs."""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotations of an asset.
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.runs import Succeeded, ToRequest, progress_of
+from dagster_rebalance.orchestration.coverage import UNKNOWN
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import run_config, run_tags
+from tests.orchestration.parts import offer, span
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dagster_rebalance.core.runs import Progress
+
+
+@dg.asset(required_resource_keys={"kafka_batch"})
+def orders() -> None:
+    """Always succeeds."""
+
+
+@dg.asset(deps=[orders], required_resource_keys={"kafka_batch"}, config_schema={"broken": dg.Field(str, default_value="")})
+def totals(context: dg.AssetExecutionContext) -> None:
+    """Fails while the file exists that its config names."""
+    from pathlib import Path  # noqa: PLC0415 - the module of a run process
+
+    if context.op_config["broken"] and Path(context.op_config["broken"]).exists():
+        raise ValueError
+
+
+@dg.multi_asset(specs=[dg.AssetSpec("left", skippable=True), dg.AssetSpec("right", skippable=True)], can_subset=True)
+def halves(context: dg.AssetExecutionContext) -> Any:  # noqa: ANN401 - Dagster looks at this annotation
+    """Two assets of one step."""
+    for key in context.selected_asset_keys:
+        yield dg.MaterializeResult(asset_key=key)
+
+
+@dg.asset_check(asset=orders)
+def is_fine() -> dg.AssetCheckResult:
+    """A check, which is no part of a range."""
+    return dg.AssetCheckResult(passed=True)
+
+
+def _any_batch(_context: dg.InitResourceContext) -> None:
+    """Takes what a `KafkaBatch` takes, and checks nothing."""
+
+
+def whole_job() -> dg.JobDefinition:
+    """The job, found again by its re-executions."""
+    return dg.Definitions(
+        assets=[orders, totals, halves],
+        asset_checks=[is_fine],
+        jobs=[dg.define_asset_job("whole", selection="*", executor_def=dg.in_process_executor)],
+        resources={"kafka_batch": dg.ResourceDefinition(_any_batch, config_schema=dict)},
+    ).resolve_job_def("whole")
+
+
+class Desk:
+    """A person in front of Dagster, and what the ledger makes of it."""
+
+    def __init__(self, instance: dg.DagsterInstance, batch_id: str, broken: "Path") -> None:
+        self._instance = instance
+        self._offer = offer(batch_id)
+        self._broken = broken
+        self._config = {
+            **run_config(self._offer, "kafka_batch"),
+            "ops": {"totals": {"config": {"broken": str(broken)}}},
+        }
+
+    def run(self) -> str:
+        """The first run: `totals` fails in it."""
+        self._broken.touch()
+        with dg.execute_job(
+            dg.reconstructable(whole_job), self._instance, run_config=self._config, tags=run_tags(self._offer, "etl")
+        ) as first:
+            self._broken.unlink()
+            return first.run_id
+
+    def again(self, run_id: str, *steps: str) -> str:
+        """Executes some steps of a run again, or all from the failure on; Dagster copies config and tags."""
+        options = (
+            dg.ReexecutionOptions(run_id, step_selection=list(steps))
+            if steps
+            else dg.ReexecutionOptions.from_failure(run_id, self._instance)
+        )
+        job = dg.reconstructable(whole_job)
+        with dg.execute_job(
+            job, self._instance, run_config=self._config, reexecution_options=options, tags=run_tags(self._offer, "etl")
+        ) as result:
+            assert result.success
+            return result.run_id
+
+    def selected(self, *assets: str) -> None:
+        """Materialises some assets by hand, with the tags and the config of the batch."""
+        keys = [dg.AssetKey(asset) for asset in assets]
+        config = run_config(self._offer, "kafka_batch")
+        whole_job().execute_in_process(
+            config, instance=self._instance, asset_selection=keys, tags={**run_tags(self._offer, "etl"), "by": "hand"}
+        )
+
+    def progress(self) -> "Progress":
+        """How far the range is."""
+        return progress_of(span(0), self._offer.batch_id, RunLedger(self._instance, "etl").read([self._offer.batch_id]), max_attempts=3)
+
+
+@pytest.fixture
+def desk(instance: dg.DagsterInstance, batch_id: str, tmp_path: "Path") -> Desk:
+    """One for each test."""
+    return Desk(instance, batch_id, tmp_path / "broken")
+
+
+def lacks(progress: "Progress") -> tuple[str, ...]:
+    """What a range still needs."""
+    assert isinstance(progress, ToRequest)
+    return progress.left_out
+
+
+def test_a_re_execution_of_some_steps_is_no_success_for_the_others(desk: Desk) -> None:
+    """`totals` would never get these offsets."""
+    first = desk.run()
+    desk.again(first, "orders")
+    assert lacks(desk.progress()) == ("totals",)
+
+
+def test_a_re_execution_from_the_failure_is_a_success(desk: Desk) -> None:
+    """What it leaves out has succeeded before: that is what Dagster's button does, and what its own retries do."""
+    done = desk.again(desk.run())
+    assert desk.progress() == Succeeded(done)
+
+
+def test_pieces_that_were_executed_one_after_the_other_make_a_success(desk: Desk) -> None:
+    """In whatever order."""
+    first = desk.run()
+    desk.again(first, "halves")
+    done = desk.again(first, "totals")
+    assert desk.progress() == Succeeded(done)
+
+
+def test_what_a_deleted_run_has_done_is_not_known_any_more(desk: Desk, instance: dg.DagsterInstance) -> None:
+    """Its part is asked for again: the output of a range may be replaced, and must not be missing."""
+    first = desk.run()
+    desk.again(first)
+    instance.delete_run(first)
+    assert lacks(desk.progress()) == ("left", "orders", "right")
+
+
+def test_assets_that_were_selected_by_hand_are_a_part(desk: Desk) -> None:
+    """Also where one step has both a selected asset and another one."""
+    desk.run()
+    desk.selected("orders", "left")
+    assert lacks(desk.progress()) == ("totals",)
+    desk.selected("totals", "orders", "left")
+    assert isinstance(desk.progress(), Succeeded), "the first run has done the right half"
+
+
+def test_assets_that_were_selected_while_no_whole_run_is_known_are_no_success(desk: Desk) -> None:
+    """What the job has besides is not known."""
+    desk.selected("orders", "totals", "left")
+    assert lacks(desk.progress()) == (UNKNOWN,)
