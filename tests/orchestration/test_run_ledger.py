@@ -14,7 +14,7 @@ from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSED_TAG
+from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSAL_TAG, REFUSED_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import give_sign, idle_job, make_run, offer, span, status_of, tags_of
 
@@ -34,7 +34,7 @@ def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
 @pytest.mark.parametrize(
     ("status", "state"),
     [
-        (Status.NOT_STARTED, RunState.WAITING),
+        (Status.NOT_STARTED, RunState.CREATED),
         (Status.QUEUED, RunState.WAITING),
         (Status.MANAGED, RunState.WAITING),
         (Status.STARTING, RunState.STARTING),
@@ -467,3 +467,17 @@ def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, bat
     run = make_run(instance, offer(batch_id), Status.STARTED)
     RunLedger(instance, "etl").end_dead(run.run_id)
     assert status_of(instance, run) is Status.FAILURE
+
+
+def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """No queue and no launcher knows it: a hold would wait for it until its limit."""
+    run = make_run(instance, offer(batch_id), Status.NOT_STARTED)
+    RunLedger(instance, "etl").cancel(run.run_id)
+    assert status_of(instance, run) is Status.CANCELED
+    assert look(instance, batch_id).is_taken_back
+
+
+def test_why_a_run_refused_itself_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """The member shows it when runs refuse themselves again and again."""
+    make_run(instance, offer(batch_id), Status.FAILURE, tags={REFUSAL_TAG: "Kafka could not be asked"})
+    assert look(instance, batch_id).refusal == "Kafka could not be asked"

@@ -1,0 +1,65 @@
+"""Whose runs count for a group: tags can be copied, and written by who may launch runs. On a real instance; nothing is launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.runs import Succeeded, ToRequest, progress_of
+from dagster_rebalance.orchestration.own_jobs import JobName
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.parts import make_run, offer, span
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.runs import Progress
+
+MINE = JobName("l", "r", "idle_job")
+
+
+@pytest.fixture
+def group_id() -> str:
+    """A group that no member has joined: the instance is that of other tests, too."""
+    return unique_name("group")
+
+
+def progress(instance: dg.DagsterInstance, group_id: str, batch_id: str, own_job: JobName | None = None) -> Progress:
+    """How far the range is, for a member of the group."""
+    return progress_of(span(0), batch_id, RunLedger(instance, group_id, own_job=own_job).read([batch_id]), max_attempts=3)
+
+
+def test_a_run_of_the_sensors_own_job_counts(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
+    """So that the next tests show something."""
+    run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
+    assert progress(instance, group_id, batch_id, MINE) == Succeeded(run.run_id)
+
+
+@pytest.mark.parametrize(
+    "mine", [JobName("other", "r", "idle_job"), JobName("l", "other", "idle_job"), JobName("l", "r", "other"), JobName("", "", "idle_job")]
+)
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])
+def test_a_run_of_another_job_counts_for_nothing(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str, mine: JobName, status: dg.DagsterRunStatus
+) -> None:
+    """It would commit offsets that nobody processed, stop a partition, or hold it back."""
+    make_run(instance, offer(batch_id), status, group_id=group_id)
+    assert progress(instance, group_id, batch_id, mine) == ToRequest(1)
+    assert RunLedger(instance, group_id, own_job=mine).read([], live_too=True) == ()
+
+
+def test_a_run_of_another_group_counts_for_nothing(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
+    """Batch ids are in tags that everybody sees."""
+    make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id="other")
+    assert progress(instance, group_id, batch_id, MINE) == ToRequest(1)
+
+
+def test_what_a_former_owner_has_at_work_in_another_code_location_is_adopted(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str
+) -> None:
+    """Blue and green are members of one group: their runs must not work side by side."""
+    RunLedger(instance, group_id, own_job=MINE).read([])
+    run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
+    assert progress(instance, group_id, batch_id, JobName("green", "r", "idle_job")) == Succeeded(run.run_id)
+    assert progress(instance, group_id, batch_id) == Succeeded(run.run_id)
