@@ -48,13 +48,13 @@ class OwnJobs:
 
     def have(self, run: dg.DagsterRun) -> bool:
         """Whether a run counts. Before any member was there, all do: nobody commits anything for them."""
-        self._add_mine()
         wanted = json.dumps(JobName.of(run))
         if wanted not in self._known:
             self._known = frozenset(self._instance.get_dynamic_partitions(self._name))
         return wanted in self._known or not self._known
 
-    def _add_mine(self) -> None:
+    def add_mine(self) -> None:
+        """Add the member's own job, once. Must come before it claims anything: others find its runs by that."""
         if self._mine is not None:
             self._instance.add_dynamic_partitions(self._name, [json.dumps(self._mine)])
             self._mine = None

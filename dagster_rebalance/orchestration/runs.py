@@ -76,6 +76,7 @@ class RunLedger:
 
     def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
         """All runs of the batches, and all live runs of the group if `live_too`; oldest first. Other groups and jobs do not count."""
+        self._own_jobs.add_mine()
         wanted = sorted(batch_ids)
         records = [
             record
