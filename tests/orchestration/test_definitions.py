@@ -223,6 +223,12 @@ class Check:
         made = build_kafka_batch_defs(kafka=self.kafka, assets=[asset()])
         self.job = dg.Definitions.merge(made, dg.Definitions(jobs=[checks])).resolve_job_def("checks")
 
+    def fail(self, attempt: int = 1) -> dg.DagsterRun:
+        """A run of batch b-1 that has worked, and failed."""
+        run = make_run(self.instance, offer("b-1", attempt=attempt), dg.DagsterRunStatus.STARTED, group_id=self.kafka.group_id)
+        self.instance.report_run_failed(run)
+        return run
+
     def execute(self) -> tuple[bool, str, object]:
         """Whether it passed, its description, and the partitions that are stopped."""
         result = self.job.execute_in_process(instance=self.instance)
@@ -241,7 +247,7 @@ def check() -> Iterator[Check]:
 def test_the_check_executed_by_hand_passes_while_work_goes_on(check: Check) -> None:
     """It looks for itself, so it answers while no member is there; one failed run of two is no stop."""
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
-    make_run(check.instance, offer("b-1"), dg.DagsterRunStatus.FAILURE)
+    check.fail()
     assert check.execute() == (True, "every partition goes on", {})
 
 
@@ -249,7 +255,7 @@ def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> 
     """Runs that failed too often, and a text by somebody else; the reasons name what to look at."""
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     check.group.committed[tp(1)] = OffsetAndMetadata(3, "spark-checkpoint-17")
-    _, last = [make_run(check.instance, offer("b-1", attempt=attempt), dg.DagsterRunStatus.FAILURE) for attempt in (1, 2)]
+    _, last = check.fail(), check.fail(attempt=2)
     passed, description, stopped = check.execute()
     assert not passed
     assert f"orders-0: 2 runs failed on orders-0 [0, 10), the last one is {last.run_id}" in description

@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
@@ -73,6 +74,7 @@ def test_settings_of_librdkafka_reach_the_client() -> None:
         "max_claims_per_partition",
         "min_records",
         "max_attempts",
+        "retry_delay_limit_s",
         "lease_s",
         "heartbeat_timeout_s",
         "start_timeout_s",
@@ -89,6 +91,12 @@ def test_how_long_a_run_may_be_silent_reaches_the_driver() -> None:
     """A platform that takes ten minutes to start a run must be able to say so."""
     pulse = resource(heartbeat_timeout_s=30.0, start_timeout_s=600.0).driver_settings().pulse
     assert (pulse.heartbeat_timeout_s, pulse.start_timeout_s) == (30.0, 600.0)
+
+
+def test_when_a_range_is_tried_again_reaches_the_driver() -> None:
+    """A team whose outages last longer, or whose work must not be done a fourth time, must be able to say so."""
+    pace = resource(retry_delay_s=0.0, retry_delay_limit_s=60.0, retry_stopped=False).driver_settings().pace
+    assert pace == RetryPace(0.0, 60.0, retry_stopped=False)
 
 
 def test_topics_must_be_named() -> None:

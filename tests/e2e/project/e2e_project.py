@@ -24,7 +24,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "fenced": {"max_ranges_per_run": 1},
     "grown": {"max_ranges_per_run": 1},
     "failing": {"max_attempts": 3},
-    "hopeless": {"max_attempts": 1},
+    "hopeless": {"max_attempts": 1, "retry_stopped": False},
     "poisoned": {"max_attempts": 1, "on_failure": "dead_letter", "dead_letter_topic": "dead_letters"},
     "previewed": {},
     "paired": {},
