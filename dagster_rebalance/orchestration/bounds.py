@@ -44,9 +44,18 @@ def find(
     consumer: RebalanceAwareConsumer,
     bounds: Mapping[TopicPartition, Bounds],
     recorded_until: Mapping[TopicPartition, int],
+    *,
     timeout_s: float = READ_LIMIT_S,
+    patience_s: float = READ_LIMIT_S,
 ) -> dict[TopicPartition, Found]:
     """What is to be judged of partitions whose bounds are known; those whose leaders do not verify in time are missing.
+
+    Args:
+        consumer: Asks Kafka.
+        bounds: The partitions.
+        recorded_until: The ends of the last recorded commits, as far as they are known.
+        timeout_s: How long the coordinator, or any broker, may take.
+        patience_s: How long the leaders may take together.
 
     Raises:
         BrokerError: Kafka refuses, or its coordinator does not answer.
@@ -54,7 +63,7 @@ def find(
     stored = consumer.committed(list(bounds), timeout_s)
     doubts = {partition: position_to_verify(stored[partition], found) for partition, found in bounds.items()}
     asked = {partition: position for partition, position in doubts.items() if position is not None}
-    is_truncated = consumer.cluster.truncated(asked, timeout_s) if asked else {}
+    is_truncated = consumer.cluster.truncated(asked, patience_s) if asked else {}
     ids = consumer.cluster.topic_ids({partition.topic for partition in bounds}, timeout_s) if bounds else {}
     return {
         partition: Found(

@@ -249,7 +249,7 @@ class Pump:
         parts = self.parts
         owned = parts.driver.partitions
         bounds = self._bounds.read([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch])
-        found = find(parts.consumer, bounds, recorded_until, PATIENCE_S)
+        found = find(parts.consumer, bounds, recorded_until, patience_s=PATIENCE_S)
         return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:

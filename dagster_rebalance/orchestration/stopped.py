@@ -114,7 +114,7 @@ def look_at_group(
     partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic, timeout_s)]
     bounds = read(partitions)
     known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
-    return GroupLook(find(consumer, known, {}, timeout_s))
+    return GroupLook(find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s))
 
 
 def stopped_in(look: GroupLook, ledger: RunLedger, catalogue: RecordedCommits, settings: "DriverSettings") -> dict[TopicPartition, str]:
