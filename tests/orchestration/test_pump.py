@@ -130,7 +130,7 @@ def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInsta
     """Its work costs nothing to take back."""
     bench = Bench(instance, partitions=2)
     bench.offers(2)
-    runs = [bench.run(Status.NOT_STARTED, number) for number in (0, 1)]
+    runs = [bench.run(Status.QUEUED, number) for number in (0, 1)]
     bench.until(lambda: not bench.mailbox.mail.offers)
     cancelled: list[str] = []
     bench.pump.parts.ledger.cancel = cancelled.append  # type: ignore[method-assign,assignment]

@@ -32,7 +32,7 @@ def work() -> None:
 class StandIn:
     """A member that has something to say."""
 
-    is_over = False
+    is_over = is_lost = False
 
     def __init__(self, *offers: Offer) -> None:
         self.mail = Mail(offers, ("2 runs in flight", "lag 340"))
