@@ -119,7 +119,7 @@ def test_what_a_member_has_to_say_is_logged_as_it_is(
     note = f"12:00:00 group {group_id} has 100% of {{orders}}"
 
     class StandIn:
-        is_over = False
+        is_over = is_lost = False
 
         def tick(self) -> tuple[Mail, list[str]]:
             return Mail((), (f"summary of {group_id}",)), [note]
