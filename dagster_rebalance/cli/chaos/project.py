@@ -118,7 +118,7 @@ kafka = KafkaConsumerResource(
     topics=[TOPIC],
     max_ranges_per_run=2,
     max_runs_in_flight=50,  # how many work is the business of Dagster's queue, so that no partition has to wait for its turn
-    max_attempts=50,  # runs fail here because of faults, never because of a record
+    max_attempts=10,  # runs fail here because of faults, never because of a record
     retry_delay_s=1.0,  # what stands still is counted, and that shall not be a wait that was asked for
     retry_delay_limit_s=5.0,
     hold_limit_s=60.0,
@@ -128,18 +128,19 @@ kafka = KafkaConsumerResource(
     start_timeout_s=45.0,
     **(CLASSIC if PROTOCOL == "classic" else {}),
 )
-main = build_kafka_batch_defs(kafka=kafka, assets=[copied_by_spark if WITH_SPARK else copied_by_hand, noted], **WITH_SPARK)
-fleeting = build_kafka_batch_defs(
-    kafka=KafkaConsumerResource(
-        bootstrap_servers=dg.EnvVar(BROKERS_VARIABLE),
-        group_id=FLEETING,
-        topics=[FLEETING],
-        lease_s=20.0,
-        **(CLASSIC if PROTOCOL == "classic" else {}),
-    ),
-    assets=[passed_on],
-    name="fleeting_batches",
-    kafka_key="fleeting_kafka",
-    batch_key="fleeting_batch",
-)
-defs = fleeting if os.environ.get(ROLE_VARIABLE) == FLEETING else main
+if os.environ.get(ROLE_VARIABLE) == FLEETING:
+    defs = build_kafka_batch_defs(
+        kafka=KafkaConsumerResource(
+            bootstrap_servers=dg.EnvVar(BROKERS_VARIABLE),
+            group_id=FLEETING,
+            topics=[FLEETING],
+            lease_s=20.0,
+            **(CLASSIC if PROTOCOL == "classic" else {}),
+        ),
+        assets=[passed_on],
+        name="fleeting_batches",
+        batch_key="fleeting_batch",
+    )
+else:
+    copied = copied_by_spark if WITH_SPARK else copied_by_hand
+    defs = build_kafka_batch_defs(kafka=kafka, assets=[copied, noted], **WITH_SPARK)
