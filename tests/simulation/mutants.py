@@ -11,7 +11,6 @@ from dagster_rebalance.core import explain as explain_module
 from dagster_rebalance.core import planning as planning_module
 from dagster_rebalance.core import restoring as restoring_module
 from dagster_rebalance.core import runs as runs_module
-from dagster_rebalance.core.claims import StoredPartition
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ledger import OffsetLedger
@@ -19,6 +18,7 @@ from dagster_rebalance.core.offers import Offer, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
+from dagster_rebalance.core.restoring import StartFrom, take_in
 from dagster_rebalance.core.runs import RunSeen, RunState, Succeeded, ToRequest
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.testing.simulation import dagster_runs
@@ -175,7 +175,8 @@ def without_a_word(patch: pytest.MonkeyPatch) -> None:
 
 def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """A new group passes over what is there."""
-    patch.setattr(restoring_module, "_position", lambda bounds, _: StoredPartition(bounds.until))
+    real = take_in
+    patch.setattr(driver_module, "take_in", lambda *seen, **said: real(*seen, **{**said, "start_from": StartFrom.LATEST}))
 
 
 def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
@@ -203,18 +204,18 @@ def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    no_start_check: (3, "was materialised by r3 and by r9"),
-    no_read_before_write: (1, "overwrites what another application has stored"),
+    no_start_check: (5, "works on what r3 works on"),
+    no_read_before_write: (76, "overwrites what another application has stored"),
     commit_of_a_failed_run: (3, "is committed, but no run has succeeded on it: it is lost"),
     drop_the_claims_on_a_commit: (2, "a claim is dropped without a commit"),
     forget_the_claims_of_the_former_owner: (1, "a claim is dropped without a commit"),
-    forget_the_epoch: (1, "was assigned twice without being given up"),
-    release_before_commit: (3, "was assigned twice without being given up"),
-    fence_before_drain: (17, "back while r4 works on it"),
+    forget_the_epoch: (6, "was assigned twice without being given up"),
+    release_before_commit: (13, "back while r1 works on it"),
+    fence_before_drain: (9, "back while r2 works on it"),
     commit_out_of_order: (2, "refusing to store"),
-    no_deadline: (23, "still holds orders-0, 6 s behind the limit"),
+    no_deadline: (109, "still holds orders-2, orders-3, 6 s behind the limit"),
     no_new_claims: (1, "does nothing about orders-0"),
-    deaf_pulse: (6, "was ended as dead although it works"),
+    deaf_pulse: (4, "was ended as dead although it works"),
     ask_again_while_it_works: (5, "does nothing about"),
     no_pulse: (3, "does nothing about"),
     stopped_for_ever: (13, "does nothing about"),
