@@ -161,7 +161,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     ) -> list[Message]:
         """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned."""
         wait_s = patience_s(timeout_s, timeout)
-        return await self._poll(lambda: self._consumer.poll(wait_s, max_records), lambda records: records)
+        return await self._poll(lambda: self._consumer.poll(wait_s, max_records))
 
     async def poll_with_rebalance(
         self,
@@ -172,7 +172,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     ) -> PollResult:
         """Poll, and get what happened together with the records."""
         wait_s = patience_s(timeout_s, timeout)
-        return await self._poll(lambda: self._consumer.poll_with_rebalance(wait_s, max_records), lambda result: result.records)
+        return await self._poll(lambda: self._consumer.poll_with_rebalance(wait_s, max_records))
 
     async def wakeup(self) -> None:
         """Let the poll that waits, or else the next one, return at once; an iteration ends."""
@@ -185,7 +185,7 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     async def __anext__(self) -> Message:
         """The next record; each is polled for by itself."""
         if self._closing is None:
-            records = await self._poll(self._consumer.next_for_iteration, lambda records: records)
+            records = await self._poll(self._consumer.next_for_iteration)
             if records:
                 return records[0]
         raise StopAsyncIteration
@@ -243,17 +243,16 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         async with self._turn():
             return await asyncio.wrap_future(self._owner.submit(function, nested=False))
 
-    async def _poll(self, function: Callable[[], T], records_of: Callable[[T], list[Message]]) -> T:
+    async def _poll(self, function: Callable[[], T]) -> T:
         refuse_in_callback("poll")
         caller = Caller()
         async with self._turn():
-            polling = self._owner.submit(lambda: self._consumer.poll_for(caller, function, records_of), nested=False)
+            polling = self._owner.submit(lambda: self._consumer.poll_for(caller, function), nested=False)
             try:
                 return await asyncio.wrap_future(polling)
             except BaseException:
-                unseen = caller.leave()
-                if unseen:
-                    self._owner.submit(lambda: self._consumer.put_back(unseen))
+                if caller.leave():
+                    self._owner.submit(self._consumer.untell)
                 raise
 
     def _turn(self) -> asyncio.Lock:

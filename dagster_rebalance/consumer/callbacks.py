@@ -74,11 +74,6 @@ class Callbacks:
             logger.error("a further failure in the same call", exc_info=problem)
         self._problem = self._problem or problem
 
-    @property
-    def has_problem(self) -> bool:
-        """Whether there is an exception to be raised."""
-        return self._problem is not None
-
     def raise_noted(self) -> None:
         """Raise what was noted, once."""
         problem, self._problem = self._problem, None

@@ -11,6 +11,7 @@ import json
 import logging
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import confluent_kafka
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.partition import OffsetAndMetadata
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,7 @@ class Fetcher:
         self._started: dict[TopicPartition, Start] = {}
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
+        self._unseen: list[Message] = []
         self._statistics = "{}"
         self._missing = MissingTopics()
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
@@ -161,7 +164,7 @@ class Fetcher:
         if start is None:
             msg = f"the position of {partition} is not known: it is not assigned to this consumer"
             raise IllegalStateError(msg)
-        reached = None if partition in self._staged else as_committed(self._consumer.position([theirs(partition)])[0])
+        reached = None if partition in self._staged else self._reached(partition)
         if reached is not None:
             return Position(reached.offset, start, reached.leader_epoch)
         return Position(start if isinstance(start, int) else None, start)
@@ -188,20 +191,28 @@ class Fetcher:
         """Stop reading."""
         self._consumer.close()
 
-    def put_back(self, records: Iterable[Message]) -> None:
-        """Read again what was returned and never reached the user.
+    def begin(self) -> None:
+        """A poll begins: what was read before has reached the user."""
+        self._unseen = []
+
+    def put_back_unseen(self) -> None:
+        """Read again what was read since `begin`, because it never reached the user.
 
         A partition that was given up, or sought elsewhere, since these records were returned is left
         where it is.
         """
+        records, self._unseen = self._unseen, []
+        self._put_back(records)
+
+    def _put_back(self, records: Iterable[Message]) -> None:
         spans: dict[TopicPartition, tuple[int, int]] = {}
         for record in records:
             tp, offset = _partition(record), record.offset() or 0
             first, _ = spans.get(tp, (offset, offset))
             spans[tp] = (first, offset)
         for tp, (first, last) in spans.items():
-            reached = self.position(tp).offset if tp in self._started else None
-            if reached is not None and first <= reached <= next_offset(last):
+            reached = self._reached(tp) if tp in self._started else None
+            if reached is not None and first <= reached.offset <= next_offset(last):
                 self.seek(tp, first)
 
     def lag(self, partition: TopicPartition) -> int | None:
@@ -219,12 +230,21 @@ class Fetcher:
 
     def _whatever_is_there(self, count: int, timeout_s: float) -> list[Message]:
         """The client waits for as many records as it is asked for: so only the first one is waited for."""
-        batch = self._consumer.consume(count, 0.0)
-        if not batch and timeout_s:
-            batch = self._consumer.consume(1, timeout_s)
-            if batch and count > 1:
-                batch += self._consumer.consume(count - 1, 0.0)
-        return batch
+        before = len(self._unseen)
+        self._consume(count, 0.0)
+        if timeout_s and len(self._unseen) == before:
+            self._consume(1, timeout_s)
+            if count > 1 and len(self._unseen) > before:
+                self._consume(count - 1, 0.0)
+        return self._unseen[before:]
+
+    def _consume(self, count: int, timeout_s: float) -> None:
+        # In one step of Python's: a signal handler that raises would else take away what the client has just returned.
+        self._unseen.extend(chain.from_iterable(map(self._consumer.consume, (count,), (timeout_s,))))
+
+    def _reached(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        """Behind the last record that was returned; None before the first one, and after a seek."""
+        return as_committed(self._consumer.position([theirs(partition)])[0])
 
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
         """An exception that left a callback would take the records with it that the client was about to return."""
@@ -241,7 +261,7 @@ class Fetcher:
         slipped = [message for message in batch if _partition(message) in self._withheld]
         if not slipped:
             return batch
-        self.put_back(slipped)
+        self._put_back(slipped)
         return [message for message in batch if _partition(message) not in self._withheld]
 
     def _is_record(self, message: Message) -> bool:

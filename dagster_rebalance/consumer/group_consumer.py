@@ -122,11 +122,20 @@ class GroupConsumer(WakingConsumer):
         if self._fetcher:
             self._fetcher.start_staged()
 
-    def _complete_due(self) -> None:
+    def _complete_due(self) -> bool:
+        """Begin a poll; whether the one before has found something that its caller was not told."""
         self._exchange_marks()
-        self._tell_revoked(self._lists.to_be_revoked)
-        self._lost_reasons = {}
-        self._give_away(self._lists.start_poll())
+        due = self._lists.start_poll()
+        self._tell_revoked(due.completed & self._assigned)
+        self._lost_reasons = {tp: reason for tp, reason in self._lost_reasons.items() if tp in self._lists.lost}
+        self._give_away(due)
+        return due.news
+
+    def _untell(self) -> None:
+        """A poll has ended and told nobody: its records are read again, and what it found is told by the next one."""
+        self._lists.untold()
+        if self._fetcher:
+            self._fetcher.put_back_unseen()
 
     def _give_away(self, due: PollStarted) -> None:
         """Carry out what is due; after an exception, the next poll does it again."""

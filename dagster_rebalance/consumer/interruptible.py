@@ -34,23 +34,23 @@ T = TypeVar("T")
 
 
 class Caller:
-    """Who waits for a poll, and may stop waiting at any moment. Either it gets the records, or they are put back."""
+    """Who waits for a poll, and may stop waiting at any moment. Either it gets the result, or the poll has told nobody."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._records: list[Message] = []
+        self._was_served = False
         self.has_left = False
 
-    def leave(self) -> list[Message]:
-        """Stop waiting; what was delivered all the same, and is not going to be seen."""
+    def leave(self) -> bool:
+        """Stop waiting; whether a result was delivered all the same, and is not going to be seen."""
         with self._lock:
             self.has_left = True
-            return self._records
+            return self._was_served
 
-    def deliver(self, records: list[Message]) -> bool:
+    def deliver(self) -> bool:
         """Whether the caller is still there."""
         with self._lock:
-            self._records = records
+            self._was_served = True
             return not self.has_left
 
 
@@ -64,7 +64,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         self.hurry = False
         self._caller = Caller()
 
-    def poll_for(self, caller: Caller, poll: Callable[[], T], records_of: Callable[[T], list[Message]]) -> T:
+    def poll_for(self, caller: Caller, poll: Callable[[], T]) -> T:
         """Poll for as long as the caller waits."""
         self._caller = caller
         try:
@@ -73,19 +73,17 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
             if caller.has_left:
                 logger.exception("a poll that nobody waits for any more has failed")
             raise
-        records = records_of(result)
-        if not caller.deliver(records):
-            self.put_back(records)
+        if not caller.deliver():
+            self.untell()
         return result
 
     def next_for_iteration(self) -> list[Message]:
         """The next record, or nothing once the iteration has to end."""
         return self._next_or_nothing()
 
-    def put_back(self, records: list[Message]) -> None:
-        """Let the next poll return these records."""
-        if self._fetcher:
-            self._fetcher.put_back(records)
+    def untell(self) -> None:
+        """Let the next poll return the records of the last one, and tell what it has found."""
+        self._untell()
 
     def wait_for(self, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in the event loop, and let operations through meanwhile."""

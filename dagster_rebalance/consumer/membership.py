@@ -133,8 +133,9 @@ class Member:
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did."""
         self._check_usable("poll")
-        self._busy = True
         try:
+            # In here: a signal handler that raises may do so between any two lines.
+            self._busy = True
             return self._poll(timeout_s)
         finally:
             self._busy = False

@@ -282,21 +282,30 @@ class RebalanceAwareConsumer(GroupConsumer):
         if max_records < 1:
             msg = f"max_records must be at least 1, not {max_records}; pause_all() keeps the consumer in its group and reads nothing"
             raise ValueError(msg)
-        with self._turn.of("poll"):
-            self._callbacks.begin()
-            self._complete_due()
-            deadline = self._clock() + timeout_s
-            while True:
-                remaining = 0.0 if self._has_to_return() else max(0.0, deadline - self._clock())
-                urgent = self._take_part(0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll)
-                if self._callbacks.has_problem:
-                    break
-                records = self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S)) if self._fetcher else []
-                if records or urgent or not remaining:
-                    return records
-                self._between_slices()
-        self._callbacks.raise_noted()
-        return []
+        has_begun = False
+        try:
+            with self._turn.of("poll"):
+                if self._fetcher:
+                    self._fetcher.begin()
+                has_begun = True
+                return self._wait_for_records(self._clock() + timeout_s, max_records, same_poll=same_poll)
+        except BaseException:
+            # A signal handler may raise anywhere, even between the client's return with records and ours.
+            if has_begun:
+                self._untell()
+            raise
+
+    def _wait_for_records(self, deadline: float, max_records: int, *, same_poll: bool) -> list[Message]:
+        self._callbacks.begin()
+        news = self._complete_due()
+        while True:
+            remaining = 0.0 if news or self._has_to_return() else max(0.0, deadline - self._clock())
+            urgent = self._take_part(0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll)
+            self._callbacks.raise_noted()
+            records = self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S)) if self._fetcher else []
+            if records or urgent or not remaining:
+                return records
+            self._between_slices()
 
     def _between_slices(self) -> None:
         """Called while a poll waits, about ten times a second."""

@@ -6,14 +6,17 @@ Owns the refusal, and its reason. Must never wait: a second caller is told at on
 from __future__ import annotations
 
 import functools
+import inspect
 import threading
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from typing_extensions import Self
 
@@ -28,6 +31,23 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound="HasTurn")
 
+_THE_TURN = "turn"
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    call: str
+    thread: int
+    frame: FrameType | None
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the call that took the turn is still on the stack of the thread that asks."""
+        frame = inspect.currentframe()
+        while frame is not None and frame is not self.frame:
+            frame = frame.f_back
+        return frame is not None
+
 
 class Turn:
     """The one turn that a consumer has to give.
@@ -40,66 +60,81 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._holder = 0
-        self._depth = 0
-        self._call = ""
+        # At most one entry. `setdefault` is atomic, so no lock is held when a signal handler raises.
+        self._held: dict[str, _Held] = {}
         self.in_callback = False
         """Whether the one who has the turn is running a callback; to be set by it."""
         self.is_over = False
         """Whether there is no turn any more; to be set by the one who has it."""
 
-    def of(self, call: str) -> Self:
+    def of(self, call: str) -> AbstractContextManager[object]:
         """Take the turn for a call, and give it back at the end of the `with`.
 
         Raises:
             IllegalStateError: It is taken, by another thread or by an outer call of the same; or there is none any more.
         """
-        if self._holder == threading.get_ident():
+        outer = self._outer_call()
+        if outer is not None:
             inside = (
                 "inside a rebalance callback: return from it first"
                 if self.in_callback
-                else f"in a signal handler or callback that interrupts {self._call}: call wakeup() there, and {call} once it has returned"
+                else f"in a signal handler or callback that interrupts {outer}: call wakeup() there, and {call} once it has returned"
             )
             msg = f"{call} {inside}"
             raise IllegalStateError(msg)
-        return self._take(call)
+        return self._take(call, _caller())
 
-    def within(self, call: str) -> Self:
+    def within(self, call: str) -> AbstractContextManager[object]:
         """Take the turn like `of`, or share it with an outer call of the same thread.
 
         Raises:
             IllegalStateError: Another thread has it, or there is none any more.
         """
-        if self._holder == threading.get_ident():
-            self._depth += 1
-            return self
-        return self._take(call)
+        if self._outer_call() is not None:
+            return nullcontext()
+        return self._take(call, _caller())
 
-    def _take(self, call: str) -> Self:
-        if not self._lock.acquire(blocking=False):
+    def _outer_call(self) -> str | None:
+        """The call of this thread that has the turn.
+
+        A signal handler may raise between any two steps, so a call can end without giving its turn back.
+        """
+        held = self._held.get(_THE_TURN)
+        if held is None or held.thread != threading.get_ident():
+            return None
+        if held.is_live:
+            return held.call
+        self._held.pop(_THE_TURN, None)
+        return None
+
+    def _take(self, call: str, frame: FrameType | None) -> Self:
+        mine = _Held(call, threading.get_ident(), frame)
+        held = self._held.setdefault(_THE_TURN, mine)
+        if held is not mine:
             msg = (
-                f"{call} while another thread is in {self._call or 'another call'}: one thread at a time may use a consumer; "
+                f"{call} while another thread is in {held.call}: one thread at a time may use a consumer; "
                 "give it one owner, and let others only call wakeup()"
             )
             raise IllegalStateError(msg)
+        self.in_callback = False
         if self.is_over:
-            self._lock.release()
+            self._held.pop(_THE_TURN, None)
             msg = f"{call} on a closed consumer: make a new one"
             raise IllegalStateError(msg)
-        self._call, self._depth = call, 1
-        self._holder = threading.get_ident()
         return self
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._depth -= 1
-        if not self._depth:
-            # Before the release: the next holder is not to be taken for this one.
-            self._holder = 0
-            self._lock.release()
+        self._held.pop(_THE_TURN, None)
+
+
+def _caller() -> FrameType | None:
+    """The call that takes the turn: who called the function that asks."""
+    frame = inspect.currentframe()
+    asking = frame.f_back if frame else None
+    return asking.f_back if asking else None
 
 
 def in_turn(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:

@@ -28,10 +28,12 @@ class PollStarted:
             they are not in the assignment of the API.
         release: The partitions to be released to Kafka now, in one request. `released` says that this was done; until then
             each poll says it again.
+        news: Whether the caller was not told what the poll before has found, and must hear of it at once.
     """
 
     completed: frozenset[TopicPartition]
     release: frozenset[TopicPartition]
+    news: bool = False
 
 
 class RevokeLists:
@@ -55,6 +57,7 @@ class RevokeLists:
         self._lost: frozenset[TopicPartition] = frozenset()
         self._assigned: set[TopicPartition] = set()
         self._unreleased: set[TopicPartition] = set()
+        self._is_untold = False
 
     @property
     def to_be_revoked(self) -> frozenset[TopicPartition]:
@@ -77,9 +80,21 @@ class RevokeLists:
         return frozenset(self._unreleased)
 
     def start_poll(self) -> PollStarted:
-        """Complete what is on the revoke-next list, forget what was lost, and move the delayed ones up."""
-        self._lost = frozenset()
-        return self.complete()
+        """Complete what is on the revoke-next list, forget what was lost, and move the delayed ones up.
+
+        After a poll that told nobody, nothing is completed or forgotten that its caller did not hear of.
+        """
+        if not self._is_untold:
+            self._lost = frozenset()
+            return self.complete()
+        self._is_untold = False
+        self.delay(self._next)
+        started = self.complete()
+        return PollStarted(started.completed, started.release, news=bool(self._next or self._lost))
+
+    def untold(self) -> None:
+        """The poll that was started last ended with an exception, or its caller is gone: nobody heard of what it found."""
+        self._is_untold = True
 
     def complete(self) -> PollStarted:
         """Complete what is on the revoke-next list, and move the delayed ones up."""

@@ -115,7 +115,7 @@ def test_what_is_put_back_is_returned_again_from_its_first_record_on(log: Log) -
         return len(taken) == EACH - 5 + EACH - 8
 
     wait_until(all_read, timeout_s=12, what="all records", interval_s=0)
-    log.fetcher.put_back(taken)
+    log.fetcher.put_back_unseen()
     log.read_until(log.tp(0), EACH - 5)
     log.read_until(log.tp(1), EACH - 8)
     assert log.seen == {log.tp(0): list(range(5, EACH)), log.tp(1): list(range(8, EACH))}

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+import sys
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult, PartitionsAssigned
+from dagster_rebalance.consumer.events import (
+    CallbackFailed,
+    CommitAnswered,
+    CommitResult,
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+)
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
+from tests.consumer.fake_log import fake_log
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+    from types import FrameType
+
+    from confluent_kafka import Message
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
-    from dagster_rebalance.core.errors import BrokerError
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))
@@ -147,9 +160,121 @@ def test_what_a_callback_of_the_settings_raises_reaches_the_caller_once(group: F
     with pytest.raises(ValueError, match="a bug of the user's"):
         blue.consumer.poll(0.1)
     assert blue.consumer.get_to_be_revoked_partitions() == {P2, P3}
-    blue.consumer.poll(0.1)
+    for _ in range(2):
+        blue.consumer.poll(0.1)
     green.consumer.poll(0.1)
     assert green.consumer.assignment() == {P2, P3}
+
+
+def test_what_a_poll_that_raises_has_found_is_told_by_the_next_one(group: FakeGroup) -> None:
+    """A loop that logs the exception and polls on would never get the chance to delay, and give its work away."""
+    blue = Side(group)
+    green = Side(group)
+    blue.member.fail(BrokerError("a topic is gone"))
+    with pytest.raises(BrokerError, match="a topic is gone"):
+        blue.consumer.poll(0.1)
+    before = group.clock()
+    blue.consumer.poll(60)
+    assert group.clock() == before, "it returns at once"
+    assert blue.consumer.get_to_be_revoked_partitions() == {P2, P3}
+    assert blue.consumer.delay_revoke({P2, P3})
+    green.consumer.poll(0.1)
+    assert not green.consumer.assignment()
+
+
+def test_a_poll_that_raises_ends_no_delay(group: FakeGroup) -> None:
+    """Who delays after each poll has not been asked."""
+    blue = Side(group)
+    green = Side(group)
+    blue.consumer.poll(0.1)
+    blue.consumer.delay_revoke({P2, P3})
+    blue.member.fail(BrokerError("a topic is gone"))
+    with pytest.raises(BrokerError, match="a topic is gone"):
+        blue.consumer.poll(0.1)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.delay_revoke({P2, P3})
+    green.consumer.poll(0.1)
+    assert blue.consumer.assignment() == set(EVERYTHING)
+
+
+def test_a_loss_that_a_poll_met_before_it_raised_is_told_by_the_next_one(group: FakeGroup) -> None:
+    """Work on a lost partition would go on, beside that of its new owner."""
+    blue = Side(group)
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.fail(BrokerError("a topic is gone"))
+    with pytest.raises(BrokerError, match="a topic is gone"):
+        blue.consumer.poll(0.1)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.get_lost_partitions() == {P0}
+    assert blue.consumer.lost_reasons() == {P0: LostReason.FENCED}
+    blue.consumer.poll(0.1)
+    assert not blue.consumer.get_lost_partitions()
+
+
+def test_records_that_were_read_when_ctrl_c_came_are_returned_by_the_next_poll(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has seen them, and a commit of the positions would skip them for good."""
+    log = fake_log(group, monkeypatch, {0: 3})
+    consumer = RebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+    consumer.subscribe(["orders"])
+    assert [record.offset() for record in consumer.poll(0.1, 1)] == [0]
+    log.consume, consume = interrupted_after_the_first(log.consume), log.consume  # type: ignore[method-assign,assignment]
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll(0.1)
+    log.consume = consume  # type: ignore[method-assign]
+    consumer.commit_sync()
+    assert group.committed[P0].offset == 1
+    assert [record.offset() for record in consumer.poll(0.1)] == [1, 2]
+    consumer.close()
+
+
+def interrupted_after_the_first(consume: Callable[[int, float], list[Message]]) -> Callable[[int, float], list[Message]]:
+    """Nothing at first, so that a record is waited for; and Ctrl-C while more are fetched behind it."""
+    answers = iter([lambda *_: [], consume])
+
+    def interrupted(count: int, timeout_s: float) -> list[Message]:
+        for answer in answers:
+            return answer(count, timeout_s)
+        raise KeyboardInterrupt
+
+    return interrupted
+
+
+class PressedError(Exception):
+    """Raised by a signal handler."""
+
+
+def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
+    """Call a function, and let a signal handler raise at one of its steps, or those of what it calls; whether it came to that step."""
+    steps = itertools.count()
+
+    def trace(_frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        if next(steps) == moment:
+            sys.settrace(None)
+            raise PressedError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    except PressedError:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_signal_handler_that_raises_at_any_step_leaves_a_consumer_that_works(group: FakeGroup) -> None:
+    """A turn that is never given back would be a member that can neither poll nor leave."""
+    blue = Side(group)
+    moments = 0
+    while interrupted_at(moments, lambda: blue.consumer.poll(0)):
+        blue.consumer.commit_sync({P0: OffsetAndMetadata(1)})
+        blue.consumer.poll(0)
+        moments += 1
+    assert moments > 50
+    blue.consumer.close()
+    assert not group.members
 
 
 class CommitLast(RebalanceListener):

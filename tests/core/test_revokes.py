@@ -173,6 +173,27 @@ def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
     assert lists.start_poll().release == NOTHING
 
 
+def test_after_a_poll_that_told_nobody_everything_stays_for_one_more() -> None:
+    """What is to be revoked, delayed or lost was never heard of, so nobody could have asked for a delay."""
+    lists = lists_of(A, B, C)
+    lists.request({A, B})
+    lists.delay({B})
+    lists.lose({C})
+    lists.untold()
+    assert lists.start_poll() == PollStarted(NOTHING, NOTHING, news=True)
+    assert lists.to_be_revoked == {A, B}
+    assert lists.lost == {C}
+    assert lists.start_poll() == PollStarted(frozenset({A, B}), frozenset({A, B}))
+    assert lists.lost == NOTHING
+
+
+def test_a_poll_that_found_nothing_leaves_no_news() -> None:
+    """The next one may wait as long as its caller says."""
+    lists = lists_of(A)
+    lists.untold()
+    assert lists.start_poll() == PollStarted(NOTHING, NOTHING)
+
+
 class ListsOfTheKip(RuleBasedStateMachine):
     """The lists against the seven sentences of "Proposed changes", each a line of this model."""
 
