@@ -91,7 +91,7 @@ class Pump:
         self._turned_at = parts.clock()
         self._summary: tuple[str, ...] = ()
         self._summed_up_at = self._stopped_shown_at = float("-inf")
-        self._has_stop_news = False
+        self._stop_news = self._stop_news_told = 0
         self._runs = RunEnder(parts.ledger, self._note, self._dead_run_ended, parts.start)
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
@@ -140,7 +140,7 @@ class Pump:
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
                 self._show(partial(parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id))
-                self._has_stop_news = True
+                self._stop_news += 1
         # Only now: the driver holds a partition that went and came back within one poll until it has heard of that.
         requested = parts.consumer.get_to_be_revoked_partitions() - parts.driver.held
         if requested:
@@ -233,7 +233,7 @@ class Pump:
                 self._show(partial(parts.catalogue.record_receipt, receipt))
             case do.ShowStop(partition, reason):
                 self._note(f"stopped: {reason}" if reason else f"{partition} goes on")
-                self._has_stop_news = True
+                self._stop_news += 1
             case do.Note(text):
                 self._note(text)
             case do.LeaveGroup(reason):
@@ -276,7 +276,7 @@ class Pump:
     def _recorded(self, commit: do.RecordCommit) -> seen.Event:
         if commit.is_dead_letter:
             self._note(f"{commit.range} is committed although no run succeeded: the dead-letter topic has it")
-            self._has_stop_news = True  # another member may have shown it as stopped meanwhile
+            self._stop_news += 1  # another member may have shown it as stopped meanwhile
         return seen.CommitRecorded(commit)
 
     def _ask_why(self, letter: do.StoreDeadLetter) -> None:
@@ -293,8 +293,8 @@ class Pump:
 
     def _show_stop_news(self) -> None:
         now = self.parts.clock()
-        if self._has_stop_news and now - self._stopped_shown_at >= _SHOW_STOPPED_S:
-            self._has_stop_news, self._stopped_shown_at = False, now
+        if self._stop_news > self._stop_news_told and now - self._stopped_shown_at >= _SHOW_STOPPED_S:
+            self._stopped_shown_at = now
             self._carry_out("looking up what is stopped in the group", self._show_stopped)
 
     def _show_stopped(self) -> None:
@@ -303,10 +303,17 @@ class Pump:
         mine = parts.driver.partitions
         own = {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason}
         look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(mine)
-        self._show(
-            lambda: parts.catalogue.show_stopped(stopped_in(look, parts.ledger, parts.catalogue, parts.driver.settings) | own),
-            slot="stopped",
-        )
+        news = self._stop_news
+
+        def show() -> int:
+            parts.catalogue.show_stopped(stopped_in(look, parts.ledger, parts.catalogue, parts.driver.settings) | own)
+            return news
+
+        self._show(show, self._stop_news_shown, slot="stopped")
+
+    def _stop_news_shown(self, news: int) -> None:
+        """Only now: the check must not stay as it was because the storage failed once."""
+        self._stop_news_told = news
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()

@@ -23,9 +23,10 @@ from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import make_run, span, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -75,6 +76,24 @@ def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterI
     bench.group.committed[tp(0)] = OffsetAndMetadata(0)
     bench.until(lambda: bench.mailbox.mail.offers)
     assert any(note.endswith(" orders-0 goes on") for note in bench.mailbox.take_notes())
+
+
+def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check would keep its old colour until the next news. The simulator found it."""
+    bench = Bench(instance)
+    bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
+    show, asked = bench.catalogue.show_stopped, 0
+
+    def fail_once(stopped: Mapping[TopicPartition, str]) -> None:
+        nonlocal asked
+        asked += bool(stopped)
+        if asked == 1:
+            message = "database is locked"
+            raise OSError(message)
+        show(stopped)
+
+    monkeypatch.setattr(bench.catalogue, "show_stopped", fail_once)
+    bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))
 
 
 def test_the_name_of_the_check_stays() -> None:
