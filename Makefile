@@ -7,7 +7,7 @@ SEED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench chaos compat sim mutants test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench chaos compat sim test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -22,8 +22,9 @@ bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench
 	$(BIN)/dagster-rebalance bench $(ARGS)
 
 SCHEDULES := 1000
+# Without SEED on the command line, schedules that nobody has played.
 sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: dagster-rebalance replay)
-	$(BIN)/dagster-rebalance simulate --schedules $(SCHEDULES) --seed $(SEED) $(ARGS)
+	$(BIN)/dagster-rebalance simulate --schedules $(SCHEDULES) $(if $(filter command environment,$(firstword $(origin SEED))),--seed $(SEED)) $(ARGS)
 
 FAULTS := 20
 chaos: install  ## faults on real brokers, members and runs, into build/chaos.json (FAULTS=200 SEED=7 ARGS="--spark --protocol classic")
@@ -32,17 +33,10 @@ chaos: install  ## faults on real brokers, members and runs, into build/chaos.js
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)
 
-MUTANTS := 100
-mutants: install  ## slips of the hand that tests without a broker must notice (MUTANTS=30 SEED=7); a run takes long
-	$(BIN)/python -m tools.mutants --mutants $(MUTANTS) --seed $(SEED) $(ARGS)
-
 # Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once.
-# Files keep the order of tests/conftest.py: by their number of tests, the longest single test would come last and alone.
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
-# The tests of the core have run by then, for its coverage.
-check: ARGS := --ignore=tests/core
 check: install format-check lint types imports core-coverage test  ## all that CI asks for
 
 format: install  ## format the code and fix what can be fixed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from dagster_rebalance.testing.simulation.proof import prove
+from dagster_rebalance.testing.simulation.proof import fresh_seed, prove
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.simulation.schedule import Played
@@ -23,19 +23,23 @@ _TOLD_EVERY = 500
 def simulate(
     *,
     schedules: Annotated[int, typer.Option(min=1, help="How many schedules are played.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="The seed of the first one; the others count on from it.")] = 1,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="The seed of the first one; the others count on from it. Without it, one that nobody has played."),
+    ] = None,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/sim.json"),
 ) -> None:
     """Play random schedules of rebalances, crashes and failures, and check that nothing is lost, doubled or stalled."""
+    first = fresh_seed() if seed is None else seed
 
     def told(played: Played) -> None:
-        number = played.seed - seed + 1
+        number = played.seed - first + 1
         if played.violation:
             typer.echo("\n".join([*played.trace[-_SHOWN:], f"see all of it with: dagster-rebalance replay --seed {played.seed}"]))
         elif number % _TOLD_EVERY == 0:
             typer.echo(f"{number} of {schedules} schedules", err=True)
 
-    proof = prove(schedules, seed, told=told)
+    proof = prove(schedules, first, told=told)
     proof.write(output)
     typer.echo(
         f"{proof.schedules} schedules from seed {proof.seed}: {len(proof.violations)} violations, {proof.rebalances} rebalances, "

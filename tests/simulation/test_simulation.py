@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dagster_rebalance.cli.app import build_app
 from dagster_rebalance.core.ownership import TRANSITIONS
-from dagster_rebalance.testing.simulation.proof import prove
+from dagster_rebalance.testing.simulation.proof import fresh_seed, prove
 from dagster_rebalance.testing.simulation.schedule import play
 from dagster_rebalance.testing.simulation.weather import PROTOCOLS
 from dagster_rebalance.testing.simulation.world import World
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCHEDULES = 150
+FRESH = 50
 
 
 def test_random_schedules_break_no_promise() -> None:
@@ -31,6 +32,18 @@ def test_random_schedules_break_no_promise() -> None:
     assert proof.commits > 10 * SCHEDULES
     assert proof.rebalances > 5 * SCHEDULES
     assert set(proof.not_taken) <= {"restoring, supersession noticed", "stopped, supersession noticed", "stopped, loss noticed"}
+
+
+def test_schedules_that_nobody_has_played_break_no_promise() -> None:
+    """Seeds that are played each time show the same each time."""
+    proof = prove(FRESH, fresh_seed())
+    assert [(played.seed, played.violation) for played in proof.violations] == [], "see all of it with dagster-rebalance replay --seed"
+
+
+def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
+    """Whoever finds something must be able to see it again."""
+    result = CliRunner().invoke(build_app(["simulate"]), ["simulate", "--schedules", "1", "--output", str(tmp_path / "sim.json")])
+    assert f"from seed {json.loads((tmp_path / 'sim.json').read_text(encoding='utf-8'))['seed']}: " in result.output
 
 
 def test_a_seed_gives_the_same_trace_again() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+_SEEDS = 10**10
 _CHUNK = 20
 """So many schedules take about a second: short enough to stop, long enough to be worth a message between processes."""
 
@@ -58,6 +60,11 @@ class Proof:
             "transitions": self.transitions,
         }
         path.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+
+
+def fresh_seed() -> int:
+    """A seed from the clock, so that each time schedules are played that nobody has played. Whoever uses it must show it."""
+    return time.time_ns() // 1_000_000 % _SEEDS
 
 
 def prove(schedules: int, seed: int, *, told: Callable[[Played], None] = lambda _: None, workers: int | None = None) -> Proof:
