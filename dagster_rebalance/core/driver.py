@@ -23,7 +23,7 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, refused_write, take_in
-from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest, progress_of, refused_last, unclaimed_workers
+from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, Succeeded, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.setbacks import unanswered
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
 from dagster_rebalance.core.transactions import noticed, why_hanging
@@ -334,8 +334,10 @@ class Driver:
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
         if before.ledger is None or after.ledger is None or before.ledger.next_offset == after.ledger.next_offset:
             return
+        # A launcher that cannot cancel what it launches leaves it alone: such a run may have been asked to end, and succeed.
+        succeeded = {entry.progress.run_id for entry in before.entries if isinstance(entry.progress, Succeeded)}
         self.holds = tuple(
-            replace(hold, committed={**hold.committed, after.partition: after.ledger.next_offset})
+            replace(hold, committed={**hold.committed, after.partition: after.ledger.next_offset}, cancelled=hold.cancelled - succeeded)
             if hold.epochs.get(after.partition) == after.epoch
             else hold
             for hold in self.holds
@@ -414,8 +416,8 @@ class Driver:
         live = frozenset[str]().union(*(owned.live_runs for owned in held))
         is_late = hold.hands_over or now >= hold.deadline_at
         cancels_all = is_late and not hold.hands_over and self.settings.on_deadline is DeadlinePolicy.CANCEL
-        waiting = frozenset[str]() if hold.hands_over else frozenset[str]().union(*(owned.waiting_runs for owned in held))
-        unwanted = live if cancels_all else waiting
+        unstarted = frozenset[str]() if hold.hands_over else frozenset[str]().union(*(owned.unstarted_runs for owned in held))
+        unwanted = live if cancels_all else unstarted
         is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= self.settings.retry_s
         due = unwanted if is_due_again else unwanted - hold.cancelled
         hold = replace(hold, run_ids=hold.run_ids | live)

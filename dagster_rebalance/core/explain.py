@@ -198,6 +198,8 @@ def _in_flight(progress: InFlight, span: str) -> str:
         return f"{_runs(progress.run_ids)} for {span} is created but not submitted, and is requested again"
     if runs <= set(progress.waiting):
         return f"{_runs(progress.run_ids)} for {span} waits in Dagster's queue"
+    if runs <= {*progress.waiting, *progress.launching}:
+        return f"{_runs(progress.run_ids)} for {span}: being launched"
     if runs <= set(progress.unconfirmed):
         ended = f"{_runs(progress.run_ids)} for {span} has ended in Dagster"
         return f"{ended}, and it is not known yet that nothing of it works any more"

@@ -71,9 +71,10 @@ class OffsetLedger:
         return frozenset(run for entry in self.entries if isinstance(entry.progress, InFlight) for run in entry.progress.run_ids)
 
     @property
-    def waiting_runs(self) -> frozenset[str]:
+    def unstarted_runs(self) -> frozenset[str]:
         """Those of the live runs that have not started."""
-        return frozenset(run for entry in self.entries if isinstance(entry.progress, InFlight) for run in entry.progress.waiting)
+        in_flight = [entry.progress for entry in self.entries if isinstance(entry.progress, InFlight)]
+        return frozenset(run for progress in in_flight for run in (*progress.waiting, *progress.launching))
 
     @property
     def blocked(self) -> tuple[Entry, GaveUp | Trouble] | None:

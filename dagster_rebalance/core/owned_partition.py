@@ -140,9 +140,9 @@ class OwnedPartition:
         return self.ledger.live_runs if self.ledger else frozenset()
 
     @property
-    def waiting_runs(self) -> frozenset[str]:
+    def unstarted_runs(self) -> frozenset[str]:
         """Those of the live runs that have not started."""
-        return self.ledger.waiting_runs if self.ledger else frozenset()
+        return self.ledger.unstarted_runs if self.ledger else frozenset()
 
     @property
     def lag(self) -> int:

@@ -24,7 +24,7 @@ class RunState(enum.Enum):
     WAITING = "waiting"
     """In the queue: it has not started and can be cancelled at no cost."""
     STARTING = "starting"
-    """Being launched. It cannot be cancelled yet, and has not looked at its claim."""
+    """Being launched. It has not looked at its claim. Some launchers can cancel it already."""
     STARTED = "started"
     """Works, or is about to look at its claim."""
     CANCELING = "canceling"
@@ -162,7 +162,8 @@ class InFlight:
 
     Attributes:
         run_ids: Their ids, oldest first.
-        waiting: Those that have not started.
+        waiting: Those in no process and at no launcher yet.
+        launching: Those that are being launched, and have not started.
         unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are over.
         unsubmitted: The run to be requested again, because Dagster has created all of them and submitted none.
         despite: What the range is stopped for, while a person or the next attempt tries it again.
@@ -170,6 +171,7 @@ class InFlight:
 
     run_ids: tuple[str, ...]
     waiting: tuple[str, ...] = ()
+    launching: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     unsubmitted: RunSeen | None = None
     despite: GaveUp | Trouble | None = None
@@ -291,6 +293,7 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
     return InFlight(
         tuple(run.run_id for run in live),
         waiting=tuple(run.run_id for run in live if run.state in NOT_BEGUN),
+        launching=tuple(run.run_id for run in live if run.state is RunState.STARTING),
         unconfirmed=tuple(run.run_id for run in live if not run.is_over),
         unsubmitted=live[-1] if unsubmitted else None,
         despite=despite,

@@ -123,9 +123,19 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=60.0, description="Without a sensor tick for so long the member drains and leaves. At least 4 sensor intervals."
     )
     shutdown_timeout_s: float = Field(default=50.0, description="Seconds for draining when the code server is shut down.")
-    heartbeat_timeout_s: float = Field(default=60.0, description="A run without a sign of life for so long is dead.")
+    heartbeat_timeout_s: float = Field(
+        default=60.0,
+        description=(
+            "A run that has begun and shows no new sign of life for this long is dead, and its batch is requested again. "
+            "It gives a sign every sixth of this time, and stops itself when it could give none for two thirds of it."
+        ),
+    )
     start_timeout_s: float = Field(
-        default=300.0, description="A run that is still being launched after so long is dead. Above what your platform takes to start one."
+        default=300.0,
+        description=(
+            "A run that was launched and has given no first sign of life for this long is dead: the time of the launcher, "
+            "the code's import and all resources that start before `kafka_batch`. Above what your platform takes for these."
+        ),
     )
 
     @model_validator(mode="before")

@@ -150,7 +150,8 @@ class RunLedger:
             return
         if run.status is dg.DagsterRunStatus.STARTING and isinstance(instance.run_launcher, dg.DefaultRunLauncher):
             return
-        set_mark(instance, run, Mark.TAKEN_BACK)
+        if Mark.TAKEN_BACK not in marks_of(instance, run_id):  # the core asks again each second
+            set_mark(instance, run, Mark.TAKEN_BACK)
         if run.status is dg.DagsterRunStatus.NOT_STARTED:
             instance.report_run_canceled(run)  # it was never submitted, so no queue and no launcher knows it
             return

@@ -123,6 +123,39 @@ def test_a_queued_run_is_cancelled_at_once() -> None:
     assert (offer.batch_id, offer.attempt, offer.ranges) == ("b1", 2, (span(0, 0, 100),))
 
 
+def test_a_run_that_is_being_launched_is_cancelled_at_once() -> None:
+    """On Kubernetes a pod waits minutes for its node: a revoke would take its full time although nothing works."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick(state=RunState.STARTING)
+    world.wait(1, member)
+    revoke(member, 0)
+    assert world.dagster.runs[run_id].state is RunState.CANCELING
+    world.dagster.move(run_id, RunState.CANCELED)
+    world.wait(1, member)
+    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, (run_id,), (tp(0),))]
+
+
+def test_a_run_that_starts_although_its_launcher_was_to_cancel_it_is_waited_for() -> None:
+    """Dagster's default launcher cannot cancel what it launches. Work that began is not thrown away, and the receipt says what happened."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick(state=RunState.STARTING)
+    world.wait(1, member)
+    member.fails.add(do.CancelRuns)
+    revoke(member, 0)
+    world.wait(2.25, member)
+    asked = len(member.given(do.CancelRuns))
+    assert asked == 3
+    assert world.start(run_id) is None
+    world.wait(3, member)
+    assert len(member.given(do.CancelRuns)) == asked
+    world.succeed(run_id)
+    world.wait(1, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.committed, receipt.cancelled) == (Outcome.DRAINED, {tp(0): 100}, ())
+
+
 def test_a_cancellation_that_did_not_work_is_given_again() -> None:
     """Dagster was away, or the run was just being launched."""
     world = World(records=100)

@@ -159,6 +159,8 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             "run ab12cd34 for [0, 9) has ended in Dagster, and it is not known yet that nothing of it works any more",
         ),
         (owned(4, ("b", 9, InFlight((RUN,), (RUN,)))), "run ab12cd34 for [0, 9) waits in Dagster's queue"),
+        (owned(4, ("b", 9, InFlight((RUN,), launching=(RUN,)))), "run ab12cd34 for [0, 9): being launched"),
+        (owned(4, ("b", 9, InFlight(("r1", RUN), (RUN,), ("r1",)))), "runs r1, ab12cd34 for [0, 9): being launched"),
         (
             owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
             "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",

@@ -76,11 +76,11 @@ def test_news_of_another_range_changes_nothing() -> None:
     assert book.note(EPOCH, span(0, 0, 9), Succeeded("r1")) == book
 
 
-def test_the_ledger_knows_its_live_and_waiting_runs() -> None:
+def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> None:
     """What a drain waits for, and what it can cancel at no cost."""
-    book = ledger(10, 20).note(EPOCH, span(0, 0, 10), InFlight(("r1", "r2"), ("r2",)))
-    assert book.live_runs == {"r1", "r2"}
-    assert book.waiting_runs == {"r2"}
+    book = ledger(10, 20).note(EPOCH, span(0, 0, 10), InFlight(("r1", "r2", "r3"), ("r2",), ("r1",)))
+    assert book.live_runs == {"r1", "r2", "r3"}
+    assert book.unstarted_runs == {"r2", "r1"}
     assert not book.is_drained
 
 

@@ -42,7 +42,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
     [
         ([], ToRequest(1)),
         ([run("r1", S.WAITING)], InFlight(("r1",), ("r1",))),
-        ([run("r1", S.STARTING)], InFlight(("r1",))),
+        ([run("r1", S.STARTING)], InFlight(("r1",), launching=("r1",))),
         ([run("r1", S.STARTED)], InFlight(("r1",))),
         ([run("r1", S.CANCELING)], InFlight(("r1",))),
         ([run("r1", S.SUCCEEDED)], Succeeded("r1")),

@@ -368,6 +368,20 @@ def test_a_run_that_is_being_launched_is_cancelled_by_a_launcher_that_can(
     assert marks_of(instance, run.run_id) == {Mark.TAKEN_BACK}
 
 
+def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hold asks again each second for minutes: the log of the run must not fill with marks."""
+    launcher = LauncherOfPods(may_stop=False)
+    with_launcher(instance, launcher, monkeypatch)
+    run = make_run(instance, offer(batch_id), Status.STARTING)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="could not stop it"):
+            RunLedger(instance, "etl").cancel(run.run_id)
+    marks = [text for entry in instance.all_logs(run.run_id) if f"[{Mark.TAKEN_BACK.value}]" in (text := str(entry.dagster_event))]
+    assert (len(launcher.asked), len(marks)) == (2, 1)
+
+
 def test_a_launcher_that_could_not_stop_a_run_is_not_believed_in_silence(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,9 +103,10 @@ class Progress:
             case InFlight(unsubmitted=RunSeen()):
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 yield Wait(f"for {span} is created but not submitted", self._slack_s + late_s)
-            case InFlight(run_ids, waiting):
-                queued = set(run_ids) <= set(waiting)
-                yield Wait(f"for {span} waits in Dagster's queue" if queued else f"works on {span}", self._limit_of_runs(run_ids))
+            case InFlight(run_ids, waiting, launching):
+                is_queued, is_unstarted = set(run_ids) <= set(waiting), set(run_ids) <= {*waiting, *launching}
+                starts = f"for {span} waits in Dagster's queue" if is_queued else f"for {span}: being launched"
+                yield Wait(starts if is_unstarted else f"works on {span}", self._limit_of_runs(run_ids))
             case GaveUp():
                 is_tried_again = owned.letter is not None and bool(owned.letter.problem)
                 yield Wait(f"runs failed on {span}", FOR_OTHERS if is_tried_again or not is_first else self._slack_s)
