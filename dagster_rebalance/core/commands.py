@@ -6,11 +6,11 @@ later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
@@ -78,18 +78,21 @@ class WriteOffsets:
 
 @dataclass(frozen=True, slots=True)
 class RecordCommit:
-    """Record a commit as a materialisation of the partition's offsets. Answer: `CommitRecorded`.
+    """Record a commit, or several that follow each other, as a materialisation of the offsets.
+
+    Answer: `CommitRecorded`.
 
     Attributes:
-        range: What the commit covers.
+        range: What is committed.
         epoch: The epoch of the partition.
-        batch_id: The batch that processed it.
-        run_id: The run that succeeded.
+        batch_id: The batch that processed it; of several commits, the last one.
+        run_id: The run that succeeded; of several commits, the last one.
         lag: Offsets that were still to be read behind it, as far as known.
         claim_to_commit_s: From the claim to the commit; None when the claim was taken over.
         drain_s: From the request of the revoke to the commit; None when the partition was not held.
         is_late: Whether it was committed by an earlier owner that could not record it.
         is_dead_letter: Whether no run succeeded and the dead-letter topic has the range; `run_id` is the last run that failed.
+        joined: Of several commits, where each but the last one ended, and its run.
     """
 
     range: OffsetRange
@@ -101,6 +104,30 @@ class RecordCommit:
     drain_s: float | None
     is_late: bool = False
     is_dead_letter: bool = False
+    joined: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def ends(self) -> tuple[tuple[int, str], ...]:
+        """Where each of its commits ended, and the run of that commit."""
+        return (*self.joined, (self.range.until, self.run_id))
+
+    def without(self, recorded: Collection[tuple[int, int, str]]) -> RecordCommit | None:
+        """What is left to record; None when nothing is.
+
+        An answer may have been lost; and a next owner may have recorded what it found in Kafka
+        while the last commit was under way.
+
+        Args:
+            recorded: The start, the end and the run of records of the partition that are known.
+        """
+        start = self.range.start
+        for index, (until, run_id) in reversed(list(enumerate(self.ends, 1))):
+            if (start, until, run_id) in recorded:
+                if index == len(self.ends):
+                    return None
+                rest = replace(self.range, start=until)
+                return replace(self, range=rest, joined=self.joined[index:])
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -347,11 +347,12 @@ class Driver:
         self._stored_asked_at = float("-inf")
         return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None, letter=None)
 
-    def _on_recorded(self, event: seen.CommitRecorded, _now: float) -> Iterable[do.Command]:
+    def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
         partition = event.record.range.topic_partition
         owned = self.partitions.get(partition)
         if owned is not None and owned.unrecorded == event.record:
-            self.partitions[partition] = replace(owned, unrecorded=None, recorded_at=None)
+            recorded = replace(owned, unrecorded=None, recorded_at=None)
+            self.partitions[partition] = replace(recorded, record_due_at=now + self.settings.record_every_s)
         return ()
 
     def _on_letter(self, event: seen.DeadLetterStored | seen.DeadLetterFailed, now: float) -> Iterable[do.Command]:
@@ -388,8 +389,9 @@ class Driver:
     def _record(self, now: float) -> Iterable[do.Command]:
         for owned in self.partitions.busy:
             record = owned.unrecorded
-            is_due = owned.recorded_at is None or now - owned.recorded_at >= self.settings.retry_s
-            if record is not None and is_due and owned.phase is not Phase.RESTORING:
+            if record is None or owned.phase is Phase.RESTORING or not owned.is_record_due(now):
+                continue
+            if owned.recorded_at is None or now - owned.recorded_at >= self.settings.retry_s:
                 self.partitions[owned.partition] = replace(owned, recorded_at=now)
                 yield record
 

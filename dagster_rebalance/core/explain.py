@@ -149,7 +149,7 @@ def _work(owned: OwnedPartition, now: float) -> str:
     texts = [_entry(entry, now) for entry in owned.entries]
     if owned.pending is not None:
         texts.append(f"{_write(owned.pending)} is not confirmed by Kafka since {now - owned.pending.asked_at:.1f} s")
-    if owned.unrecorded is not None:
+    if owned.unrecorded is not None and owned.is_record_due(now):
         texts.append(f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet")
     return "; ".join(texts)
 

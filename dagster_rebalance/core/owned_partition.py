@@ -69,8 +69,9 @@ class OwnedPartition:
         bounds: The offsets that Kafka had when last asked.
         backlog_since: Since when there are offsets to claim, on the caller's clock; None when there are none.
         pending: The write under way.
-        unrecorded: A commit that Dagster has not recorded yet, and when it was last told.
-        recorded_at: When `unrecorded` was last given to the shell.
+        unrecorded: What is committed and Dagster has not recorded yet: one commit, or several that are joined.
+        recorded_at: When `unrecorded` was last given to the shell; from then on nothing more is joined to it.
+        record_due_at: Until then commits are joined, on this member's clock.
         held_since: When the partition was asked for.
         runs_are_known: Whether the runs of its claims were looked up, and again since it has to be given up.
         stop_reason: Why it is stopped; empty when it is not.
@@ -94,6 +95,7 @@ class OwnedPartition:
     pending: PendingWrite | None = None
     unrecorded: RecordCommit | None = None
     recorded_at: float | None = None
+    record_due_at: float = float("-inf")
     held_since: float | None = None
     runs_are_known: bool = False
     stop_reason: str = ""
@@ -106,11 +108,17 @@ class OwnedPartition:
     def changed(self, change: Change) -> OwnedPartition:
         """The partition after a change of phase. A write under way is forgotten where none is allowed: its answer comes too late.
 
+        What that write was to be joined with is forgotten, too: only Kafka knows now where the
+        commits end that are to be recorded.
+
         Raises:
             IllegalStateError: The change is not in the table for the present phase.
         """
-        phase = after(self.phase, change)
-        return replace(self, phase=phase, pending=self.pending if phase.may_commit else None)
+        changed = replace(self, phase=after(self.phase, change))
+        if changed.phase.may_commit or self.pending is None:
+            return changed
+        unrecorded = None if self.pending.commits is not None else self.unrecorded
+        return replace(changed, pending=None, unrecorded=unrecorded)
 
     @property
     def is_idle(self) -> bool:
@@ -176,15 +184,32 @@ class OwnedPartition:
             return None
         return Backlog(self.partition, self.ledger.claimed_until, self.bounds.until, self.backlog_since, len(self.entries))
 
+    def is_record_due(self, now: float) -> bool:
+        """Whether Dagster is to record what is committed, before anything more is.
+
+        A record that was asked for must not grow: Dagster may have it already. One that was found
+        in Kafka does not either, because its earlier owner may still ask for it. A range that went
+        to the dead-letter topic has a record of its own.
+        """
+        record = self.unrecorded
+        if record is None or (self.pending is not None and self.pending.commits is not None):
+            return False
+        if self.phase is not Phase.OWNED or self.recorded_at is not None:
+            return True
+        if record.is_late or record.is_dead_letter:
+            return True
+        following = self.ledger.committable if self.ledger else None
+        return now >= self.record_due_at or (following is not None and following.is_dead_letter)
+
     def commit_write(self, now: float) -> PendingWrite | None:
         """The commit that is due, if one is and nothing else is under way."""
-        if self.ledger is None or self.pending or self.unrecorded or not self.phase.may_commit:
+        if self.ledger is None or self.pending or self.is_record_due(now) or not self.phase.may_commit:
             return None
         entry = self.ledger.committable
         if entry is None or entry.done_by is None:
             return None
-        last = LastCommit(entry.range.start, entry.batch_id, entry.done_by, entry.is_dead_letter)
-        return PendingWrite(self._write(self.ledger.committed(entry), last), now, commits=entry)
+        write = self._write(self.ledger.committed(entry), self._last_commit(entry))
+        return PendingWrite(write, now, commits=entry)
 
     def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
         """The claim of the offsets up to `until` for a batch."""
@@ -214,25 +239,34 @@ class OwnedPartition:
         if pending.claims is not None:
             return replace(done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None)
         entry = pending.commits
-        if entry is None or entry.done_by is None:
+        if entry is None:
             return done
-        return replace(
-            done,
-            ledger=self.ledger.committed(entry),
-            last_commit=LastCommit(entry.range.start, entry.batch_id, entry.done_by, entry.is_dead_letter),
-            letter=None,
-            recorded_at=None,
-            unrecorded=RecordCommit(
-                range=entry.range,
-                epoch=self.epoch,
-                batch_id=entry.batch_id,
-                run_id=entry.done_by,
-                lag=max(0, self.bounds.until - entry.range.until) if self.bounds else 0,
-                claim_to_commit_s=None if entry.claimed_at is None else now - entry.claimed_at,
-                drain_s=None if self.held_since is None else now - self.held_since,
-                is_dead_letter=entry.is_dead_letter,
-            ),
+        last = self._last_commit(entry)
+        record = RecordCommit(
+            range=replace(entry.range, start=last.start),
+            epoch=self.epoch,
+            batch_id=last.batch_id,
+            run_id=last.run_id,
+            lag=max(0, self.bounds.until - entry.range.until) if self.bounds else 0,
+            claim_to_commit_s=None if entry.claimed_at is None else now - entry.claimed_at,
+            drain_s=None if self.held_since is None else now - self.held_since,
+            is_dead_letter=last.is_dead_letter,
+            joined=self.unrecorded.ends if self.unrecorded else (),
         )
+        ledger = self.ledger.committed(entry)
+        committed = replace(done, ledger=ledger, last_commit=last, letter=None)
+        return replace(committed, recorded_at=None, unrecorded=record)
+
+    def _last_commit(self, entry: Entry) -> LastCommit:
+        """The note of a commit.
+
+        It reaches back to the first offset that no record was asked for: the next owner must find them all.
+        """
+        if entry.done_by is None:
+            msg = f"{entry.range} cannot be committed before it is done"
+            raise IllegalStateError(msg)
+        start = self.unrecorded.range.start if self.unrecorded else entry.range.start
+        return LastCommit(start, entry.batch_id, entry.done_by, entry.is_dead_letter)
 
     def _write(self, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
         claims = tuple(Claim(entry.range.until, entry.batch_id) for entry in ledger.entries)

@@ -42,6 +42,7 @@ class DriverSettings:
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.
         pace: How long a range waits before it is tried again.
+        record_every_s: The commits of a partition are joined into one record for so long.
         unanswered_s: When a person is told of a run that Dagster is asked for and does not start.
     """
 
@@ -61,4 +62,5 @@ class DriverSettings:
     recheck_s: float = 10.0
     pulse: Pulse = field(default_factory=Pulse)
     pace: RetryPace = field(default_factory=RetryPace)
+    record_every_s: float = 0.0
     unanswered_s: float = 600.0

@@ -1,8 +1,9 @@
 """What a member shows in Dagster's catalogue: commits, holds, who is a member, and partitions that are stopped.
 
-Commits are materialisations of the offsets asset, one for each, partitioned by topic-partition (a Dagster partition for each range would
-pass Dagster's limit within days). Receipts and memberships are observations of the group asset, so that they trigger nothing downstream.
-Everything is reported at once and without a run: events in a sensor's result are thrown away when the tick times out.
+Commits are materialisations of the offsets asset, one for each or for several that are joined. It is partitioned by
+topic-partition (a Dagster partition for each range would pass Dagster's limit within days). Receipts and memberships
+are observations of the group asset, so that they trigger nothing downstream. Everything is reported at once and without
+a run: events in a sensor's result are thrown away when the tick times out.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 
@@ -161,11 +162,6 @@ class Catalogue:
                 found[partition] = ends[0]
         return found
 
-    def _is_recorded(self, commit: RecordCommit) -> bool:
-        mine = (commit.range.start, commit.range.until, commit.run_id)
-        recorded = self._recorded(commit.range.topic_partition)
-        return any((other.get("start"), other.get("until"), other.get("run")) == mine for other in recorded)
-
     def _recorded(self, partition: TopicPartition) -> Iterator[dict[str, object]]:
         """What the last commits of a partition were recorded with, newest first."""
         records = self._instance.fetch_materializations(
@@ -174,17 +170,22 @@ class Catalogue:
         yield from map(_metadata_of, records)
 
     def record_commit(self, commit: RecordCommit) -> None:
-        """Record a commit as the materialisation of its partition, unless that was done: by a successor, or before the answer was lost."""
+        """Record what is committed as a materialisation, unless that was done.
+
+        A successor may have done it, or this member before the answer was lost.
+        """
+        said = self._recorded(commit.range.topic_partition)
+        known = {(one.get("start"), one.get("until"), one.get("run")) for one in said}
+        rest = commit.without(cast("set[tuple[int, int, str]]", known))
+        if rest is not None:
+            self._record(rest)
+
+    def _record(self, commit: RecordCommit) -> None:
         partition = commit.range.topic_partition
-        if self._is_recorded(commit):
-            return
-        rows = 0 if commit.is_dead_letter else len(commit.range)
         metadata: dict[str, Any] = {
             "start": commit.range.start,
             "until": commit.range.until,
-            "records": len(commit.range),
-            "dagster/row_count": rows,
-            "dagster/partition_row_count": rows,
+            "offsets": len(commit.range),
             "dagster/uri": f"kafka://{partition.topic}/{partition.partition}",
             "lag": commit.lag,
             "run": dg.MetadataValue.dagster_run(commit.run_id),
@@ -199,6 +200,9 @@ class Catalogue:
         if commit.is_late:
             metadata["recorded_late"] = True
         description = f"{commit.range} committed"
+        if commit.joined:
+            metadata["commits"] = len(commit.ends)
+            description = f"{description} in {len(commit.ends)} commits"
         if commit.is_dead_letter:
             description = f"{commit.range} given up after failed runs, the last one is {commit.run_id}: the dead-letter topic has it"
             metadata["dead_letter"] = True

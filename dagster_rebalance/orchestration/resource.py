@@ -119,6 +119,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="A range that was given up: `pause` stops its partition, `dead_letter` records it in `dead_letter_topic` and goes on.",
     )
     dead_letter_topic: str | None = Field(default=None, description="Gets a record for each range that was given up. It must exist.")
+    record_every_s: float = Field(
+        default=0.0,
+        description="For so long the commits of a partition are joined into one record. 0: each has its own.",
+    )
     lease_s: float = Field(
         default=60.0, description="Without a sensor tick for so long the member drains and leaves. At least 4 sensor intervals."
     )
@@ -196,6 +200,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if getattr(self, name) <= 0:
                 msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
                 raise ConfigurationError(msg)
+        if self.record_every_s < 0:
+            msg = f"record_every_s={self.record_every_s:g} of group {self.group_id} must be 0, for a record of each commit, or above"
+            raise ConfigurationError(msg)
         if not self.topics:
             msg = f"group {self.group_id} has no topics: name at least one in topics"
             raise ConfigurationError(msg)
@@ -225,6 +232,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             dead_letter_topic=self.dead_letter_topic,
             start_from=StartFrom(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
+            record_every_s=self.record_every_s,
             lease_s=self.lease_s,
             pulse=Pulse(heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s),
         )

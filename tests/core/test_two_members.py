@@ -7,6 +7,7 @@ started by a zombie. Nothing may be done twice at any time; and whenever it calm
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,7 @@ class TwoMembers(RuleBasedStateMachine):
     everyday: tuple[str, ...] = EVERYDAY
     max_attempts = 10_000
     dead_letter_topic: str | None = None
+    record_every_s = 0.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,6 +69,7 @@ class TwoMembers(RuleBasedStateMachine):
                 on_lost=(LossPolicy.CANCEL, LossPolicy.LEAVE)[side],
                 max_attempts=self.max_attempts,
                 dead_letter_topic=self.dead_letter_topic,
+                record_every_s=self.record_every_s,
                 lease_s=NEVER_S,
                 plan_patience_s=NEVER_S,
                 pulse=Pulse(heartbeat_timeout_s=60),
@@ -293,13 +296,22 @@ class TwoMembers(RuleBasedStateMachine):
         for partition, bounds in self.world.kafka.bounds.items():
             stored = self.world.kafka.stored[partition]
             assert stored.offset == bounds.until, f"{partition} stands still at {stored} although it ends at {bounds.until}"
-            recorded = {record.range for record in self.world.dagster.recorded if record.range.topic_partition == partition}
-            ends = {offset for done, offset in self.world.kafka.commits if done == partition}
-            assert {range_.until for range_ in recorded} == ends, f"{partition} has commits that were not recorded"
-            kept = set(self.world.output) | {letter.range for letter in self.world.kafka.letters}
-            assert recorded <= kept, f"{sorted(recorded - kept)} are committed and nowhere"
+            self._check_records(partition)
         for member in self.members:
             assert member.driver.holds == ()
+
+    def _check_records(self, partition: TopicPartition) -> None:
+        recorded = {record.range for record in self.world.dagster.recorded if record.range.topic_partition == partition}
+        committed = [0, *(offset for done, offset in self.world.kafka.commits if done == partition)]
+        kept = set(self.world.output) | {letter.range for letter in self.world.kafka.letters}
+        ranges = {replace(range_, start=start, until=until) for range_ in recorded for start, until in pairwise(committed)}
+        assert ranges <= kept, f"{sorted(ranges - kept)} are committed and nowhere"
+        bounds = [0, *(range_.until for range_ in sorted(recorded))]
+        assert [(range_.start, range_.until) for range_ in sorted(recorded)] == list(pairwise(bounds)), f"{partition}: {recorded}"
+        assert set(bounds) <= set(committed), f"{partition} has records that end between commits: {recorded}"
+        assert bounds[-1] == committed[-1], f"{partition} has commits that were not recorded"
+        if not self.record_every_s:
+            assert bounds == committed, f"{partition} has commits that were joined"
 
 
 class TwoMembersWithDeadLetters(TwoMembers):
@@ -310,6 +322,12 @@ class TwoMembersWithDeadLetters(TwoMembers):
     dead_letter_topic = "dead"
 
 
+class TwoMembersThatJoinRecords(TwoMembersWithDeadLetters):
+    """The same with records that are joined: each committed offset is in exactly one of them, whoever records it."""
+
+    record_every_s = 30.0
+
+
 TwoMembers.TestCase.settings = settings(
     max_examples=150,
     stateful_step_count=40,
@@ -318,5 +336,7 @@ TwoMembers.TestCase.settings = settings(
     suppress_health_check=list(HealthCheck),
 )
 TwoMembersWithDeadLetters.TestCase.settings = settings(TwoMembers.TestCase.settings, max_examples=100)
+TwoMembersThatJoinRecords.TestCase.settings = settings(TwoMembers.TestCase.settings, max_examples=100)
 TestTwoMembers = TwoMembers.TestCase
 TestTwoMembersWithDeadLetters = TwoMembersWithDeadLetters.TestCase
+TestTwoMembersThatJoinRecords = TwoMembersThatJoinRecords.TestCase

@@ -116,6 +116,17 @@ class FakeDagster:
         """Change a run: its state, and any other attribute of it."""
         self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
 
+    def record(self, commit: do.RecordCommit) -> None:
+        """Record what is not recorded yet."""
+        known = {
+            (one.range.start, one.range.until, one.run_id)
+            for one in self.recorded
+            if one.range.topic_partition == commit.range.topic_partition
+        }
+        rest = commit.without(known)
+        if rest is not None:
+            self.recorded.append(rest)
+
     def recorded_until(self) -> dict[TopicPartition, int]:
         """The end of the last materialisation of each partition."""
         return {record.range.topic_partition: record.range.until for record in self.recorded}
@@ -207,7 +218,7 @@ class Member:
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit():
-                dagster.recorded.append(command)
+                dagster.record(command)
                 return seen.CommitRecorded(command)
             case do.StoreDeadLetter():
                 kafka.letters.append(command)

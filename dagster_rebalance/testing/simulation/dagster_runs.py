@@ -113,8 +113,9 @@ class SimulatedDagster:
     def record(self, commit: RecordCommit) -> None:
         """Record a commit once."""
         known = self.recorded.setdefault(commit.range.topic_partition, [])
-        if not any((other.range, other.run_id) == (commit.range, commit.run_id) for other in known):
-            known.append(commit)
+        rest = commit.without({(other.range.start, other.range.until, other.run_id) for other in known})
+        if rest is not None:
+            known.append(rest)
 
     def working(self) -> list[RunSeen]:
         """The runs at work."""

@@ -85,7 +85,7 @@ class Progress:
             yield from self._of_entry(driver, owned, entry)
         if owned.pending is not None:
             yield Wait("is not confirmed by Kafka", self._slack_s)
-        if owned.unrecorded is not None:
+        if owned.is_record_due(self._weather.clockwork.now):
             yield Wait("is not recorded by Dagster", self._slack_s)
 
     def _of_entry(self, driver: Driver, owned: OwnedPartition, entry: Entry) -> Iterable[Wait]:
