@@ -23,7 +23,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "deadline": {"hold_limit_s": 12.0, "hold_commit_slice_s": 6.0, "max_ranges_per_run": 1},
     "fenced": {"max_ranges_per_run": 1},
     "grown": {"max_ranges_per_run": 1},
-    "failing": {"max_attempts": 3},
+    "failing": {"max_attempts": 3, "retry_delay_s": 1.0},
     "hopeless": {"max_attempts": 1, "retry_stopped": False},
     "poisoned": {"max_attempts": 1, "on_failure": "dead_letter", "dead_letter_topic": "dead_letters"},
     "previewed": {},
