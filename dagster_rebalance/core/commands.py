@@ -183,10 +183,11 @@ class RecordReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ShowStop:
-    """Show why a partition is stopped; an empty reason says that it goes on."""
+    """Show why a partition is stopped; without a reason it goes on, or is given up, which mends nothing."""
 
     partition: TopicPartition
     reason: str
+    is_given_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -492,4 +492,4 @@ def _with_claims(partitions: Iterable[OwnedPartition]) -> frozenset[TopicPartiti
 
 def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
     """What stops a partition is shown by its owner: the next one says it again if it still holds."""
-    return [do.ShowStop(owned.partition, "") for owned in partitions if owned.stop_reason]
+    return [do.ShowStop(owned.partition, "", is_given_up=True) for owned in partitions if owned.stop_reason]

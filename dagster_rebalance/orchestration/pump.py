@@ -20,6 +20,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import is_same_commit
 from dagster_rebalance.orchestration.assignment import AssignmentWitness
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader, find
@@ -231,8 +232,9 @@ class Pump:
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
-            case do.ShowStop(partition, reason):
-                self._note(f"stopped: {reason}" if reason else f"{partition} goes on")
+            case do.ShowStop(partition, reason, is_given_up):
+                ended = f"{partition} was stopped when it was given up" if is_given_up else f"{partition} goes on"
+                self._note(f"stopped: {reason}" if reason else ended)
                 self._stop_news += 1
             case do.Note(text):
                 self._note(text)
@@ -298,11 +300,12 @@ class Pump:
             self._carry_out("looking up what is stopped in the group", self._show_stopped)
 
     def _show_stopped(self) -> None:
-        """Show what is stopped in the whole group; of its own partitions the member knows best."""
+        """Show what is stopped in the whole group; of its own partitions the member knows best, once it has taken them in."""
         parts = self.parts
         mine = parts.driver.partitions
         own = {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason}
-        look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(mine)
+        known = {partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING} | own.keys()
+        look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(known)
         news = self._stop_news
 
         def show() -> int:

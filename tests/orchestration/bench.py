@@ -28,7 +28,7 @@ from tests.consumer.fake_producer import FakeProducer
 from tests.orchestration.parts import give_sign, make_run, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -94,6 +94,14 @@ class FaultyCatalogue(Catalogue):
     """A catalogue whose storage is away for a while."""
 
     failures = 0
+    reads_fail = False
+
+    def recorded_until(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """Fail, or read."""
+        if self.reads_fail:
+            message = "database is locked"
+            raise OSError(message)
+        return super().recorded_until(partitions)
 
     def record_commit(self, commit: do.RecordCommit) -> None:
         """Fail, or record."""

@@ -10,6 +10,7 @@ import pytest
 
 from dagster_rebalance.consumer.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
@@ -94,6 +95,30 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(instance: dg
 
     monkeypatch.setattr(bench.catalogue, "show_stopped", fail_once)
     bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))
+
+
+def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(instance: dg.DagsterInstance) -> None:
+    """Each reload turned the check green for as long as the new member took to look, and it stayed so if that one left before."""
+    bench = Bench(instance)
+    bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
+    bench.catalogue.reads_fail = True
+    bench.turn(20)
+    assert bench.driver.partitions[tp(0)].phase is Phase.RESTORING
+    (evaluation,) = evaluations(instance, bench)
+    assert not evaluation.passed
+    assert "was not written by dagster_rebalance" in str(evaluation.description)
+
+
+def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(instance: dg.DagsterInstance) -> None:
+    """It goes on nowhere: its next owner finds the same reason."""
+    bench = Bench(instance)
+    bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
+    bench.until(lambda: any(owned.stop_reason for owned in bench.driver.partitions.values()))
+    bench.mailbox.tell(seen.LeaveRequested("its process ends", 30.0))
+    bench.until(lambda: bench.pump._left)
+    notes = bench.mailbox.take_notes()
+    assert not [note for note in notes if note.endswith("goes on")]
+    assert [note for note in notes if note.endswith("orders-0 was stopped when it was given up")]
 
 
 def test_the_name_of_the_check_stays() -> None:
