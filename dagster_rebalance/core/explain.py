@@ -50,10 +50,12 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
     partitions = driver.partitions.busy
     count = len(driver.partitions)
     runs = len({run for owned in partitions for run in owned.live_runs})
+    unstarted = len({run for owned in partitions for run in owned.unstarted_runs})
     first = f"owns {compact(driver.partitions)}"
     if count:
         lag = sum(owned.lag for owned in partitions)
         first += f" ({count} partition{_s(count)}), lag {lag}, {runs} run{_s(runs)} in flight"
+        first += f", {unstarted} of them not started" if unstarted else ""
     return (
         first,
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),

@@ -103,6 +103,7 @@ class Pulse:
         return replace(before, run=run, age_s=before.age_s + step_s)
 
     def _limit_s(self, run: RunSeen) -> float | None:
-        if run.state is RunState.STARTING or (run.state is RunState.STARTED and not run.has_begun):
+        is_being_launched = run.state is RunState.STARTING or (run.state is RunState.STARTED and not run.has_begun)
+        if is_being_launched or (run.state is RunState.CREATED and not run.is_requested):
             return self.start_timeout_s
         return self.heartbeat_timeout_s if run.state in WORKING or not run.is_over else None

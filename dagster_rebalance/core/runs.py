@@ -91,6 +91,11 @@ class RunSeen:
         return bool(self.parent_id)
 
     @property
+    def is_requested(self) -> bool:
+        """Whether the sensor has requested it, and will do so again should Dagster have created and not submitted it."""
+        return not self.is_retry and self.attempt > 0
+
+    @property
     def is_live(self) -> bool:
         """Whether it may still produce output, itself or through its retry."""
         return self.state in LIVE or self.awaits_retry or not self.is_over
@@ -286,7 +291,7 @@ def blocking(progress: Progress) -> GaveUp | Trouble | None:
 
 
 def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
-    unsubmitted = all(run.state is RunState.CREATED and not run.is_retry and run.attempt for run in live)
+    unsubmitted = all(run.state is RunState.CREATED and run.is_requested for run in live)
     despite = blocking(otherwise)
     if isinstance(despite, Trouble) and despite.kind is Setback.NOT_STARTED and any(run.state in WORKING for run in live):
         despite = None

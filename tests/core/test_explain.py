@@ -193,14 +193,14 @@ def test_partitions_in_a_row_are_drawn_together() -> None:
 
 
 def test_the_summary_of_a_member_at_work_is_one_line() -> None:
-    """It is the skip text of the sensor."""
+    """It is the skip text of the sensor. Runs in a queue that does not move are not at work, and it must not look so."""
     world = World(records=85, partitions=4)
     member = world.member(owns=4)
     world.wait(1, member)
     for run_id in member.tick()[:2]:
         world.start(run_id)
     world.wait(1, member)
-    assert summary(member.driver, world.now) == ("owns orders-0..3 (4 partitions), lag 340, 4 runs in flight",)
+    assert summary(member.driver, world.now) == ("owns orders-0..3 (4 partitions), lag 340, 4 runs in flight, 2 of them not started",)
 
 
 def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
@@ -220,7 +220,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     member.driver.partitions[halted.partition] = replace(halted, phase=Phase.STOPPED, stop_reason="no way")
     (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
-        "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight",
+        "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight, 2 of them not started",
         "leaving the group: a reload",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
         f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in Dagster's queue",

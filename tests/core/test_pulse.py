@@ -36,6 +36,14 @@ def test_a_run_that_is_being_launched_gets_more_time() -> None:
     assert dead_after(PULSE, replace(RUN, state=RunState.STARTING), 310)[1] == [300]
 
 
+def test_a_re_execution_that_nobody_submitted_is_dead_after_the_time_of_a_start() -> None:
+    """The webserver was killed between the two: no sensor requests it again, and it would count as at work for ever."""
+    created = replace(RUN, state=RunState.CREATED, heartbeat="", parent_id="r0")
+    assert dead_after(PULSE, created, 310)[1] == [300]
+    assert dead_after(PULSE, replace(created, parent_id="", attempt=1), 310)[1] == [], "its sensor requests it again"
+    assert dead_after(PULSE, replace(created, state=RunState.WAITING), 310)[1] == [], "a queue may be long"
+
+
 def test_a_run_that_has_started_and_not_begun_its_work_gets_the_time_of_a_start() -> None:
     """Its other resources, a cluster that starts for example, come before its first sign of life."""
     assert dead_after(PULSE, replace(RUN, heartbeat=""), 310)[1] == [300]
