@@ -39,7 +39,7 @@ def test_auto_commit_is_off_in_every_client() -> None:
 )
 def test_each_client_is_given_what_a_login_takes(name: str) -> None:
     """`check` and `end_offsets` have a client of their own, which could not log in where the others can."""
-    given = validated({**GOOD, name: "as given"}, hold_limit_s=300)
+    given = validated({**GOOD, "security.protocol": "SASL_SSL", name: "as given"}, hold_limit_s=300)
     assert [each[name] for each in (given.member(), given.fetcher(), given.connection())] == ["as given"] * 3
 
 

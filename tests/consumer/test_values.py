@@ -178,6 +178,6 @@ def test_more_records_than_the_client_can_return_may_be_asked_for(group: FakeGro
 
 
 def test_the_consumer_for_asyncio_has_the_methods_of_the_other() -> None:
-    """With two exceptions: iteration is asynchronous there, and a property is a coroutine."""
-    public = {name for name in dir(RebalanceAwareConsumer) if not name.startswith("_")}
+    """Iteration is asynchronous there, and a property is a coroutine. Only `cluster`, whose questions wait, is missing."""
+    public = {name for name in dir(RebalanceAwareConsumer) if not name.startswith("_")} - {"cluster"}
     assert {name for name in dir(AsyncRebalanceAwareConsumer) if not name.startswith("_")} == public
