@@ -105,7 +105,14 @@ class Fleeting:
         """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
         self._dagster.stop_sensor(LOCATION, SENSOR)
         wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
-        self._patiently("the group to take an offset", lambda: self._admin.alter_consumer_group_offsets([wanted])[GROUP].result(_REQUEST_S))
+
+        def alter() -> None:
+            answer = self._admin.alter_consumer_group_offsets([wanted])[GROUP].result(_REQUEST_S)
+            for partition in answer.topic_partitions:  # the client raises no refusal of a partition
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
+
+        self._patiently("the group to take an offset", alter)
         self._dagster.start_sensor(LOCATION, SENSOR)
 
     def _watch_nothing_move(self) -> None:
