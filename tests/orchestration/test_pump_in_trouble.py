@@ -163,7 +163,12 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
 ) -> None:
     """It polls, the tick says what it waits for, a hold ends at its deadline, and afterwards everything goes on."""
     bench = Bench(instance_on_disk, partitions=2, start=in_thread)
-    bench.offers(2)
+
+    def are_offered() -> bool:
+        bench.turn()  # however many it takes: the storage is as slow as the machine, the clock of the bench is not
+        return len(bench.mailbox.mail.offers) == 2
+
+    wait_until(are_offered, timeout_s=60, what="two offers")
     let_go = threading.Event()
     real = bench.pump.parts.ledger.read
 
