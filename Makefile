@@ -7,7 +7,7 @@ SEED := 1
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench chaos compat sim test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench chaos compat sim mutants test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,10 +33,16 @@ chaos: install  ## faults on real brokers, members and runs, into build/chaos.js
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)
 
+MUTANTS := 100
+mutants: install  ## slips of the hand that tests without a broker must notice (MUTANTS=30 SEED=7); a run takes long
+	$(BIN)/python -m tools.mutants --mutants $(MUTANTS) --seed $(SEED) $(ARGS)
+
 # Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once.
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
 	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
+# The tests of the core have run by then, for its coverage.
+check: ARGS := --ignore=tests/core
 check: install format-check lint types imports core-coverage test  ## all that CI asks for
 
 format: install  ## format the code and fix what can be fixed
