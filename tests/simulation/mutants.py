@@ -211,7 +211,7 @@ MUTANTS = {
     forget_the_claims_of_the_former_owner: (1, "a claim is dropped without a commit"),
     forget_the_epoch: (6, "was assigned twice without being given up"),
     release_before_commit: (13, "back while r1 works on it"),
-    fence_before_drain: (13, "back while r2 works on it"),
+    fence_before_drain: (13, "back while r1 works on it"),
     commit_out_of_order: (2, "refusing to store"),
     no_deadline: (109, "still holds orders-2, orders-3, 6 s behind the limit"),
     no_new_claims: (1, "does nothing about orders-0"),
