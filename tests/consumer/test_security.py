@@ -62,10 +62,16 @@ class Door:
             self.kafka.allow(self.name, group, group=self.name)
 
     def consumer(
-        self, protocol: str = "consumer", *, fetch: bool = False, wrong: Mapping[str, str] | None = None
+        self,
+        protocol: str = "consumer",
+        *,
+        fetch: bool = False,
+        wrong: Mapping[str, str] | None = None,
+        without: tuple[str, ...] = (),
     ) -> RebalanceAwareConsumer:
         """A consumer of this user; the pump's kind by default, which reads no records."""
-        config = {**self.kafka.client_config(self.name), "group.id": self.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+        access = {k: v for k, v in self.kafka.client_config(self.name).items() if not k.startswith(without)}
+        config = {**access, "group.id": self.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
         return RebalanceAwareConsumer({**config, **(wrong or {})}, fetch=fetch, discovery_interval_s=1.0)
 
 
@@ -317,19 +323,20 @@ def test_without_a_certificate_or_with_one_of_another_authority_nobody_gets_in(h
 
 @dataclass(frozen=True)
 class Mistake:
-    """A setting that is wrong, and what the message must say."""
+    """A setting that is wrong, what the message must say, and prefixes of settings that are left out with it."""
 
     setting: str
     value: str
     says: tuple[str, ...]
+    without: tuple[str, ...] = ()
 
 
 MISTAKES = {
     "password": Mistake("sasl.password", "hunter2-is-wrong", ("Authentication failed", "'sasl.username' and 'sasl.password'")),
     "mechanism": Mistake("sasl.mechanism", "SCRAM-SHA-256", ("supported mechanisms: SCRAM-SHA-512", "'sasl.mechanism'")),
     "authority": Mistake("ssl.ca.location", "another.pem", ("certificate verify failed", "'ssl.ca.location'")),
-    "protocol": Mistake("security.protocol", "PLAINTEXT", ("speak your 'security.protocol'",)),
-    "login": Mistake("security.protocol", "SSL", ("speak your 'security.protocol'",)),
+    "protocol": Mistake("security.protocol", "PLAINTEXT", ("speak your 'security.protocol'",), ("ssl.", "sasl.")),
+    "login": Mistake("security.protocol", "SSL", ("speak your 'security.protocol'",), ("sasl.",)),
 }
 
 
@@ -340,7 +347,7 @@ def test_what_is_wrong_with_the_connection_is_said_within_seconds(door: Door, ki
     hangs_up = kind in {"protocol", "login"}
     limit_s = 2.0 if hangs_up else PATIENCE_S  # brokers that just hang up are tried again for as long as it takes
     value = str(_authority(tmp_path / mistake.value)) if kind == "authority" else mistake.value
-    with door.consumer(wrong={mistake.setting: value}) as consumer:
+    with door.consumer(wrong={mistake.setting: value}, without=mistake.without) as consumer:
         messages = [refusal(lambda: consumer.committed([door.partition], timeout_s=limit_s))]
         consumer.subscribe([door.name])
         messages.append(refusal(lambda: consumer.check(timeout_s=limit_s)))

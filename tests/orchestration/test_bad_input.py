@@ -200,4 +200,4 @@ def test_a_partition_whose_offset_was_deleted_by_retention_is_stopped_with_the_r
         future.result(30)
     location = Location(instance, members, bootstrap_servers=kafka_broker.bootstrap_servers, group_id=group_id, topics=[topic])
     reason = location.stopped()
-    assert reason.startswith(f"{topic}-0: the offsets 2 to 6 were deleted by Kafka's retention before they were processed")
+    assert reason.startswith(f"{topic}-0: Kafka's retention deleted records from offset 2 on before they were processed")
