@@ -52,6 +52,9 @@ _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
 _SHOW_STOPPED_S = 10.0
 """At most so often what is stopped is looked up and shown: that asks for all partitions of the group, however many of them have news."""
+_SHOWN_IS_PROVEN_S = 30.0
+"""So long after it has shown what is stopped a member looks once more: another one may have shown newer
+things before it, and has no more news."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
 """How long a member that has left may take to record what it still has to."""
@@ -93,6 +96,7 @@ class Pump:
         self._summary: tuple[str, ...] = ()
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._stop_news = self._stop_news_told = 0
+        self._unproven: frozenset[TopicPartition] | None = None
         self._runs = RunEnder(parts.ledger, self._note, self._dead_run_ended, parts.start)
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
@@ -295,7 +299,9 @@ class Pump:
 
     def _show_stop_news(self) -> None:
         now = self.parts.clock()
-        if self._stop_news > self._stop_news_told and now - self._stopped_shown_at >= _SHOW_STOPPED_S:
+        has_news = self._stop_news > self._stop_news_told
+        wait_s = _SHOW_STOPPED_S if has_news else _SHOWN_IS_PROVEN_S
+        if (has_news or self._unproven is not None) and now - self._stopped_shown_at >= wait_s:
             self._stopped_shown_at = now
             self._carry_out("looking up what is stopped in the group", self._show_stopped)
 
@@ -306,17 +312,20 @@ class Pump:
         own = {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason}
         known = {partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING} | own.keys()
         look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(known)
-        news = self._stop_news
+        news, unproven = self._stop_news, self._unproven if self._stop_news == self._stop_news_told else None
 
-        def show() -> int:
-            parts.catalogue.show_stopped(stopped_in(look, parts.ledger, parts.catalogue, parts.driver.settings) | own)
-            return news
+        def show() -> tuple[int, frozenset[TopicPartition] | None]:
+            stopped = stopped_in(look, parts.ledger, parts.catalogue, parts.driver.settings) | own
+            if stopped.keys() == unproven:
+                return news, None
+            parts.catalogue.show_stopped(stopped)
+            return news, frozenset(stopped)
 
-        self._show(show, self._stop_news_shown, slot="stopped")
+        self._show(show, self._stops_shown, slot="stopped")
 
-    def _stop_news_shown(self, news: int) -> None:
+    def _stops_shown(self, shown: tuple[int, frozenset[TopicPartition] | None]) -> None:
         """Only now: the check must not stay as it was because the storage failed once."""
-        self._stop_news_told = news
+        self._stop_news_told, self._unproven = shown
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()

@@ -482,3 +482,30 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
     assert not evaluation.passed
     assert str(elsewhere) in str(evaluation.metadata["stopped"].value)
     assert str(owned) not in str(evaluation.metadata["stopped"].value)
+
+
+@pytest.mark.parametrize("is_stopped_at_last", [True, False])
+def test_what_it_has_shown_of_other_members_is_looked_at_again(instance: dg.DagsterInstance, *, is_stopped_at_last: bool) -> None:
+    """The owner may have shown newer things between this member's look and its word, and has no more news."""
+    bench = Bench(instance, partitions=2)
+    bench.turn()
+    other = bench.joined_by_another()
+
+    def is_shared() -> bool:
+        other.poll(0)
+        return len(bench.driver.partitions) == 1 and bool(other.assignment())
+
+    bench.until(is_shared)
+    (elsewhere,) = other.assignment()
+    key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
+
+    def is_shown_as_stopped() -> bool:
+        found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+        return found is not None and str(elsewhere) in str(found.metadata["stopped"].value)
+
+    stored = [OffsetAndMetadata(0), OffsetAndMetadata(0, "text of another application")]
+    bench.group.committed[elsewhere] = stored[not is_stopped_at_last]
+    bench.pump._stop_news += 1
+    bench.until(lambda: is_shown_as_stopped() is not is_stopped_at_last and not bench.pump._stop_news > bench.pump._stop_news_told)
+    bench.group.committed[elsewhere] = stored[is_stopped_at_last]
+    bench.until(lambda: is_shown_as_stopped() is is_stopped_at_last)
