@@ -1,8 +1,11 @@
 """The jobs whose runs count for a group: those that the sensors of its members request runs of.
 
-Every member adds its own job before it looks at any run, and never takes one away: what a former owner has at work in another code location
-(blue and green, say) is adopted. A run of any other job counts for nothing, whatever its tags say: they can be copied, or written by who
-may launch runs. The set is kept as dynamic partitions of no asset, which no page of Dagster and no request of its API can change.
+Every member adds its own job before it looks at any run, and never takes one away: what a former owner has at work under another name is
+adopted. A run of any other job counts for nothing, whatever its tags say: they can be copied, or written by who may launch runs. The set is
+kept as dynamic partitions of no asset, which no page of Dagster and no request of its API can change.
+
+The code location is no part of a job's name: the same job counts in all of them (blue and green, say). A member of 0.1.0 adds nothing to
+the set, and a location may be renamed while its runs are at work; either would get company otherwise.
 """
 
 from __future__ import annotations
@@ -16,9 +19,8 @@ if TYPE_CHECKING:
 
 
 class JobName(NamedTuple):
-    """A job, as Dagster names it in a run; without a code location where a run was executed in a process of its own."""
+    """A job, as Dagster names it in a run; without a repository where a run was executed in a process of its own."""
 
-    location: str
     repository: str
     job: str
 
@@ -26,9 +28,7 @@ class JobName(NamedTuple):
     def of(cls, run: dg.DagsterRun) -> JobName:
         """The job of a run."""
         origin = run.remote_job_origin
-        if origin is None:
-            return cls("", "", run.job_name)
-        return cls(origin.location_name, origin.repository_origin.repository_name, run.job_name)
+        return cls(origin.repository_origin.repository_name if origin else "", run.job_name)
 
 
 class OwnJobs:

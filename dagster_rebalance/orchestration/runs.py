@@ -18,7 +18,16 @@ from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.run_process import is_gone
 from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSAL_TAG, REFUSED_TAG, ranges_in
+from dagster_rebalance.orchestration.tags import (
+    ATTEMPT_TAG,
+    BATCH_TAG,
+    GROUP_TAG,
+    OLD_HEARTBEAT_TAG,
+    OLD_TAKEN_BACK_TAG,
+    REFUSAL_TAG,
+    REFUSED_TAG,
+    ranges_in,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -191,6 +200,7 @@ class RunLedger:
         run = record.dagster_run
         batch_id = run.tags.get(BATCH_TAG, "")
         state = _STATES[run.status]
+        old_sign = _old_sign(record)
         return RunSeen(
             run_id=run.run_id,
             batch_id=batch_id,
@@ -201,10 +211,10 @@ class RunLedger:
             has_started=record.start_time is not None,
             awaits_retry=state is RunState.FAILED and not is_retried and self._will_be_retried(record),
             is_refused=Mark.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
-            is_taken_back=Mark.TAKEN_BACK in marks,
-            heartbeat=sign,
+            is_taken_back=Mark.TAKEN_BACK in marks or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
+            heartbeat=sign or old_sign,
             is_gone=Mark.FINISHED in marks or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
-            is_over=run.status not in _UNSURE or _is_over(marks),
+            is_over=run.status not in _UNSURE or bool(marks & _FINAL) or (Mark.BEGAN not in marks and not old_sign),
             refusal=run.tags.get(REFUSAL_TAG, ""),
         )
 
@@ -220,8 +230,10 @@ class RunLedger:
         return record.end_time is not None and time.time() - record.end_time < RETRY_PATIENCE_S
 
 
-def _is_over(marks: frozenset[Mark]) -> bool:
-    return Mark.BEGAN not in marks or bool(marks & _FINAL)
+def _old_sign(record: dg.RunRecord) -> str:
+    """The sign of life of a run of 0.1.0; empty where the tag is a copy of that of the run that this one executes again."""
+    at = _number(record.dagster_run.tags.get(OLD_HEARTBEAT_TAG, ""))
+    return str(at) if record.start_time is not None and at >= int(record.start_time) else ""
 
 
 def _number(text: str) -> int:

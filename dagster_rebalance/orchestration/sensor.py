@@ -131,7 +131,7 @@ def _host(context: dg.SensorEvaluationContext, job: str, kafka: KafkaConsumerRes
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin
-    own_job = JobName(origin.location_name, context.repository_name or "", job) if origin else JobName("", "", job)
+    own_job = JobName((context.repository_name or "") if origin else "", job)
     host = Host(location=_location(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
 
     @contextmanager

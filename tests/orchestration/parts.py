@@ -94,10 +94,11 @@ def make_run(
     group_id: str = "etl",
     tags: Mapping[str, str] | None = None,
     parent: dg.DagsterRun | None = None,
+    location: str = "l",
 ) -> dg.DagsterRun:
     """Put a run that was asked for by an offer into the instance, in any state; with `parent`, as Dagster puts a retry there."""
     inherited = dict(parent.tags) if parent else {}
-    origin: Any = dg.deserialize_value(_ORIGIN)
+    origin: Any = dg.deserialize_value(_ORIGIN.replace('"location_name": "l"', f'"location_name": "{location}"'))
     run = instance.create_run_for_job(
         idle_job,
         status=status,

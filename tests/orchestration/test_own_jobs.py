@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.runs import Succeeded, ToRequest, progress_of
+from dagster_rebalance.core.runs import InFlight, Succeeded, ToRequest, progress_of
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.fixtures import unique_name
@@ -16,7 +16,7 @@ from tests.orchestration.parts import make_run, offer, span
 if TYPE_CHECKING:
     from dagster_rebalance.core.runs import Progress
 
-MINE = JobName("l", "r", "idle_job")
+MINE = JobName("r", "idle_job")
 
 
 @pytest.fixture
@@ -36,9 +36,7 @@ def test_a_run_of_the_sensors_own_job_counts(instance: dg.DagsterInstance, group
     assert progress(instance, group_id, batch_id, MINE) == Succeeded(run.run_id)
 
 
-@pytest.mark.parametrize(
-    "mine", [JobName("other", "r", "idle_job"), JobName("l", "other", "idle_job"), JobName("l", "r", "other"), JobName("", "", "idle_job")]
-)
+@pytest.mark.parametrize("mine", [JobName("other", "idle_job"), JobName("r", "other"), JobName("", "idle_job")])
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])
 def test_a_run_of_another_job_counts_for_nothing(
     instance: dg.DagsterInstance, group_id: str, batch_id: str, mine: JobName, status: dg.DagsterRunStatus
@@ -55,11 +53,20 @@ def test_a_run_of_another_group_counts_for_nothing(instance: dg.DagsterInstance,
     assert progress(instance, group_id, batch_id, MINE) == ToRequest(1)
 
 
-def test_what_a_former_owner_has_at_work_in_another_code_location_is_adopted(
-    instance: dg.DagsterInstance, group_id: str, batch_id: str
-) -> None:
-    """Blue and green are members of one group: their runs must not work side by side."""
+def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
+    """Its job was renamed in a deploy: their runs must not work side by side."""
     RunLedger(instance, group_id, own_job=MINE).read([])
     run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
-    assert progress(instance, group_id, batch_id, JobName("green", "r", "idle_job")) == Succeeded(run.run_id)
+    assert progress(instance, group_id, batch_id, JobName("r", "renamed")) == Succeeded(run.run_id)
     assert progress(instance, group_id, batch_id) == Succeeded(run.run_id)
+
+
+@pytest.mark.parametrize("status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS])
+def test_the_same_job_counts_in_every_code_location(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str, status: dg.DagsterRunStatus
+) -> None:
+    """A member of 0.1.0 notes no job: what it has at work in another location, or in one that is renamed, must get no company."""
+    RunLedger(instance, group_id, own_job=MINE).read([])
+    run = make_run(instance, offer(batch_id), status, group_id=group_id, location="green")
+    found = progress(instance, group_id, batch_id, MINE)
+    assert found == Succeeded(run.run_id) if status is dg.DagsterRunStatus.SUCCESS else isinstance(found, InFlight)

@@ -1,0 +1,70 @@
+"""Runs of 0.1.0 that are at work during an upgrade: they show in tags what runs show elsewhere now. On a real instance."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.runs import RunLedger
+from tests.orchestration.parts import make_run, offer
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.runs import RunSeen
+
+Status = dg.DagsterRunStatus
+HEARTBEAT = "dagster_rebalance/heartbeat"
+
+
+def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
+    """The newest run of a batch."""
+    return RunLedger(instance, "etl").read([batch_id])[-1]
+
+
+def beat(instance: dg.DagsterInstance, run: dg.DagsterRun, later_s: int = 0) -> None:
+    """The sign of life of a run of 0.1.0."""
+    instance.add_run_tags(run.run_id, {HEARTBEAT: f"{time.time() + later_s:.0f}"})
+
+
+def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Else a run that was adopted in an upgrade would be ended as dead when `start_timeout_s` is over."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    assert look(instance, batch_id).heartbeat == ""
+    beat(instance, run)
+    first = look(instance, batch_id)
+    beat(instance, run, later_s=10)
+    assert first.has_begun
+    assert look(instance, batch_id).heartbeat not in {"", first.heartbeat}
+
+
+@pytest.mark.parametrize("end", ["report_run_failed", "report_run_canceled"])
+def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(instance: dg.DagsterInstance, batch_id: str, end: str) -> None:
+    """It looks every ten seconds whether it may go on, and says nothing when it has ended: it counts as dead after the time-out."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    beat(instance, run)
+    getattr(instance, end)(run)
+    seen = look(instance, batch_id)
+    assert (seen.is_over, seen.is_live, seen.is_gone) == (False, True, False)
+    set_mark(instance, run, Mark.OVER)
+    assert not look(instance, batch_id).is_live
+
+
+def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Dagster copies all tags to it: it would count as dead before its resources are up, or never as over."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    beat(instance, run, later_s=-60)
+    instance.report_run_failed(run)
+    parent = instance.get_run_by_id(run.run_id)
+    make_run(instance, offer(batch_id), Status.STARTED, parent=parent)
+    assert not look(instance, batch_id).has_begun
+
+
+def test_what_a_member_of_0_1_0_has_taken_back_is_no_attempt(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """The upgrade itself cancels what has not started."""
+    run = make_run(instance, offer(batch_id), Status.CANCELED)
+    assert not look(instance, batch_id).is_taken_back
+    instance.add_run_tags(run.run_id, {"dagster_rebalance/taken_back": run.run_id})
+    assert look(instance, batch_id).is_taken_back
