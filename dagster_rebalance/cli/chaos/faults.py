@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from concurrent.futures import Future
 
+    import dagster as dg
+
     from dagster_rebalance.cli.chaos.parts import Parts
 
 _MOST_MEMBERS_AWAY = 2
@@ -104,12 +106,14 @@ class Ground:
         chance: Draws targets and durations.
         owned: The numbers of the partitions that a member has.
         under_way: The faults that are not mended yet.
+        deleted: The runs that were deleted, as they were before, each with the time.
     """
 
     parts: Parts
     chance: random.Random
     owned: Callable[[str], frozenset[int]]
     under_way: list[UnderWay] = field(default_factory=list)
+    deleted: list[tuple[dg.RunRecord, float]] = field(default_factory=list)
 
     def suffers(self, *kinds: Kind) -> bool:
         """Whether a fault of one of the kinds is under way."""
@@ -148,6 +152,11 @@ class Faults:
     def under_way(self) -> list[UnderWay]:
         """The faults that are not mended yet."""
         return self._ground.under_way
+
+    @property
+    def deleted(self) -> list[tuple[dg.RunRecord, float]]:
+        """The runs that were deleted, as they were before, each with the time."""
+        return self._ground.deleted
 
     def strike(self, kind: Kind) -> Fault | None:
         """Do a fault; None when it cannot be done now."""

@@ -53,19 +53,22 @@ def refuse_launches(ground: Ground) -> UnderWay | None:
 
 def delete(ground: Ground) -> UnderWay | None:
     """Delete a run, in whatever state it is."""
-    run = _any_run(ground, lambda _run: True)
-    if run is None:
+    record = _any_run(ground, lambda _run: True)
+    if record is None:
         return None
+    run = record.dagster_run
     fault = _of_run(ground, Kind.RUN_DELETED, run.run_id, note=f", {run.status.value}")
     ground.parts.dagster.delete_run(run.run_id)
+    ground.deleted.append((record, fault.began_at))
     return UnderWay(fault)
 
 
 def force_terminate(ground: Ground) -> UnderWay | None:
     """Mark a live run as cancelled at once, whatever its process does."""
-    run = _any_run(ground, lambda run: run.status in _LIVE)
-    if run is None:
+    record = _any_run(ground, lambda run: run.status in _LIVE)
+    if record is None:
         return None
+    run = record.dagster_run
     fault = _of_run(ground, Kind.RUN_FORCE_TERMINATED, run.run_id, note=f", {run.status.value}")
     ground.parts.dagster.force_terminate(run.run_id)
     return UnderWay(fault)
@@ -73,11 +76,12 @@ def force_terminate(ground: Ground) -> UnderWay | None:
 
 def re_execute_in_part(ground: Ground) -> UnderWay | None:
     """Re-execute the first of the two assets of a run that failed: its success must not count for both."""
-    run = _any_run(ground, lambda run: run.status is dg.DagsterRunStatus.FAILURE)
-    if run is None:
+    record = _any_run(ground, lambda run: run.status is dg.DagsterRunStatus.FAILURE)
+    if record is None:
         return None
-    fault = _of_run(ground, Kind.RUN_RE_EXECUTED_IN_PART, run.run_id)
-    ground.parts.dagster.re_execute(run.run_id, steps=[FIRST_ASSET])
+    run_id = record.dagster_run.run_id
+    fault = _of_run(ground, Kind.RUN_RE_EXECUTED_IN_PART, run_id)
+    ground.parts.dagster.re_execute(run_id, steps=[FIRST_ASSET])
     return UnderWay(fault)
 
 
@@ -86,9 +90,9 @@ def _at_work(ground: Ground) -> str | None:
     return ground.chance.choice(working) if working else None
 
 
-def _any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.DagsterRun | None:
+def _any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.RunRecord | None:
     found = ground.parts.instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_RUNS_LOOKED_AT)
-    wanted = [record.dagster_run for record in found if is_wanted(record.dagster_run)]
+    wanted = [record for record in found if is_wanted(record.dagster_run)]
     return ground.chance.choice(wanted) if wanted else None
 
 

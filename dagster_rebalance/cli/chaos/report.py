@@ -96,7 +96,9 @@ def make_report(parts: Parts, play: Play) -> Report:
     made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded)
     twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
     ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
-    histories = _histories(play, log, runs)
+    # What a deleted run did is done again; only that it was at work is of interest.
+    deleted = [_seen(record, gone_at) for record, gone_at in play.faults.deleted]
+    histories = _histories(play, log, [*runs, *deleted])
     evidence = Evidence(
         faults=play.faults.done,
         holds=play.catalogue.holds,
@@ -141,17 +143,21 @@ def _rows(parts: Parts) -> Iterator[Row]:
 
 
 def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[OffsetRange, ...]]]:
-    """Every run of the group with its status and its ranges."""
+    """Every run of the group that Dagster has."""
     cursor = None
     while True:
         records = instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_PAGE, cursor=cursor)
-        for record in records:
-            run = record.dagster_run
-            seen = RunSeen(record.create_timestamp.timestamp(), record.end_time, run.status is dg.DagsterRunStatus.SUCCESS)
-            yield run.status.value, seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
+        yield from map(_seen, records)
         if len(records) < _PAGE:
             return
         cursor = records[-1].dagster_run.run_id
+
+
+def _seen(record: dg.RunRecord, gone_at: float | None = None) -> tuple[str, RunSeen, tuple[OffsetRange, ...]]:
+    """A run with its status and its ranges; one that did not end was there until it was gone."""
+    run, ended_at = record.dagster_run, record.end_time if record.end_time is not None else gone_at
+    seen = RunSeen(record.create_timestamp.timestamp(), ended_at, run.status is dg.DagsterRunStatus.SUCCESS)
+    return run.status.value, seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
 
 
 def _range_of(key: str) -> OffsetRange:
