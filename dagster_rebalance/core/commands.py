@@ -161,10 +161,13 @@ class CancelRuns:
 class EndDeadRuns:
     """Stop the Spark work of runs whose process has gone, and mark them as over; as failed, too, if Dagster shows them at work.
 
-    Answer for each, perhaps much later: `DeadRunEnded`.
+    Answer for each, perhaps much later: `DeadRunEnded`; none for a run that turns out to live.
+
+    Attributes:
+        signs: The last sign of life of each run, by its id. One that has given another sign since lives, and is not over.
     """
 
-    run_ids: tuple[str, ...]
+    signs: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

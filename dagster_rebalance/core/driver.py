@@ -220,7 +220,7 @@ class Driver:
         mine = [run for run in event.runs if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)]
         self.pulse, dead = self.pulse.observe(mine, now)
         if dead:
-            yield do.EndDeadRuns(dead)
+            yield do.EndDeadRuns({run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead})
         for owned in self.partitions.busy:
             ledger = owned.ledger
             if ledger is None:

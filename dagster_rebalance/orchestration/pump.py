@@ -228,9 +228,9 @@ class Pump:
             case do.CancelRuns(run_ids, reason):
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
                 self._runs.cancel(run_ids)
-            case do.EndDeadRuns(run_ids):
-                self._note(f"sees to it that nothing of {', '.join(run_ids)} works any more")
-                self._runs.end_dead(run_ids)
+            case do.EndDeadRuns(signs):
+                self._note(f"sees to it that nothing of {', '.join(signs)} works any more")
+                self._runs.end_dead(signs)
             case do.ReleasePartitions():
                 pass  # what the driver no longer holds is no longer delayed, and so released by the next poll
             case do.RecordReceipt(receipt):

@@ -11,13 +11,13 @@ import threading
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from dagster_rebalance.orchestration.runs import RunLedger
 
 _log = logging.getLogger("dagster_rebalance")
-_Task: TypeAlias = "tuple[str, str]"
-"""What is done, and to which run."""
+_Task: TypeAlias = "tuple[str, str, str]"
+"""What is done, to which run, and the last sign of life of one that is to be ended as dead."""
 MOST_AT_ONCE = 4
 """Each writes to Dagster's storage, as the member does meanwhile."""
 
@@ -63,11 +63,11 @@ class RunEnder:
 
     def cancel(self, run_ids: Iterable[str]) -> None:
         """Begin to cancel runs."""
-        self._begin(("cancelling", run_id) for run_id in run_ids)
+        self._begin(("cancelling", run_id, "") for run_id in run_ids)
 
-    def end_dead(self, run_ids: Iterable[str]) -> None:
-        """Begin to end runs whose process has gone."""
-        self._begin(("ending", run_id) for run_id in run_ids)
+    def end_dead(self, signs: Mapping[str, str]) -> None:
+        """Begin to end runs whose process has gone; each comes with its last sign of life."""
+        self._begin(("ending", run_id, sign) for run_id, sign in signs.items())
 
     def _begin(self, tasks: Iterable[_Task]) -> None:
         with self._lock:
@@ -92,13 +92,14 @@ class RunEnder:
             return task
 
     def _carry_out(self, task: _Task) -> None:
-        what, run_id = task
+        what, run_id, sign = task
         try:
             if what == "cancelling":
                 self._ledger.cancel(run_id)
-            else:
-                self._ledger.end_dead(run_id)
+            elif self._ledger.end_dead(run_id, sign):
                 self._ended(run_id)
+            else:
+                self._note(f"run {run_id} is not dead: it has given a sign of life meanwhile")
         except Exception as error:  # noqa: BLE001 - whatever Dagster raises: the core asks again for as long as the run is live
             self._note(f"{what} run {run_id} failed: {error}")
             _log.warning("%s run %s failed", what, run_id, exc_info=True)

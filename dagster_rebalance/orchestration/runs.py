@@ -173,12 +173,23 @@ class RunLedger:
                 )
                 raise ConfigurationError(msg)
 
-    def end_dead(self, run_id: str) -> None:
+    def end_dead(self, run_id: str, sign: str) -> bool:
         """End a run whose process has gone: first its Spark work, so that nothing of it is left, then the run in Dagster.
+
+        Args:
+            run_id: The run.
+            sign: The last sign of life that was seen of it; empty if it has given none.
+
+        Returns:
+            Whether nothing of it works any more. One that has given another sign meanwhile lives. If it gave its first sign
+            before this has ended it in Dagster, it may be at work, and stops when it finds that end; if later, it looks
+            after its sign whether it may work, and finds the end then.
 
         Raises:
             Exception: Whatever the Spark client raises; its work may go on, so the run is not over yet.
         """
+        if self._has_given_another(run_id, sign):
+            return False
         if self._stop_spark_work is not None:
             self._stop_spark_work(run_id)
         run = self._instance.get_run_by_id(run_id)
@@ -189,12 +200,20 @@ class RunLedger:
                 _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
             run = self._instance.get_run_by_id(run_id)
         if run is None or run.status is dg.DagsterRunStatus.SUCCESS:
-            return
+            return True
         if not run.is_finished:  # else it ended meanwhile: what it says of itself stands
             self._instance.report_run_failed(
                 run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
             )
+        if self._has_given_another(run_id, sign):
+            return False
         set_mark(self._instance, run, Mark.OVER)
+        return True
+
+    def _has_given_another(self, run_id: str, sign: str) -> bool:
+        record = self._instance.get_run_record_by_id(run_id)
+        found = self._signs.read({run_id: record.storage_id}) if record else {}
+        return found.get(run_id, sign) != sign
 
     def _seen(self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str) -> RunSeen:
         run = record.dagster_run

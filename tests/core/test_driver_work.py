@@ -309,7 +309,7 @@ def test_a_dead_run_is_ended_and_its_batch_asked_for_again() -> None:
     for _ in range(8):
         member.tick()
         world.wait(1, member)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
 
 
@@ -332,7 +332,7 @@ def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
     assert member.given(do.EndDeadRuns) == []
     assert any("run run1 has ended in Dagster and its process has not said so" in line for line in summary(member.driver, world.now))
     _turns(world, member, 15)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
@@ -345,7 +345,7 @@ def test_a_run_that_says_itself_that_it_is_finished_is_tried_again_at_once() -> 
     world.wait(1, member)
     world.dagster.move(run_id, RunState.FAILED, is_gone=True, is_over=False)
     _turns(world, member, 4)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
@@ -362,7 +362,7 @@ def test_the_next_owner_does_not_begin_before_a_run_is_over_either() -> None:
     _turns(world, second, 50)
     assert list(world.dagster.runs) == [run_id]
     _turns(world, second, 15)
-    assert second.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert second.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
@@ -378,7 +378,7 @@ def test_a_run_that_is_deleted_while_it_works_has_no_company() -> None:
     _turns(world, member, 50)
     assert not world.dagster.runs
     _turns(world, member, 15)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((run_id,))]
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == ["run2"]
 
 
@@ -391,7 +391,7 @@ def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
         world.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
     member = world.member(owns=1)
     _turns(world, member, 65)
-    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns((blocking,))]
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({blocking: "begun"})]
 
 
 def test_a_partition_waits_for_a_run_without_a_claim_until_it_is_over() -> None:

@@ -168,7 +168,7 @@ class Member:
                 if answer is not None and type(command) not in self.unanswered:
                     todo.append(answer)
                 if isinstance(command, do.EndDeadRuns):
-                    todo.extend(seen.DeadRunEnded(run_id) for run_id in command.run_ids)
+                    todo.extend(seen.DeadRunEnded(run_id) for run_id in command.signs)
         return self.done[first:]
 
     def pass_time(self) -> list[do.Command]:
@@ -225,8 +225,8 @@ class Member:
                 return seen.DeadLetterStored(command)
             case do.CancelRuns(run_ids):
                 dagster.cancel(run_ids)
-            case do.EndDeadRuns(run_ids):
-                for run_id in [run_id for run_id in run_ids if run_id in dagster.runs]:
+            case do.EndDeadRuns(signs):
+                for run_id in [run_id for run_id in signs if run_id in dagster.runs]:
                     state = dagster.runs[run_id].state
                     dagster.move(run_id, state if state in ENDED else RunState.FAILED, is_over=True)
             case do.ReleasePartitions(partitions):

@@ -183,7 +183,7 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(instance: dg.DagsterIn
     assert process.exitcode == -signal.SIGKILL
     (seen,) = ledger.read([batch_id])
     assert (seen.is_live, seen.is_gone, seen.is_over) == (True, True, False)
-    ledger.end_dead(run.run_id)
+    ledger.end_dead(run.run_id, seen.heartbeat)
     assert not ledger.read([batch_id])[0].is_live
 
 

@@ -441,7 +441,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
     healthy = bench.run(Status.STARTED, 1)
     answers, waiting = threading.Event(), list[threading.Thread]()
 
-    def hangs(_run_id: str) -> None:
+    def hangs(_run_id: str, _sign: str) -> None:
         waiting.append(threading.current_thread())
         answers.wait(10)
 

@@ -27,8 +27,9 @@ class _Ledger:
     def cancel(self, run_id: str) -> None:
         self._ask("cancel", run_id)
 
-    def end_dead(self, run_id: str) -> None:
+    def end_dead(self, run_id: str, sign: str) -> bool:
         self._ask("end", run_id)
+        return sign != "an old one"
 
     def _ask(self, what: str, run_id: str) -> None:
         self.asked.append((what, run_id))
@@ -60,14 +61,14 @@ def test_each_run_is_asked_for_once_at_a_time() -> None:
     """The core asks again and again."""
     ledger = _Ledger()
     stage = _Stage(ledger)
-    stage.ender.end_dead(["run-1", "run-2"])
-    stage.ender.end_dead(["run-1", "run-2", "run-3"])
+    stage.ender.end_dead({"run-1": "", "run-2": ""})
+    stage.ender.end_dead({"run-1": "", "run-2": "", "run-3": ""})
     stage.ender.cancel(["run-1"])
     ledger.may_go_on.set()
     stage.wait()
     assert sorted(ledger.asked) == [("cancel", "run-1"), ("end", "run-1"), ("end", "run-2"), ("end", "run-3")]
     assert sorted(stage.ended) == ["run-1", "run-2", "run-3"]
-    stage.ender.end_dead(["run-1"])
+    stage.ender.end_dead({"run-1": ""})
     stage.wait()
     assert ledger.asked[4:] == [("end", "run-1")]
 
@@ -90,9 +91,20 @@ def test_an_error_is_noted() -> None:
     ledger.may_go_on.set()
     stage = _Stage(ledger)
     stage.ender.cancel(["run-1"])
-    stage.ender.end_dead(["run-2"])
+    stage.ender.end_dead({"run-2": ""})
     stage.wait()
     assert sorted(stage.notes) == ["cancelling run run-1 failed: database is locked", "ending run run-2 failed: database is locked"]
+    assert not stage.ended
+
+
+def test_a_run_that_turns_out_to_live_is_not_said_to_be_over() -> None:
+    """It began after its member had taken it for one that never would."""
+    ledger = _Ledger()
+    ledger.may_go_on.set()
+    stage = _Stage(ledger)
+    stage.ender.end_dead({"run-1": "an old one"})
+    stage.wait()
+    assert stage.notes == ["run run-1 is not dead: it has given a sign of life meanwhile"]
     assert not stage.ended
 
 

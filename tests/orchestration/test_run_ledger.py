@@ -10,6 +10,7 @@ import pytest
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import runs as runs_module
+from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -226,9 +227,36 @@ def test_the_end_of_a_dead_run_is_remembered_in_dagster(instance: dg.DagsterInst
     run = make_run(instance, offer(batch_id), Status.FAILURE)
     set_mark(instance, run, Mark.BEGAN)
     stopped: list[str] = []
-    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id)
+    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id, "")
     assert stopped == [run.run_id]
     assert look(instance, batch_id).is_over
+
+
+def begin(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
+    """What the process of a run does before it looks whether it may work."""
+    Heartbeat(instance, run, timeout_s=60).begin()
+
+
+def test_a_run_that_has_given_another_sign_is_not_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """It took long to begin, and began after its member had taken it for dead: its work would have company."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    stopped: list[str] = []
+    ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
+    begin(instance, run)
+    assert not ledger.end_dead(run.run_id, "")
+    assert stopped == []
+    assert status_of(instance, run) is Status.STARTED
+    assert ledger.end_dead(run.run_id, look(instance, batch_id).heartbeat)
+    assert status_of(instance, run) is Status.FAILURE
+
+
+def test_a_run_that_begins_while_it_is_ended_is_not_over(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """It may have looked before it was ended, and be at work; it ends by its own word, when it finds that end."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    ledger = RunLedger(instance, "etl", stop_spark_work=lambda _run_id: begin(instance, run))
+    assert not ledger.end_dead(run.run_id, "")
+    seen = look(instance, batch_id)
+    assert (seen.state, seen.is_over, seen.is_live) == (RunState.FAILED, False, True)
 
 
 def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -236,7 +264,7 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance
     run = make_run(instance, offer(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
-    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id)
+    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id, "")
     assert stopped == [run.run_id]
 
 
@@ -397,7 +425,7 @@ def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(instance: d
     run = make_run(instance, offer(batch_id), Status.STARTED)
     seen: list[tuple[str, dg.DagsterRunStatus]] = []
     ledger = RunLedger(instance, "etl", stop_spark_work=lambda run_id: seen.append((run_id, status_of(instance, run))))
-    ledger.end_dead(run.run_id)
+    ledger.end_dead(run.run_id, "")
     assert seen == [(run.run_id, Status.STARTED)]
     assert status_of(instance, run) is Status.FAILURE
     messages = [entry.message for entry in instance.all_logs(run.run_id)]
@@ -413,7 +441,7 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(instance: dg.Dagster
         raise ConfigurationError(message)
 
     with pytest.raises(ConfigurationError, match="no server answers"):
-        RunLedger(instance, "etl", stop_spark_work=stop).end_dead(run.run_id)
+        RunLedger(instance, "etl", stop_spark_work=stop).end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.STARTED
 
 
@@ -429,7 +457,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
             raise problem
 
     ledger = RunLedger(instance, "etl", stop_spark_work=stop)
-    RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once).end_dead([stuck.run_id, other.run_id])
+    RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once).end_dead(dict.fromkeys([stuck.run_id, other.run_id], ""))
     assert status_of(instance, stuck) is Status.STARTED
     assert status_of(instance, other) is Status.FAILURE
 
@@ -457,7 +485,7 @@ def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(instance: dg.
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     assert ledger.why_failed(run.run_id) == "Dagster has no event of its failure"
-    ledger.end_dead(run.run_id)
+    ledger.end_dead(run.run_id, "")
     assert "gave no sign of life" in ledger.why_failed(run.run_id)
 
 
@@ -465,7 +493,7 @@ def test_a_run_that_ended_meanwhile_is_not_reported_dead(instance: dg.DagsterIns
     """Its result stands."""
     run = make_run(instance, offer(batch_id), Status.SUCCESS)
     for run_id in (run.run_id, "no such run"):
-        RunLedger(instance, "etl").end_dead(run_id)
+        RunLedger(instance, "etl").end_dead(run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
 
 
@@ -473,14 +501,14 @@ def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(insta
     """That takes up to a minute; a success that became a failure would be worked on a second time."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     success = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name)
-    RunLedger(instance, "etl", stop_spark_work=lambda run_id: instance.report_dagster_event(success, run_id)).end_dead(run.run_id)
+    RunLedger(instance, "etl", stop_spark_work=lambda run_id: instance.report_dagster_event(success, run_id)).end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
 
 
 def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Spark is an extra."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    RunLedger(instance, "etl").end_dead(run.run_id)
+    RunLedger(instance, "etl").end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.FAILURE
 
 

@@ -44,10 +44,11 @@ class SimulatedLedger:
         self._process.must_reach("dagster")
         self._dagster.cancel(run_id)
 
-    def end_dead(self, run_id: str) -> None:
+    def end_dead(self, run_id: str, sign: str) -> bool:  # noqa: ARG002 - none begins so late
         """End a run without a sign of life."""
         self._process.must_reach("dagster")
         self._dagster.end_dead(run_id)
+        return True
 
 
 class SimulatedCatalogue:
