@@ -59,7 +59,8 @@ class RunSeen:
         heartbeat: The last sign of life of its process; changes while it lives. Empty before the process has begun its work.
         is_gone: Its process has said that it is finished, or is known not to exist any more; its Spark work may go on.
         is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes. Dagster's word alone does not show it.
-        heartbeat: The last sign of life of its process; changes while it lives.
+        is_written_off: A member has ended it, because its process was gone or silent. A success that it reports later, when it wakes up,
+            does not count: another run may be at work by then.
         refusal: Why it refused itself.
         left_out: The assets of its job (steps, where a job has none) that it was not asked for. The next two are known only where
             a run of the batch left something out.
@@ -80,6 +81,7 @@ class RunSeen:
     heartbeat: str = ""
     is_gone: bool = False
     is_over: bool = True
+    is_written_off: bool = False
     refusal: str = ""
     left_out: tuple[str, ...] = ()
     done: frozenset[str] = frozenset()
@@ -99,6 +101,11 @@ class RunSeen:
     def is_live(self) -> bool:
         """Whether it may still produce output, itself or through its retry."""
         return self.state in LIVE or self.awaits_retry or not self.is_over
+
+    @property
+    def has_succeeded(self) -> bool:
+        """Whether its output counts."""
+        return self.state is RunState.SUCCEEDED and not self.is_written_off
 
     @property
     def has_begun(self) -> bool:
@@ -235,7 +242,7 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     left_out: tuple[str, ...] = ()
     for run in reversed(mine):
-        if run.state is RunState.SUCCEEDED:
+        if run.has_succeeded:
             missing = lacking(run, mine)
             if not missing:
                 return Succeeded(run.run_id)
@@ -260,7 +267,7 @@ def _without_live(ended: list[RunSeen], left_out: tuple[str, ...], max_attempts:
 
 def _setback(run: RunSeen) -> Setback | None:
     """How a run set its range back; None when it says nothing about it."""
-    if run.is_taken_back or run.state is RunState.SUCCEEDED:
+    if run.is_taken_back or run.has_succeeded:
         return None
     if run.is_refused:
         return Setback.REFUSED

@@ -51,7 +51,7 @@ def _rival(other: RunSeen, batch_id: str, shared: Iterable[OffsetRange], known: 
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
         return f"run {other.run_id} of {whose} has {other.state.value} in Dagster, and it is not known that its process does no more work"
-    is_done = other.state is RunState.SUCCEEDED and other.batch_id == batch_id and _is_done(other, shared, known)
+    is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, known)
     return f"run {other.run_id} of {whose} has {other.state.value}" if is_done or other.may_work else ""
 
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.runs import RunState
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -50,17 +48,13 @@ class Coverage:
 
     def added(self, runs: Sequence[tuple[dg.DagsterRun, RunSeen]]) -> Iterable[RunSeen]:
         """The runs, with what they left out and did where a run of their batch has succeeded with a part of the job."""
-        partial = {
-            seen.batch_id
-            for run, seen in runs
-            if seen.state is RunState.SUCCEEDED and self._left_out(run, self._wholes(seen.batch_id, runs))
-        }
+        partial = {seen.batch_id for run, seen in runs if seen.has_succeeded and self._left_out(run, self._wholes(seen.batch_id, runs))}
         return [self._with_parts(run, seen, self._wholes(seen.batch_id, runs)) if seen.batch_id in partial else seen for run, seen in runs]
 
     def _with_parts(self, run: dg.DagsterRun, seen: RunSeen, whole: frozenset[str]) -> RunSeen:
         plan = self._plan(run)
         asked = plan.asked if plan else {}
-        if seen.state is RunState.SUCCEEDED:
+        if seen.has_succeeded:
             return replace(seen, left_out=self._left_out(run, whole), done=frozenset(plan.names if plan else whole))
         tried = {stats.step_key: stats.status for stats in self._instance.get_run_step_stats(run.run_id)}
         done = {key for key, status in tried.items() if status is not None and status.value in _DONE}

@@ -62,6 +62,7 @@ class Heartbeat:
         self._process = run_process.identity()
         self._beaten_at = float("-inf")
         self._interrupted_at: float | None = None
+        self._interrupted_because = ""
         self._is_cut_off = False
         self._has_own_process = run_process.is_of_one_run()
         self._finished, self._told, self._over = threading.Event(), threading.Event(), threading.Event()
@@ -92,7 +93,13 @@ class Heartbeat:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Say that the steps are done.
+
+        Raises:
+            DagsterExecutionInterruptedError: Others may do the work of this run by now, so it must not end as a success.
+        """
         self._finished.set()
+        self._see_to_lease()
         self._wake.set()
         # A storage that hangs must not keep a run from ending. Without this word a member waits for the time-out.
         self._told.wait(_LAST_WORD_LIMIT_S)
@@ -100,6 +107,10 @@ class Heartbeat:
             run_process.disown_children()
             self._over.set()
             self._wake.set()
+        if self._interrupted_because:
+            # Dagster takes any other error of a resource that ends for a note, and the run for a success.
+            msg = f"run {self._run.run_id} {self._interrupted_because}, so others may do its work: its output does not count"
+            raise dg.DagsterExecutionInterruptedError(msg)
 
     def _keep_beating(self, ref: dg.InstanceRef) -> None:
         while not self._over.is_set():
@@ -118,13 +129,16 @@ class Heartbeat:
 
     def _turn(self, instance: dg.DagsterInstance) -> None:
         """Look at the run, beat when it is time, and say that the steps are done."""
+        is_finished = self._finished.is_set()  # first: what Dagster says of the run must not be older than that
         run = instance.get_run_by_id(self._run.run_id)
         works = run is not None and run.status in _WORKING
-        if works and time.monotonic() - self._beaten_at >= self.interval_s:
+        # A process that wakes up does not renew its lease: a member may have ended its run.
+        if not self._see_to_lease() and works and time.monotonic() - self._beaten_at >= self.interval_s:
             self._beat(instance)
-        if not works and not self._finished.is_set():
+        has_ended = run is None or run.status not in {*_WORKING, dg.DagsterRunStatus.SUCCESS}
+        if has_ended and not self._told.is_set():
             self._interrupt(f"is {run.status.value} in Dagster" if run else "was deleted from Dagster")
-        if self._finished.is_set() and not self._told.is_set():
+        if is_finished and not self._told.is_set():
             self._tell(instance, run)
         if self._told.is_set() and not works:
             self._over.set()
@@ -148,20 +162,25 @@ class Heartbeat:
 
     def _keep_watch(self) -> None:
         while not self._over.wait(self._timeout_s / _LOOKS_PER_TIMEOUT):
-            now = time.monotonic()
-            is_silent = now - self._beaten_at >= _LEASE * self._timeout_s
-            if is_silent and self._interrupted_at is None:
-                self._is_cut_off = True
-                self._interrupt(f"could give no sign of life for {now - self._beaten_at:.0f} s")
-            if self._interrupted_at is None or now - self._interrupted_at < _GRACE * self._timeout_s:
+            is_silent = self._see_to_lease()
+            if self._interrupted_at is None or time.monotonic() - self._interrupted_at < _GRACE * self._timeout_s:
                 continue
             if self._has_own_process and (is_silent or not self._told.is_set()):
                 _log.critical("run %s was interrupted and has not ended: its process is killed", self._run.run_id)
                 os.kill(os.getpid(), signal.SIGKILL)
 
+    def _see_to_lease(self) -> bool:
+        """Whether the lease is over; then this process stops itself."""
+        silence_s = time.monotonic() - self._beaten_at
+        is_silent = silence_s >= _LEASE * self._timeout_s
+        if is_silent and self._interrupted_at is None:
+            self._is_cut_off = True
+            self._interrupt(f"could give no sign of life for {silence_s:.0f} s")
+        return is_silent
+
     def _interrupt(self, why: str) -> None:
         if self._interrupted_at is None:
-            self._interrupted_at = time.monotonic()
+            self._interrupted_at, self._interrupted_because = time.monotonic(), why
             _log.error("run %s %s, so others may do its work: it stops now", self._run.run_id, why)
             if not self._finished.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -50,6 +50,7 @@ _LIVE_STATUSES = [status for status, state in _STATES.items() if state in LIVE]
 _AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 """Others than the process of a run write these, too."""
+_ENDED = {*_UNSURE, dg.DagsterRunStatus.SUCCESS}
 _FINAL = {Mark.REFUSED, Mark.OVER}
 _WILL_RETRY_TAG = "dagster/will_retry"
 _BATCHES_PER_QUERY = 100
@@ -101,8 +102,12 @@ class RunLedger:
         retried = {record.dagster_run.parent_run_id for record in unique.values()}
         ordered = sorted(unique.values(), key=lambda record: record.storage_id)
         # The status of a run was read before its marks and its signs: a run that ended without them looks later whether it may work.
-        marks = {run_id: self._marks(run_id) for run_id, record in unique.items() if record.dagster_run.status in _UNSURE}
-        self._final_marks = {run_id: found for run_id, found in marks.items() if found & _FINAL}
+        marks = {run_id: self._marks(run_id) for run_id, record in unique.items() if record.dagster_run.status in _ENDED}
+        self._final_marks = {
+            run_id: found
+            for run_id, found in marks.items()
+            if found & _FINAL or unique[run_id].dagster_run.status is dg.DagsterRunStatus.SUCCESS
+        }
         watched = {
             run_id: record.storage_id
             for run_id, record in unique.items()
@@ -128,7 +133,8 @@ class RunLedger:
 
     def _marks(self, run_id: str) -> frozenset[Mark]:
         """The marks of a run that ended in Dagster; nobody adds any to one that is over."""
-        return self._final_marks.get(run_id) or marks_of(self._instance, run_id)
+        known = self._final_marks.get(run_id)
+        return marks_of(self._instance, run_id) if known is None else known
 
     def why_failed(self, run_id: str) -> str:
         """What a run failed with: its error and the causes of that, as Dagster has noted them, without stack traces."""
@@ -233,6 +239,7 @@ class RunLedger:
             is_taken_back=Mark.TAKEN_BACK in marks or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
             heartbeat=sign or old_sign,
             is_gone=Mark.FINISHED in marks or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
+            is_written_off=Mark.OVER in marks,
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or (Mark.BEGAN not in marks and not old_sign),
             refusal=run.tags.get(REFUSAL_TAG, ""),
         )

@@ -106,6 +106,10 @@ CREATED = run("r1", S.CREATED, attempt=1)
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
         ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.SUCCEEDED, parent_id="r1")], Succeeded("r4")),
+        # A member ended it, since its process was gone or silent: whatever it says later, somebody else may be at work by now.
+        ([run("r1", S.SUCCEEDED, is_written_off=True)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
+        ([run("r1", S.SUCCEEDED, is_written_off=True, is_taken_back=True)], ToRequest(2)),
+        ([run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)], InFlight(("r2",))),
         # Taken back too late.
         ([run("r1", S.SUCCEEDED, is_taken_back=True)], Succeeded("r1")),
     ],

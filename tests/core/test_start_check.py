@@ -110,3 +110,10 @@ def test_two_runs_that_see_each_other_both_refuse() -> None:
     other = replace(ME, run_id="other")
     assert check(ME, other) is not None
     assert check(other, ME) is not None
+
+
+def test_a_run_that_was_written_off_keeps_nobody_from_working() -> None:
+    """Its success does not count, so the range has to be done again."""
+    rival = replace(ME, run_id="other", state=S.SUCCEEDED)
+    assert "has succeeded" in (check(ME, rival) or "")
+    assert check(ME, replace(rival, is_written_off=True)) is None

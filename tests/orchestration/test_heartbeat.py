@@ -35,6 +35,10 @@ def interrupts() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
+INTERRUPTED = pytest.raises(dg.DagsterExecutionInterruptedError)
+"""A run that was interrupted does not end as a success, also where the interrupt comes too late to be heard."""
+
+
 @pytest.fixture(autouse=True)
 def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks and beats come often, however long a run has before it is taken for dead."""
@@ -81,7 +85,7 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
 ) -> None:
     """It was taken for dead, or a person forced its end: its batch is requested again as soon as it says so."""
     run = make_run(instance, offer(batch_id), status)
-    with begun(instance, run):
+    with INTERRUPTED, begun(instance, run):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         before = sign(instance, run)
     assert interrupts == [signal.SIGTERM], "once is enough"
@@ -92,7 +96,7 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
 def test_a_run_that_is_deleted_while_it_works_is_interrupted(instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]) -> None:
     """Nobody sees it any more, so nobody waits for it for long."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    with begun(instance, run):
+    with INTERRUPTED, begun(instance, run):
         instance.delete_run(run.run_id)
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
     assert interrupts == [signal.SIGTERM]
@@ -137,7 +141,7 @@ def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
     monkeypatch.setattr(heartbeat_module, "_LAST_WORD_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    with begun(instance, run, timeout_s=0.3):
+    with INTERRUPTED, begun(instance, run, timeout_s=0.3):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
     assert storage.hangs.is_set()
     assert not storage.goes_on.is_set(), "leaving did not wait for the storage"
@@ -151,10 +155,42 @@ def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
     """That the storage was away says nothing about the records."""
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    with begun(instance, run, timeout_s=0.3):
+    with INTERRUPTED, begun(instance, run, timeout_s=0.3):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         storage.goes_on.set()
     assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}
+
+
+def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wakes when its steps are done, before its own watch does: by then its batch may have another run."""
+    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = begun(instance, run)
+    interrupted = pytest.raises(dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could give no sign of life")
+    with interrupted, heartbeat:
+        wait_until(lambda: sign(instance, run).startswith("1 "), timeout_s=30, what="a look")
+        heartbeat._beaten_at -= PATIENT_S
+    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}
+    assert not interrupts, "its steps are done"
+
+
+@pytest.mark.parametrize("end", ["report_run_canceled", "report_run_failed", "delete"])
+def test_a_run_that_ends_in_dagster_as_its_steps_end_does_not_succeed(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    """It would turn its end into a success after its batch was requested again."""
+    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = begun(instance, run)
+    interrupted = pytest.raises(dg.DagsterExecutionInterruptedError, match=r"(is CANCELED|is FAILURE|was deleted)")
+    with interrupted, heartbeat:
+        wait_until(lambda: sign(instance, run).startswith("1 "), timeout_s=30, what="a look")
+        if end == "delete":
+            instance.delete_run(run.run_id)
+        else:
+            getattr(instance, end)(run)
 
 
 def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 import pytest
 
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -101,6 +104,22 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored
     assert event.metadata["offsets"].value == 10
     assert "dagster/row_count" not in event.metadata, "offsets are not records"
     assert "orders-0 [0, 10)" in str(event.metadata["ranges"].value)
+
+
+def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(stored_stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster takes an error of a resource that ends for a note, and the run for a success: its batch may have another run by now."""
+    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
+    leave = Heartbeat.__exit__
+
+    def leave_late(heartbeat: Heartbeat, *error: Any) -> None:  # noqa: ANN401 - what a context manager gets
+        heartbeat._beaten_at -= 1000.0
+        leave(heartbeat, *error)
+
+    monkeypatch.setattr(Heartbeat, "__exit__", leave_late)
+    succeeded, _, _ = stored_stage.run()
+    assert not succeeded
+    (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read([stored_stage.offer.batch_id])
+    assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
 
 
 def test_a_run_started_by_hand_says_how_batches_are_started(stage: Stage) -> None:

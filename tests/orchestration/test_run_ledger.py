@@ -268,6 +268,20 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance
     assert stopped == [run.run_id]
 
 
+def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Its process was suspended, and another run may be at work on its batch by now."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    ledger = RunLedger(instance, "etl")
+    set_mark(instance, run, Mark.BEGAN)
+    ledger.end_dead(run.run_id)
+    assert look(instance, batch_id).is_written_off
+    instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name), run.run_id)
+    assert status_of(instance, run) is Status.SUCCESS
+    for _ in range(2):
+        (seen,) = ledger.read([batch_id])
+        assert (seen.state, seen.has_succeeded, seen.is_live) == (RunState.SUCCEEDED, False, False)
+
+
 WILL_RETRY = "dagster/will_retry"
 
 
