@@ -273,7 +273,7 @@ def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     set_mark(instance, run, Mark.BEGAN)
-    ledger.end_dead(run.run_id)
+    ledger.end_dead(run.run_id, "")
     assert look(instance, batch_id).is_written_off
     instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name), run.run_id)
     assert status_of(instance, run) is Status.SUCCESS
