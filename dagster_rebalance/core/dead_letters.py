@@ -15,7 +15,7 @@ from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.restoring import out_of_range
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded
-from dagster_rebalance.core.setbacks import why_blocked
+from dagster_rebalance.core.setbacks import failures, why_blocked
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.ledger import Entry
@@ -106,8 +106,8 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
     if isinstance(entry.progress, InFlight) or letter is None or letter.command.range != range_ or not letter.problem:
         return None
     return (
-        f"{owned.partition}: {progress.attempts} runs failed on {range_}, the last one is {progress.run_id}, and the range could not be "
-        f"recorded in the dead-letter topic {dead_letter_topic}: {letter.problem}. It is tried again"
+        f"{owned.partition}: {failures(progress, range_)}, and the range could not be recorded in "
+        f"the dead-letter topic {dead_letter_topic}: {letter.problem}. It is tried again"
     )
 
 

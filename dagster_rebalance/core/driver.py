@@ -18,6 +18,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.assigned import AssignedPartitions
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, LeavePolicy, Outcome, named, receipt_of
+from dagster_rebalance.core.lookups import Lookups
 from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 
-_IDLE_READ = 1_000
-"""So many idle partitions are asked for news at a time, so that a member with very many has not to ask for all each second."""
 _SHORTEST_LEAVE_S = 0.01
 """A leave without any time still takes what is over at once to the end."""
 
@@ -53,8 +52,8 @@ class Driver:
         self.pulse = settings.pulse
         self._last_tick_at = self._now = now
         self._asked_since: dict[str, float] = {}
-        self._look = 0
-        self._runs_asked_at = self._bounds_asked_at = self._stored_asked_at = self._rechecked_at = float("-inf")
+        self._lookups = Lookups(settings)
+        self._rechecked_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -83,7 +82,9 @@ class Driver:
         self._notice_drained()
         commands += self._advance_holds(now)
         commands += self._claim(now)
-        commands += self._read_again(now)
+        # A run that works without being the work of a claim has no entry, and may be deleted, or end in Dagster, before it is over.
+        followed = self.pulse.batch_ids
+        commands += self._lookups.due(self.partitions, followed, now, holds=bool(self.holds), leaves=self.leaving is not None)
         return tuple(commands)
 
     @property
@@ -107,7 +108,7 @@ class Driver:
             self._epoch += 1
             owned = OwnedPartition(partition, self._epoch)
             self.partitions[partition] = owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
-        self._stored_asked_at = float("-inf")
+        self._lookups.want_stored()
         yield do.Note(f"assigned {named(event.partitions)}")
 
     def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
@@ -145,7 +146,7 @@ class Driver:
             )
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
-        self._look_again()
+        self._lookups.want_runs()
 
     def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
         return self._taken_away(event.partitions, Change.LOSS_NOTICED, Outcome.LOST, now)
@@ -201,19 +202,13 @@ class Driver:
                 yield from self._stop(replace(owned, refused=taken), taken.reason)
                 continue
             self.partitions[partition] = taken
-            self._look_again()
+            self._lookups.want_runs()
             moved = moved_offset(taken, found.recorded_until)
             if moved is not None:
                 yield do.Note(moved)
 
-    def _look_again(self) -> None:
-        """Read the runs at once; what was read before says nothing about now."""
-        self._look += 1
-        self._runs_asked_at = float("-inf")
-
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
-        is_stale = event.look is not None and event.look < self._look
-        return () if is_stale else self._take_in_runs(event, now)
+        return () if self._lookups.is_stale(event) else self._take_in_runs(event, now)
 
     def _take_in_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
         event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
@@ -344,7 +339,7 @@ class Driver:
         )
 
     def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
-        self._stored_asked_at = float("-inf")
+        self._lookups.want_stored()
         return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None, letter=None)
 
     def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
@@ -359,7 +354,7 @@ class Driver:
         owned = dead_letters.answered(self.partitions.get(event.letter.range.topic_partition), event, now, self.settings.retry_s)
         if owned is not None:
             self.partitions[owned.partition] = owned
-            self._look_again()
+            self._lookups.want_runs()
             yield from self._stop_or_go_on(owned)
 
     # What follows
@@ -465,25 +460,6 @@ class Driver:
                 writes.append(pending.write)
         if writes:
             yield do.WriteOffsets(tuple(writes))
-
-    def _read_again(self, now: float) -> Iterable[do.Command]:
-        owned = self.partitions.busy
-        unread = {o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None}
-        if unread and now - self._stored_asked_at >= self.settings.retry_s:
-            self._stored_asked_at = now
-            yield do.ReadStoredOffsets(unread)
-        poll_s = self.settings.poll_s / 4 if self.holds else self.settings.poll_s
-        restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
-        # A run that works without being the work of a claim has no entry, and may be deleted, or end in Dagster, before it is over.
-        batch_ids = frozenset(entry.batch_id for o in owned for entry in o.entries) | self.pulse.batch_ids
-        if (batch_ids or restoring) and now - self._runs_asked_at >= poll_s:
-            self._runs_asked_at = now
-            yield do.ReadRuns(batch_ids, restoring, self._look)
-        if self.leaving is None and now - self._bounds_asked_at >= self.settings.poll_s:
-            readable = [*(o.partition for o in owned if o.ledger is not None), *self.partitions.next_idle(_IDLE_READ)]
-            if readable:
-                self._bounds_asked_at = now
-                yield do.ReadBounds(tuple(sorted(readable)))
 
 
 def _with_claims(partitions: Iterable[OwnedPartition]) -> frozenset[TopicPartition]:

@@ -187,7 +187,7 @@ def _entry(entry: Entry, now: float) -> str:
         case InFlight():
             return _in_flight(entry.progress, span)
         case GaveUp() as gave_up:
-            return f"{gave_up.attempts} runs failed on {span}"
+            return f"{gave_up.attempts} run{_s(gave_up.attempts)} failed on {span}"
         case DeadLettered():
             return f"{span} is in the dead-letter topic and is committed in its turn"
         case _:

@@ -15,6 +15,7 @@ from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ownership import Change, Phase, after
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.planning import Backlog
+from dagster_rebalance.core.runs import InFlight
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.dead_letters import Letter
@@ -130,6 +131,10 @@ class OwnedPartition:
         if self.stored_log != self.log or self.open_transaction is not None:
             return False
         return self.bounds.start <= self.ledger.next_offset and self.bounds.until <= self.ledger.next_offset
+
+    def is_quiet(self, entry: Entry, at: float) -> bool:
+        """Whether nothing of a claimed range is at work or due by then: only a person can change that."""
+        return self.phase is Phase.STOPPED and not isinstance(entry.progress, InFlight) and at < entry.due_at
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -58,11 +58,18 @@ class RetryPace:
         return min(self.limit_s, self.first_s * _GROWTH ** min(setbacks - 1, _MOST_STEPS))
 
 
+def failures(gave_up: GaveUp, what: object) -> str:
+    """Which runs have failed on a range, as a part of a sentence."""
+    if gave_up.attempts == 1:
+        return f"run {gave_up.run_id} failed on {what}"
+    return f"{gave_up.attempts} runs failed on {what}, the last one is {gave_up.run_id}"
+
+
 def why_blocked(range_: OffsetRange, blocked: GaveUp | Trouble) -> str:
     """Why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
     if isinstance(blocked, GaveUp):
-        text = f"{partition}: {blocked.attempts} runs failed on {range_}, the last one is {blocked.run_id}. "
+        text = f"{partition}: {failures(blocked, range_)}. "
         if blocked.left_out:
             text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
         return text + "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"

@@ -16,6 +16,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
 
@@ -71,7 +72,7 @@ def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuse
     again = world.dagster.add("b1", (span(0, 0, 100),), RunState.WAITING)
     world.dagster.move(again, RunState.WAITING, parent_id="r1")
     assert world.start(again) is not None
-    world.wait(5, member)
+    world.wait(11, member)
     assert member.driver.partitions[tp(0)].phase is Phase.OWNED
     assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
 
@@ -144,13 +145,33 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     again = world.dagster.add("b1", (failing,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     assert world.check(again) is None
-    world.wait(1, member)
+    world.wait(11, member)
     assert member.shown[-1] != (failing.topic_partition, ""), "it may fail again"
     world.succeed(again)
     world.wait(1, member)
     assert member.shown[-1] == (failing.topic_partition, "")
     assert (failing.topic_partition, 100) in world.kafka.commits
     assert member.driver.partitions[failing.topic_partition].phase is Phase.OWNED
+
+
+def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
+    """A thousand partitions that stop at once would else have all their runs read each second, for nothing."""
+    world = World(records=10)
+    pace = RetryPace(first_s=3600.0, limit_s=3600.0)
+    member = world.member(owns=1, settings=replace(DriverSettings(), max_attempts=1, pace=pace))
+    (run_id,) = member.tick(state=RunState.STARTED)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(2, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
+    before = len(member.given(do.ReadRuns))
+    _turns(world, member, 60)
+    assert 5 <= len(member.given(do.ReadRuns)) - before <= 7
+    again = world.dagster.add("b1", (span(0, 0, 10),))
+    world.dagster.move(again, RunState.STARTED, parent_id=run_id)
+    _turns(world, member, 11)
+    before = len(member.given(do.ReadRuns))
+    _turns(world, member, 5)
+    assert len(member.given(do.ReadRuns)) - before == 5, "what is at work is followed"
 
 
 def test_a_stopped_partition_takes_no_room_from_the_others() -> None:

@@ -74,6 +74,7 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
 @pytest.mark.parametrize(
     ("blocked", "words"),
     [
+        (GaveUp((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Mend",)),
         (GaveUp(("r1", RUN)), ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run")),
         (GaveUp((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
         (Trouble(Setback.NOT_STARTED, 5, RUN), ("do not start", RUN, "no attempt", "tried again by itself")),
@@ -247,11 +248,11 @@ def test_offsets_are_not_committed_before_every_asset_has_them() -> None:
     world.wait(1, member)
     part = world.dagster.add("b1", (span(0, 0, 10),))
     world.dagster.move(part, RunState.SUCCEEDED, parent_id=first, left_out=("totals",), done=frozenset({"orders"}))
-    world.wait(2, member)
+    world.wait(11, member)
     assert world.kafka.offset(0) == 0
     assert "left out totals" in member.shown[-1][1]
     rest = world.dagster.add("b1", (span(0, 0, 10),))
     assert world.check(rest) is None
     world.dagster.move(rest, RunState.SUCCEEDED, parent_id=first, left_out=("orders",), done=frozenset({"totals"}))
-    world.wait(2, member)
+    world.wait(11, member)
     assert world.kafka.offset(0) == 10

@@ -39,7 +39,7 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("the stop to be shown", lambda group: "1 runs failed" in str(group.ticks("blue")[:1]))
+        group.wait("the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1]))
         assert _check_state(stage, group.name) is False
         stage.dagster.re_execute(group.runs()[0].run_id)
     for group in groups:

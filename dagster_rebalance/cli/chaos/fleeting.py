@@ -15,6 +15,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Produc
 from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.cli.chaos.exchange import FLEETING
+from dagster_rebalance.cli.witness.committed import committed_offsets
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.testing.deadline import wait_until
 
@@ -131,12 +132,10 @@ class Fleeting:
         self.problems += [f"{TOPIC}: record {number} is doubled" for number, times in seen.items() if times > 1]
 
     def _committed(self) -> int | None:
-        asked = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0)])
         try:
-            (found,) = self._admin.list_consumer_group_offsets([asked])[GROUP].result(_REQUEST_S).topic_partitions
+            return committed_offsets(self._kafka.client_config(), GROUP, TOPIC, [0], limit_s=_REQUEST_S).get(0)
         except KafkaException:
             return None
-        return int(found.offset) if found.offset >= 0 else None
 
     def _patiently(self, what: str, ask: Callable[[], object]) -> None:
         """Ask until Kafka agrees: brokers are away now and then, and a group with members is refused."""

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import TopicPartition
 from confluent_kafka.admin import OffsetSpec
 from rich.table import Table
 
@@ -24,6 +24,7 @@ from dagster_rebalance.cli.demo.checks import (
 )
 from dagster_rebalance.cli.demo.parts import GROUP, PARTITIONS, TOPIC
 from dagster_rebalance.cli.demo.view import painted, short
+from dagster_rebalance.cli.witness.committed import committed_offsets
 from dagster_rebalance.cli.witness.offsets_topic import commits_in, read_stored_offsets
 from dagster_rebalance.cli.witness.output import Output, compare_output, parquet_rows
 
@@ -85,6 +86,7 @@ def make_report(parts: Parts, watcher: Watcher) -> Report:
         replace(hold, retained_records=sum(len(commit.range) for commit in commits if is_retained(commit, hold))) for hold in watcher.holds
     ]
     drained = [hold for hold in holds if hold.outcome == DRAINED]
+    committed = committed_offsets(parts.kafka.client_config(), GROUP, TOPIC, range(PARTITIONS), limit_s=_LIMIT_S)
     return Report(
         produced=len(produced),
         output=output,
@@ -94,7 +96,7 @@ def make_report(parts: Parts, watcher: Watcher) -> Report:
         retained_records=sum(len(commit.range) for commit in commits if any(is_retained(commit, hold) for hold in drained)),
         checks=[
             check_output(output),
-            check_committed(_committed(watcher.admin), _ends(watcher.admin)),
+            check_committed(committed, _ends(watcher.admin)),
             check_materialisations(commits, went_back, materialised),
             check_holds(holds),
         ],
@@ -137,12 +139,6 @@ def tell(report: Report, view: View) -> None:
     view.print(receipts)
     for check in report.checks:
         view.print(f"{'[green]passed[/green]' if check.passed else '[bold red]FAILED[/bold red]'}  {check.name}: {check.detail}")
-
-
-def _committed(admin: AdminClient) -> dict[int, int]:
-    asked = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, number) for number in range(PARTITIONS)])
-    answer = admin.list_consumer_group_offsets([asked], request_timeout=_LIMIT_S)[GROUP].result(_LIMIT_S)
-    return {one.partition: one.offset for one in answer.topic_partitions}
 
 
 def _ends(admin: AdminClient) -> dict[int, int]:

@@ -1,0 +1,84 @@
+"""What a member looks up again, and when: stored offsets, runs, and the bounds of the log.
+
+Owns how often Kafka and Dagster are asked. What waits for a person, or for a time that has not come, is asked for seldom:
+a group of which a thousand partitions are stopped must not read their runs each second.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core.ownership import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.assigned import AssignedPartitions
+    from dagster_rebalance.core.events import RunsRead
+    from dagster_rebalance.core.settings import DriverSettings
+
+_IDLE_READ = 1_000
+"""So many idle partitions are asked for news at a time, so that a member with very many has not to ask for all each second."""
+_AT_ONCE = float("-inf")
+
+
+class Lookups:
+    """Says which questions are due.
+
+    Args:
+        settings: How often.
+    """
+
+    def __init__(self, settings: DriverSettings) -> None:
+        self._settings = settings
+        self._look = 0
+        self._runs_at = self._quiet_at = self._bounds_at = self._stored_at = _AT_ONCE
+
+    def want_stored(self) -> None:
+        """Read the stored offsets of what is taken in at once."""
+        self._stored_at = _AT_ONCE
+
+    def want_runs(self) -> None:
+        """Read all runs at once; what was read before says nothing about now."""
+        self._look += 1
+        self._runs_at = _AT_ONCE
+
+    def is_stale(self, event: RunsRead) -> bool:
+        """Whether the runs were read before they were wanted."""
+        return event.look is not None and event.look < self._look
+
+    def due(
+        self, partitions: AssignedPartitions, followed: frozenset[str], now: float, *, holds: bool, leaves: bool
+    ) -> Iterable[do.Command]:
+        """The questions that are due.
+
+        Args:
+            partitions: What the member owns.
+            followed: Batches whose runs are wanted although no claim names them.
+            now: On the member's clock.
+            holds: Whether a hold waits for runs.
+            leaves: Whether the member claims nothing any more.
+        """
+        settings = self._settings
+        owned = partitions.busy
+        unread = {o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None}
+        if unread and now - self._stored_at >= settings.retry_s:
+            self._stored_at = now
+            yield do.ReadStoredOffsets(unread)
+        restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
+        if now - self._runs_at >= (settings.poll_s / 4 if holds else settings.poll_s):
+            is_complete = self._runs_at == _AT_ONCE or now - self._quiet_at >= settings.recheck_s
+            # Not up to the time at which a run is due: a person may have begun one a moment before.
+            soon = now + settings.recheck_s
+            wanted = [e.batch_id for o in owned for e in o.entries if is_complete or not o.is_quiet(e, soon)]
+            batch_ids = followed.union(wanted)
+            self._quiet_at = now if is_complete else self._quiet_at
+            if batch_ids or restoring:
+                self._runs_at = now
+                yield do.ReadRuns(batch_ids, restoring, self._look)
+        if not leaves and now - self._bounds_at >= settings.poll_s:
+            readable = [*(o.partition for o in owned if o.ledger is not None), *partitions.next_idle(_IDLE_READ)]
+            if readable:
+                self._bounds_at = now
+                yield do.ReadBounds(tuple(sorted(readable)))
