@@ -23,19 +23,32 @@ PATIENCE_S = 1.5
 """For so long a member waits for what only some of its partitions need."""
 _AGAIN_S = 1.5
 _PATIENCE_AGAIN_S = 0.5
-_HIGH_WATERMARK_AGAIN_S = 30.0
 """A leader that did not answer is asked again so often, and waited for so long: it comes back some day, and the others must not feel it."""
+_SELDOM_S = 30.0
+"""What moves slowly is asked for so often: the first offset, and what lies behind an open transaction."""
 
 
 def read_bounds(
-    consumer: RebalanceAwareConsumer, partitions: Collection[TopicPartition], timeout_s: float = READ_LIMIT_S
+    consumer: RebalanceAwareConsumer,
+    partitions: Collection[TopicPartition],
+    timeout_s: float = READ_LIMIT_S,
+    known_starts: Mapping[TopicPartition, int] | None = None,
 ) -> dict[TopicPartition, Bounds]:
     """The bounds of all partitions.
+
+    Args:
+        consumer: Asks Kafka.
+        partitions: Of which partitions.
+        timeout_s: How long the leaders may take together.
+        known_starts: First offsets that are not asked for.
 
     Raises:
         BrokerError: Some of them have no answer.
     """
-    starts = consumer.beginning_offsets(partitions, timeout_s)
+    starts = dict(known_starts or {})
+    unknown = [partition for partition in partitions if partition not in starts]
+    if unknown:
+        starts |= consumer.beginning_offsets(unknown, timeout_s)
     ends = consumer.cluster.log_ends(partitions, timeout_s)
     return {partition: Bounds(starts[partition], ends[partition].offset, ends[partition].leader_epoch) for partition in partitions}
 
@@ -99,7 +112,8 @@ class BoundsReader:
         self._clock = clock
         self._note = note
         self._ask_again_at: dict[TopicPartition, float] = {}
-        self._high_watermark_at: dict[TopicPartition, float] = {}
+        self._seldom_at: dict[TopicPartition, float] = {}
+        self._starts: dict[TopicPartition, int] = {}
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """The bounds of the partitions whose leaders answer; the others are asked for again by a later call.
@@ -107,23 +121,25 @@ class BoundsReader:
         Raises:
             BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
         """
-        now = self._clock()
-        doubtful = [partition for partition in partitions if partition in self._ask_again_at]
-        found = self._read([partition for partition in partitions if partition not in self._ask_again_at], PATIENCE_S)
-        return found | self._read([partition for partition in doubtful if self._ask_again_at[partition] <= now], _PATIENCE_AGAIN_S)
+        return self._read_all(partitions, {})
 
     def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """The same, now and then with the high watermarks: only they show what lies behind an open transaction.
+        """The same with the first offsets of a little while ago, and now and then with the high watermarks.
+
+        Only a high watermark shows what lies behind an open transaction.
 
         Raises:
             BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
         """
         now = self._clock()
-        due = [p for p in partitions if now >= self._high_watermark_at.get(p, now) and p not in self._ask_again_at]
+        due = [p for p in partitions if now >= self._seldom_at.get(p, now) and p not in self._ask_again_at]
         # First, so that a record that is produced in between does not look like one of an open transaction.
         marks = self._high_watermarks(due)
-        self._high_watermark_at |= dict.fromkeys(due, now + _HIGH_WATERMARK_AGAIN_S)
-        return {p: replace(bounds, high_watermark=marks.get(p)) for p, bounds in self.read(partitions).items()}
+        self._seldom_at |= dict.fromkeys(due, now + _SELDOM_S)
+        for partition in due:
+            self._starts.pop(partition, None)
+        found = self._read_all(partitions, {p: self._starts[p] for p in partitions if p in self._starts})
+        return {p: replace(bounds, high_watermark=marks.get(p)) for p, bounds in found.items()}
 
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         try:
@@ -133,11 +149,20 @@ class BoundsReader:
                 raise
             return {}
 
-    def _read(self, partitions: Collection[TopicPartition], patience_s: float) -> dict[TopicPartition, Bounds]:
+    def _read_all(self, partitions: Collection[TopicPartition], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
+        now = self._clock()
+        doubtful = [p for p in partitions if p in self._ask_again_at]
+        due = [p for p in doubtful if self._ask_again_at[p] <= now]
+        found = self._read([p for p in partitions if p not in self._ask_again_at], PATIENCE_S, starts)
+        return found | self._read(due, _PATIENCE_AGAIN_S, starts)
+
+    def _read(
+        self, partitions: Collection[TopicPartition], patience_s: float, starts: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Bounds]:
         if not partitions:
             return {}
         try:
-            found = read_bounds(self._consumer, partitions, patience_s)
+            found = read_bounds(self._consumer, partitions, patience_s, {p: starts[p] for p in partitions if p in starts})
         except BrokerError as error:
             silent = error.partitions.keys() & set(partitions)
             if not error.retriable or not silent:
@@ -145,7 +170,8 @@ class BoundsReader:
             if silent - self._ask_again_at.keys():
                 self._note(str(error))
             self._ask_again_at |= dict.fromkeys(silent, self._clock() + _AGAIN_S)
-            return self._read([partition for partition in partitions if partition not in silent], patience_s)
-        for partition in found:
+            return self._read([partition for partition in partitions if partition not in silent], patience_s, starts)
+        for partition, bounds in found.items():
             self._ask_again_at.pop(partition, None)
+            self._starts[partition] = bounds.start
         return found

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.cli.bench import hold, poll
+from dagster_rebalance.cli.bench import hold, idle, poll
 from dagster_rebalance.cli.bench.entries import Entry, Goal, Sample, write_json
 from dagster_rebalance.cli.bench.hold import PAIRS, Played, entries_of
 from dagster_rebalance.cli.bench.members import Hold
@@ -109,6 +109,15 @@ def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     assert (time["name"], time["runs"], time["goal"]) == ("tracker", 2, "<= 3")
     assert memory["unit"] == "kB"
     assert "done() against a bare dict update" in done.stdout
+
+
+def test_a_member_without_work_is_measured_at_two_sizes() -> None:
+    """One that is not idle would be measured for something else, and raises."""
+    small, large = idle.measure(runs=1, turns=10, step=lambda _text: None)
+    assert "1,000" in small.case
+    assert "10,000" in large.case
+    assert small.unit == large.unit == "s of CPU in 1 s"
+    assert 0 < small.ratio < large.ratio
 
 
 @pytest.mark.broker

@@ -31,6 +31,20 @@ def test_the_high_watermark_is_read_now_and_then() -> None:
     assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4, high_watermark=10)}
 
 
+def test_the_first_offset_is_read_now_and_then_while_a_partition_is_owned() -> None:
+    """It moves when retention deletes; asking for it each second would double the requests of an idle group."""
+    group, consumer = stage()
+    reader = BoundsReader(consumer, group.clock, lambda _: None)
+    assert reader.read_beyond([tp(0)])[tp(0)].start == 0
+    group.delete_before(tp(0), 3)
+    assert reader.read_beyond([tp(0)])[tp(0)].start == 0
+    assert reader.read([tp(0)])[tp(0)].start == 3, "what is taken in is judged by what is so now"
+    group.delete_before(tp(0), 5)
+    assert reader.read_beyond([tp(0)])[tp(0)].start == 3
+    group.clock.advance(30)
+    assert reader.read_beyond([tp(0)])[tp(0)].start == 5
+
+
 def test_a_leader_that_is_away_costs_the_others_only_their_high_watermarks() -> None:
     """The bounds are what work depends on."""
     group, consumer = stage()

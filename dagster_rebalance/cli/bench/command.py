@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from dagster_rebalance.cli.bench import hold, poll, tracker
+from dagster_rebalance.cli.bench import hold, idle, poll, tracker
 from dagster_rebalance.cli.bench.entries import table_of, write_json
 from dagster_rebalance.cli.interrupts import INTERRUPTED, Interrupts
 from dagster_rebalance.testing.broker import KafkaCluster
@@ -26,6 +26,10 @@ class Benchmark(enum.Enum):
     HOLD = "retained_during_hold"
     POLL = "poll_overhead"
     TRACKER = "tracker"
+    IDLE = "idle"
+
+
+_WITHOUT_KAFKA = {Benchmark.TRACKER, Benchmark.IDLE}
 
 
 def bench(
@@ -36,6 +40,7 @@ def bench(
     steady_seconds: Annotated[float, typer.Option(min=0.5, help="How long is read before, to compare with.")] = 6.0,
     records: Annotated[int, typer.Option(min=2000, help="How many records poll_overhead reads each time.")] = 2_000_000,
     marks: Annotated[int, typer.Option(min=1000, help="How many records the tracker is told about.")] = 1_000_000,
+    turns: Annotated[int, typer.Option(min=10, help="How often an idle member looks at its partitions.")] = 300,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench.json"),
 ) -> None:
     """Measure, side by side with confluent-kafka and aiokafka, and compare with the goals."""
@@ -49,7 +54,7 @@ def bench(
         with ExitStack() as stack:
             # On stderr it is heard at once; the table is the output.
             step = Console(stderr=True, highlight=False).print
-            if chosen != {Benchmark.TRACKER}:
+            if not chosen <= _WITHOUT_KAFKA:
                 step("starting Kafka")
                 kafka = stack.enter_context(KafkaCluster())
                 stack.callback(interrupts.end)
@@ -59,6 +64,8 @@ def bench(
                     entries += poll.measure(kafka, runs=runs, records=records, step=step)
             if Benchmark.TRACKER in chosen:
                 entries += tracker.measure(runs=runs, marks=marks, step=step)
+            if Benchmark.IDLE in chosen:
+                entries += idle.measure(runs=runs, turns=turns, step=step)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     write_json(entries, output)
