@@ -38,8 +38,9 @@ _LARGEST_EPOCH = 2**31 - 1
 
 
 TO_CURRENT = (
-    "To go on at the committed offset without that text, turn the sensors of the group off, wait until its members have left, and run "
-    "kafka-consumer-groups --reset-offsets --to-current --execute"
+    "To go on at the committed offset without that text, turn the sensors of the group off, wait until its members have left, "
+    "run kafka-consumer-groups --bootstrap-server <brokers> --group <group> --reset-offsets --topic <topic>:<partition> "
+    "--to-current --execute, and turn the sensors on again"
 )
 """What a person can do about text that must not be believed."""
 

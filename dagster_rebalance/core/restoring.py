@@ -201,8 +201,9 @@ _IF_MADE_ANEW = (
 def _reset(partition: TopicPartition, where: str) -> str:
     """How a person gives the word. Kafka refuses it while the group has members."""
     return (
-        "turn the sensors of the group off, wait until its members have left, run kafka-consumer-groups --reset-offsets "
-        f"--topic {partition.topic}:{partition.partition} {where} --execute, and turn the sensors on again"
+        "turn the sensors of the group off, wait until its members have left, run kafka-consumer-groups --bootstrap-server "
+        f"<brokers> --group <group> --reset-offsets --topic {partition.topic}:{partition.partition} {where} --execute, "
+        "and turn the sensors on again"
     )
 
 

@@ -178,7 +178,7 @@ def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: seen.Bounds, 
     assert letters(member) == []
     owned = member.driver.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
-    assert "kafka-consumer-groups --reset-offsets" in owned.stop_reason
+    assert "--group <group> --reset-offsets" in owned.stop_reason
     assert world.kafka.commits == []
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
@@ -143,7 +144,7 @@ class Fleeting:
         def is_done() -> bool:
             try:
                 ask()
-            except (KafkaException, DagsterRebalanceError):
+            except (KafkaException, DagsterRebalanceError, FutureTimeoutError):
                 return False
             return True
 
