@@ -7,7 +7,7 @@ later.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -27,6 +27,10 @@ class ReadStoredOffsets:
     epochs: Mapping[TopicPartition, int]
 
 
+Claimed: TypeAlias = "tuple[str, OffsetRange]"
+"""A range, and the id of the batch that has claimed it."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReadRuns:
     """Read all runs of the batches, and all live runs of the group if `live_too`. Answer: `RunsRead`.
@@ -35,11 +39,13 @@ class ReadRuns:
         batch_ids: The batches.
         live_too: Whether all live runs are wanted as well.
         look: Grows when something has happened after which runs have to be read anew. The answer has to name it.
+        claims: What is to be known of the batches: runs that were deleted while they work are found by it.
     """
 
     batch_ids: frozenset[str]
     live_too: bool = False
     look: int = 0
+    claims: frozenset[Claimed] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -244,6 +244,7 @@ class Driver:
 
     def _on_dead_run_ended(self, event: seen.DeadRunEnded, _now: float) -> Iterable[do.Command]:
         self.pulse = self.pulse.without(event.run_id)
+        self._lookups.want_runs()  # a deleted run that was read before is not there any more
         return ()
 
     def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...]) -> Iterable[do.Command]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, RunState, ToRequest
 from dagster_rebalance.core.setbacks import NEVER
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition, PendingWrite
+    from dagster_rebalance.core.runs import RunSeen
 
 _PARTITIONS_EXPLAINED = 10
 """A tick stores the summary, and a person reads it."""
@@ -60,7 +61,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
         first,
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
         *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
-        *(_unconfirmed(run_id, left_s) for run_id, left_s in driver.pulse.unconfirmed.items()),
+        *(_unconfirmed(driver.pulse.signs[run_id].run, left_s) for run_id, left_s in driver.pulse.unconfirmed.items()),
         *_explained([o for o in partitions if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_set_back(o)], now),
     )
 
@@ -203,8 +204,8 @@ def _in_flight(progress: InFlight, span: str) -> str:
     if runs <= {*progress.waiting, *progress.launching}:
         return f"{_runs(progress.run_ids)} for {span}: being launched"
     if runs <= set(progress.unconfirmed):
-        ended = f"{_runs(progress.run_ids)} for {span} has ended in Dagster"
-        return f"{ended}, and it is not known yet that nothing of it works any more"
+        ended = "was deleted from Dagster" if runs <= set(progress.deleted) else "has ended in Dagster"
+        return f"{_runs(progress.run_ids)} for {span} {ended}, and it is not known yet that nothing of it works any more"
     return f"{_runs(progress.run_ids)} works on {span}"
 
 
@@ -236,9 +237,10 @@ def _span(range_: OffsetRange) -> str:
     return f"[{range_.start}, {range_.until})"
 
 
-def _unconfirmed(run_id: str, left_s: float) -> str:
+def _unconfirmed(run: RunSeen, left_s: float) -> str:
+    ended = "was deleted from Dagster" if run.state is RunState.DELETED else "has ended in Dagster"
     return (
-        f"{_runs([run_id])} has ended in Dagster and its process has not said so: "
+        f"{_runs([run.run_id])} {ended} and its process has not said so: "
         f"without a sign of life it counts as dead in {left_s:.0f} s, and its Spark work is stopped"
     )
 

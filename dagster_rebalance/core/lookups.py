@@ -76,7 +76,8 @@ class Lookups:
             self._quiet_at = now if is_complete else self._quiet_at
             if batch_ids or restoring:
                 self._runs_at = now
-                yield do.ReadRuns(batch_ids, restoring, self._look)
+                claims = frozenset((e.batch_id, e.range) for o in owned for e in o.entries if e.batch_id in batch_ids)
+                yield do.ReadRuns(batch_ids, restoring, self._look, claims)
         if not leaves and now - self._bounds_at >= settings.poll_s:
             readable = [*(o.partition for o in owned if o.ledger is not None), *partitions.next_idle(_IDLE_READ)]
             if readable:

@@ -57,7 +57,7 @@ class Pulse:
         """The runs that were read, and those of the same batches that have begun their work and are not in Dagster any more."""
         found = {run.run_id: run for run in runs}
         deleted = {
-            run_id: replace(sign.run, state=RunState.CANCELED, is_over=False)
+            run_id: replace(sign.run, state=RunState.DELETED, is_over=False)
             for run_id, sign in self.signs.items()
             if run_id not in found and sign.run.batch_id in batch_ids and sign.run.has_begun
         }

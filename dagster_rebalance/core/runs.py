@@ -32,6 +32,8 @@ class RunState(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELED = "canceled"
+    DELETED = "deleted"
+    """Not in Dagster any more, while its process may work."""
 
 
 LIVE = frozenset({RunState.CREATED, RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING})
@@ -177,6 +179,7 @@ class InFlight:
         waiting: Those in no process and at no launcher yet.
         launching: Those that are being launched, and have not started.
         unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are over.
+        deleted: Those of them that are not in Dagster any more.
         unsubmitted: The run to be requested again, because Dagster has created all of them and submitted none.
         despite: What the range is stopped for, while a person or the next attempt tries it again.
     """
@@ -185,6 +188,7 @@ class InFlight:
     waiting: tuple[str, ...] = ()
     launching: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
     unsubmitted: RunSeen | None = None
     despite: GaveUp | Trouble | None = None
 
@@ -307,6 +311,7 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
         waiting=tuple(run.run_id for run in live if run.state in NOT_BEGUN),
         launching=tuple(run.run_id for run in live if run.state is RunState.STARTING),
         unconfirmed=tuple(run.run_id for run in live if not run.is_over),
+        deleted=tuple(run.run_id for run in live if run.state is RunState.DELETED),
         unsubmitted=live[-1] if unsubmitted else None,
         despite=despite,
     )

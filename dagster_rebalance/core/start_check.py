@@ -50,7 +50,8 @@ def _rival(other: RunSeen, batch_id: str, shared: Iterable[OffsetRange], known: 
     """What a run does that shares a range and must be alone with it; empty when it does nothing."""
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
-        return f"run {other.run_id} of {whose} has {other.state.value} in Dagster, and it is not known that its process does no more work"
+        ended = "was deleted from" if other.state is RunState.DELETED else f"has {other.state.value} in"
+        return f"run {other.run_id} of {whose} {ended} Dagster, and it is not known that its process does no more work"
     is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, known)
     return f"run {other.run_id} of {whose} has {other.state.value}" if is_done or other.may_work else ""
 

@@ -24,6 +24,8 @@ from dagster_rebalance.orchestration.tags import BATCH_TAG, MOST_REFUSAL_CHARACT
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from dagster_rebalance.core.commands import Claimed
+
 
 class HasSparkSession(Protocol):
     """Anything with a Spark session: `KafkaSparkResource`, dagster-pyspark's resources, or one of the user's own."""
@@ -52,6 +54,13 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     def offset_ranges(self) -> tuple[OffsetRange, ...]:
         """The half-open ranges to process. Key the output by range: a range is all that is ever done again, with the same bounds."""
         return tuple(read_range(text) for text in self.ranges)
+
+    @property
+    def _claims(self) -> "list[Claimed]":
+        try:
+            return [(self.batch_id, range_) for range_ in self.offset_ranges]
+        except ValueError:  # spoilt by whoever launched the run, which refuses itself because of it
+            return []
 
     @property
     def records(self) -> int:
@@ -122,11 +131,12 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             # Nothing of the config is shown: a launcher may have put the name of a variable there, and Dagster its value in the place.
             msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
+        heartbeat.note_work(self._claims)
         with heartbeat:
             yield self
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
-        runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id], live_too=True)
+        runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id], live_too=True, claims=self._claims)
         me = next((run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None)
         if me is None:
             return (

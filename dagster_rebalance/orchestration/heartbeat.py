@@ -25,12 +25,15 @@ from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
+
+    from dagster_rebalance.core.commands import Claimed
 
 _log = logging.getLogger(__name__)
 _WORKING = {dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
@@ -58,6 +61,7 @@ class Heartbeat:
         self._timeout_s = timeout_s
         self.interval_s = timeout_s / _BEATS_PER_TIMEOUT
         self._number = 0
+        self._claims: Collection[Claimed] = ()
         self._beats = count()
         self._process = run_process.identity()
         self._beaten_at = float("-inf")
@@ -77,14 +81,27 @@ class Heartbeat:
         Raises:
             IllegalStateError: The run is not in Dagster.
         """
+        self._number = self._check_that_it_is_there().storage_id
+        run_process.claim_children(self._run.run_id)
+        set_mark(self._instance, self._run, Mark.BEGAN)
+        self._beat(self._instance)
+
+    def note_work(self, claims: Collection[Claimed]) -> None:
+        """Note what this run works on, from here on: so that it is known of also when the run is deleted.
+
+        Raises:
+            IllegalStateError: The run was deleted before that.
+        """
+        WorkNotes(self._instance).write(WorkNote(self._run.run_id, self._number, is_finished=False), claims)
+        self._claims = claims
+        self._check_that_it_is_there()
+
+    def _check_that_it_is_there(self) -> dg.RunRecord:
         record = self._instance.get_run_record_by_id(self._run.run_id)
         if record is None:
             msg = f"run {self._run.run_id} is not in Dagster any more: nothing is to be done"
             raise IllegalStateError(msg)
-        self._number = record.storage_id
-        run_process.claim_children(self._run.run_id)
-        set_mark(self._instance, self._run, Mark.BEGAN)
-        self._beat(self._instance)
+        return record
 
     def __enter__(self) -> Self:
         ref = self._instance.get_ref()
@@ -149,6 +166,8 @@ class Heartbeat:
             if self._is_cut_off:
                 set_mark(instance, run, Mark.TAKEN_BACK)
             set_mark(instance, run, Mark.FINISHED)
+        if self._claims:
+            WorkNotes(instance).write(WorkNote(self._run.run_id, self._number, is_finished=True), self._claims)
         self._told.set()
 
     def _beat(self, instance: dg.DagsterInstance) -> None:

@@ -205,10 +205,10 @@ class Pump:
         match command:
             case do.ReadStoredOffsets(epochs):
                 self._ask(command, partial(self._recorded_until, epochs), partial(self._stored, epochs), slot="offsets")
-            case do.ReadRuns(batch_ids, live_too, look):
+            case do.ReadRuns(batch_ids, live_too, look, claims):
                 self._ask(
                     command,
-                    partial(parts.ledger.read, batch_ids, live_too=live_too),
+                    partial(parts.ledger.read, batch_ids, live_too=live_too, claims=claims),
                     lambda runs: seen.RunsRead(batch_ids, runs, live_too, look),
                     slot="runs",
                 )

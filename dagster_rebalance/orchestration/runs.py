@@ -28,9 +28,12 @@ from dagster_rebalance.orchestration.tags import (
     REFUSED_TAG,
     ranges_in,
 )
+from dagster_rebalance.orchestration.work_notes import WorkNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
+
+    from dagster_rebalance.core.commands import Claimed
 
 _log = logging.getLogger(__name__)
 
@@ -80,12 +83,17 @@ class RunLedger:
         self._group_id = group_id
         self._stop_spark_work = stop_spark_work
         self._signs = SignsOfLife(instance)
+        self._notes = WorkNotes(instance)
+        self._noted: dict[str, list[Claimed]] = {}
         self._final_marks: dict[str, frozenset[Mark]] = {}
         self._own_jobs = OwnJobs(instance, group_id, own_job)
         self._coverage = Coverage(instance)
 
-    def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
-        """All runs of the batches, and all live runs of the group if `live_too`; oldest first. Other groups and jobs do not count."""
+    def read(self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+        """All runs of the batches, and all live runs of the group if `live_too`; oldest first. Other groups and jobs do not count.
+
+        After them come those that were deleted and may be at work on one of `claims`.
+        """
         self._own_jobs.add_mine()
         wanted = sorted(batch_ids)
         records = [
@@ -126,7 +134,26 @@ class RunLedger:
             )
             for record in ordered
         ]
-        return tuple(self._coverage.added(found))
+        seen = tuple(self._coverage.added(found))
+        return (*seen, *self._deleted(claims, {record.dagster_run.run_id for record in records}))
+
+    def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSeen]:
+        """The runs that have noted their work on claims, and are not in Dagster any more."""
+        notes = {claim: note for claim, note in self._notes.read(claims).items() if note.run_id not in known}
+        gone = {note.run_id: note for note in notes.values() if self._instance.get_run_by_id(note.run_id) is None}
+        self._noted = {run_id: [claim for claim, note in notes.items() if note.run_id == run_id] for run_id in gone}
+        signs = self._signs.read({run_id: note.number for run_id, note in gone.items()})
+        for run_id, note in gone.items():
+            sign = signs.get(run_id, "")
+            yield RunSeen(
+                run_id=run_id,
+                batch_id=self._noted[run_id][0][0],
+                ranges=tuple(sorted(range_ for _, range_ in self._noted[run_id])),
+                state=RunState.DELETED,
+                heartbeat=sign or "its place was taken by another run",
+                is_gone=note.is_finished or is_gone(sign.rpartition(" ")[2], run_id),
+                is_over=False,
+            )
 
     def _counts(self, run: dg.DagsterRun) -> bool:
         return run.tags.get(GROUP_TAG) == self._group_id and self._own_jobs.have(run)
@@ -205,6 +232,8 @@ class RunLedger:
             except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
                 _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
             run = self._instance.get_run_by_id(run_id)
+        if run is None:
+            self._notes.erase(run_id, self._noted.get(run_id, ()))
         if run is None or run.status is dg.DagsterRunStatus.SUCCESS:
             return True
         if not run.is_finished:  # else it ended meanwhile: what it says of itself stands

@@ -403,6 +403,39 @@ def test_a_run_that_is_deleted_while_it_works_has_no_company() -> None:
     assert list(world.dagster.runs) == ["run2"]
 
 
+def test_a_run_that_is_deleted_while_its_partition_changes_hands_has_no_company() -> None:
+    """The next owner never saw it in Dagster: it finds the note of its work."""
+    world = World(records=100)
+    first = world.member(owns=1)
+    (run_id,) = first.tick()
+    assert world.start(run_id) is None
+    world.wait(1, first)
+    world.dagster.move(run_id, RunState.DELETED, is_over=False)
+    world.dagster.keys.clear()
+    second = world.member(owns=1)
+    second.tick()
+    _turns(world, second, 50)
+    assert list(world.dagster.runs) == [run_id]
+    assert any("run run1 was deleted from Dagster and its process has not said so" in line for line in summary(second.driver, world.now))
+    _turns(world, second, 15)
+    assert list(world.dagster.runs) == ["run2"]
+
+
+def test_a_deleted_run_whose_process_is_known_to_be_gone_keeps_nobody_waiting() -> None:
+    """Its Spark work is stopped, and that is all there is to wait for."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    world.dagster.move(run_id, RunState.DELETED, is_over=False, is_gone=True)
+    world.dagster.keys.clear()
+    _turns(world, member, 4)
+    assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
+    assert list(world.dagster.runs) == ["run2"]
+    assert member.driver.pulse.unconfirmed == {}
+
+
 def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
     """A member that waits for a run before it takes a partition in reads all live runs of the group."""
     world = World(records=100, partitions=2)

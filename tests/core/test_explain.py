@@ -155,6 +155,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (stopped(due(NEVER, GaveUp((RUN,)))), "stopped: no way"),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
         (
+            owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,), deleted=(RUN,)))),
+            "run ab12cd34 for [0, 9) was deleted from Dagster, and it is not known yet that nothing of it works any more",
+        ),
+        (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,)))),
             "run ab12cd34 for [0, 9) has ended in Dagster, and it is not known yet that nothing of it works any more",
         ),

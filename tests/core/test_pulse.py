@@ -84,7 +84,7 @@ def test_a_run_that_is_deleted_while_it_works_is_watched_on() -> None:
     pulse, _ = dead_after(PULSE, RUN, 30)
     assert pulse.batch_ids == {"b"}
     (watched,) = pulse.completed([], {"b"})
-    assert (watched.run_id, watched.is_live, watched.state) == ("r1", True, RunState.CANCELED)
+    assert (watched.run_id, watched.is_live, watched.state) == ("r1", True, RunState.DELETED)
     assert pulse.completed([], {"another"}) == (), "its batch was not asked for"
     assert pulse.completed([RUN], {"b"}) == (RUN,)
     for now in range(30, 60):

@@ -80,7 +80,7 @@ def test_a_run_of_another_batch_that_works_on_a_part_of_the_ranges_is_a_reason(s
     assert check(ME, other) == f"run other of batch c has {state.value} on orders-1 [0, 5)"
 
 
-@pytest.mark.parametrize("state", [S.FAILED, S.CANCELED])
+@pytest.mark.parametrize("state", [S.FAILED, S.CANCELED, S.DELETED])
 def test_a_run_that_may_work_although_dagster_shows_its_end_is_a_reason(state: RunState) -> None:
     """A retry that Dagster, or a person, begins at once must not have company."""
     other = RunSeen("other", "b", (span(1, 0, 5),), state, is_over=False)

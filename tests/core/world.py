@@ -112,6 +112,15 @@ class FakeDagster:
         self.runs[run_id] = RunSeen(run_id, batch_id, ranges, state)
         return run_id
 
+    def end_dead(self, run_ids: Iterable[str]) -> None:
+        """Nothing of some runs works any more."""
+        for run_id in [run_id for run_id in run_ids if run_id in self.runs]:
+            state = self.runs[run_id].state
+            if state is RunState.DELETED:
+                del self.runs[run_id]
+            else:
+                self.move(run_id, state if state in ENDED else RunState.FAILED, is_over=True)
+
     def move(self, run_id: str, state: RunState, **marks: object) -> None:
         """Change a run: its state, and any other attribute of it."""
         self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]
@@ -226,9 +235,7 @@ class Member:
             case do.CancelRuns(run_ids):
                 dagster.cancel(run_ids)
             case do.EndDeadRuns(signs):
-                for run_id in [run_id for run_id in signs if run_id in dagster.runs]:
-                    state = dagster.runs[run_id].state
-                    dagster.move(run_id, state if state in ENDED else RunState.FAILED, is_over=True)
+                dagster.end_dead(signs)
             case do.ReleasePartitions(partitions):
                 self.over |= {(partition, epochs[partition]) for partition in partitions}
                 self.world.released(self, partitions)

@@ -141,7 +141,7 @@ def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
     monkeypatch.setattr(heartbeat_module, "_LAST_WORD_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    with INTERRUPTED, begun(instance, run, timeout_s=0.3):
+    with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
     assert storage.hangs.is_set()
     assert not storage.goes_on.is_set(), "leaving did not wait for the storage"
@@ -155,7 +155,7 @@ def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
     """That the storage was away says nothing about the records."""
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    with INTERRUPTED, begun(instance, run, timeout_s=0.3):
+    with INTERRUPTED, begun(instance, run, timeout_s=6.0):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
         storage.goes_on.set()
     assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}

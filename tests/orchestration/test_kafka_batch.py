@@ -24,6 +24,7 @@ from tests.orchestration.parts import GROUPS, KafkaInMemory, claimed, kafka_in_m
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.runs import RunSeen
 
@@ -122,6 +123,17 @@ def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(stored_stage: Stage
     assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
 
 
+def test_a_run_refuses_itself_beside_the_process_of_a_deleted_run(stored_stage: Stage) -> None:
+    """A person re-executed an earlier run of the batch: nothing in Dagster shows that somebody works on it."""
+    stage = stored_stage
+    other = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id)
+    heartbeat = Heartbeat(stage.instance, other, timeout_s=1000.0)
+    heartbeat.begin()
+    heartbeat.note_work([(stage.offer.batch_id, span(0))])
+    stage.instance.delete_run(other.run_id)
+    stage.is_refused(f"run {other.run_id} of the same batch was deleted from Dagster, and it is not known that its process")
+
+
 def test_a_run_started_by_hand_says_how_batches_are_started(stage: Stage) -> None:
     """A person who presses Materialize must learn that the sensor gives the batch."""
     result = stage.job.execute_in_process(instance=stage.instance, raise_on_error=False)
@@ -192,8 +204,8 @@ def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(stage
     seen: list[tuple[bool, frozenset[Mark]]] = []
     real = RunLedger.read
 
-    def read(ledger: RunLedger, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
-        runs = real(ledger, batch_ids, live_too=live_too)
+    def read(ledger: RunLedger, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+        runs = real(ledger, batch_ids, live_too=live_too, claims=claims)
         seen.extend((run.has_begun, marks_of(stage.instance, run.run_id)) for run in runs)
         return runs
 

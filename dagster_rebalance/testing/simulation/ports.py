@@ -12,7 +12,7 @@ from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
@@ -27,7 +27,13 @@ class SimulatedLedger:
         self._process = process
         self._dagster = dagster
 
-    def read(self, batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
+    def read(
+        self,
+        batch_ids: Iterable[str],
+        *,
+        live_too: bool = False,
+        claims: Iterable[Claimed] = (),  # noqa: ARG002 - nobody deletes runs here
+    ) -> tuple[RunSeen, ...]:
         """All runs of the batches, and all live ones if wanted: as they were before the answer was on its way."""
         self._process.must_reach("dagster")
         found = self._dagster.seen(batch_ids, live_too=live_too)

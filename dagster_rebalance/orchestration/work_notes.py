@@ -1,0 +1,94 @@
+"""Work notes: which run works on which range, where nobody who deletes runs takes it away.
+
+People delete runs, and Dagster forgets all of them with that: tags, marks, and where their signs of life are. The process may work on.
+So a run notes its ranges before it works, and an owner looks whether a claimed range has the note of a run that is not in Dagster any
+more. Only one run at a time works on a range, so nobody else writes its note.
+
+Notes are kept where the signs of life are, and share a fixed number of places like these. Dagster+ has no such place for user code.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.orchestration.tags import spelled
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    import dagster as dg
+
+    from dagster_rebalance.core.commands import Claimed
+
+PLACES = 100_000
+_AT_WORK, _FINISHED = "at_work", "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class WorkNote:
+    """The note of one run.
+
+    Attributes:
+        run_id: The run.
+        number: The one that Dagster's storage had given it: its signs of life are found by it.
+        is_finished: Whether its process has said that it is finished.
+    """
+
+    run_id: str
+    number: int
+    is_finished: bool
+
+
+class WorkNotes:
+    """The notes of all runs of an instance."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._storage = instance.run_storage
+
+    def write(self, note: WorkNote, claims: Collection[Claimed]) -> None:
+        """Note that a run is about to work on all that it was given, or is finished with it."""
+        end = _FINISHED if note.is_finished else _AT_WORK
+        text = " ".join([note.run_id, str(note.number), end, *map(_name, claims)])
+        self._put({_place(claim): text for claim in claims})
+
+    def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
+        """Forget a run of which nothing works any more."""
+        self._put({_place(claim): "" for claim, note in self.read(claims).items() if note.run_id == run_id})
+
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, WorkNote]:
+        """The notes on claimed ranges, of those that have one."""
+        places = {claim: _place(claim) for claim in claims}
+        stored = self._get(places.values())
+        found = {}
+        for claim, place in places.items():
+            run_id, number, end, *names = (stored.get(place) or "- 0 -").split(" ")
+            if _name(claim) in names:
+                found[claim] = WorkNote(run_id, int(number), end == _FINISHED)
+        return found
+
+    def _get(self, places: Iterable[str]) -> Mapping[str, str]:
+        wanted = set(places)
+        stored: object = self._storage.get_cursor_values(wanted) if wanted else {}
+        return stored if isinstance(stored, dict) else {}
+
+    def _put(self, texts: Mapping[str, str]) -> None:
+        """Write all, at best in two steps: on SQLite, Dagster drops what is new from a write in which something is not."""
+        known = self._get(texts).keys()
+        for part in ({p: text for p, text in texts.items() if (p in known) is is_known} for is_known in (True, False)):
+            if part:
+                self._storage.set_cursor_values(part)
+        stored = self._get(texts)
+        for place, text in texts.items():
+            if stored.get(place) != text:
+                self._storage.set_cursor_values({place: text})
+
+
+def _name(claim: Claimed) -> str:
+    batch_id, range_ = claim
+    return f"{batch_id}:{spelled(range_)}"
+
+
+def _place(claim: Claimed) -> str:
+    return f"dagster_rebalance/work/{zlib.crc32(_name(claim).encode()) % PLACES}"
