@@ -15,7 +15,7 @@ from dagster_rebalance.core.errors import BrokerError, PartitionLostError, Rebal
 from dagster_rebalance.core.pausing import with_mark, without_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.consumer.events import MemberEvent, Offsets
@@ -80,10 +80,10 @@ class CallerCommits:
         events, self._events = self._events, []
         return events
 
-    def take_due(self) -> list[Callable[[], None]]:
-        """The callbacks of commits that have their outcome, in its order."""
-        due, self._due = self._due, []
-        return due
+    def take_due(self) -> Iterator[Callable[[], None]]:
+        """The callbacks of commits that have their outcome, in its order; what is not taken is given the next time."""
+        while self._due:
+            yield self._due.pop(0)
 
     def finish(self, timeout_s: float) -> list[MemberEvent]:
         """The end: wait for outcomes, tell those who wait in vain, and give what else the member told."""

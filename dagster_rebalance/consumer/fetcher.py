@@ -2,42 +2,48 @@
 
 During a hold librdkafka pauses every partition of the member's client, so records come from a client of their own: retained partitions
 were measured at 100 % of their steady rate through a whole hold. It is assigned and never subscribes, never commits, and never decides
-what to read: it follows.
+what to read: it follows. Its client is given offsets only, and looks up none: see `starts`.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaException, Message
+from confluent_kafka import KafkaException, Message
 
-from dagster_rebalance.consumer.kafka_errors import END_OF_PARTITION, PASSING, Attempt, broker_error, configuration_error, kafka_error
+from dagster_rebalance.consumer.kafka_errors import (
+    END_OF_PARTITION,
+    OFFSET_RESET_FORBIDDEN,
+    PASSING,
+    Attempt,
+    broker_error,
+    configuration_error,
+    kafka_error,
+)
 from dagster_rebalance.consumer.missing_topics import MissingTopics
-from dagster_rebalance.consumer.translation import as_committed, theirs
+from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, next_offset
+from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata, TopicPartition, next_offset
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.partition import OffsetAndMetadata
+    from dagster_rebalance.consumer.starts import Start, Starts
 
 logger = logging.getLogger(__name__)
-
-Start: TypeAlias = Literal["committed", "earliest", "latest"] | int
-"""Where reading begins. `committed` falls back on `auto.offset.reset`."""
 
 _MOST_RECORDS = 1_000_000
 """The client returns no more at a time."""
 _USERS_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
-_SPECIAL = {"committed": OFFSET_STORED, "earliest": OFFSET_BEGINNING, "latest": OFFSET_END}
+_LOOK_UP_S = 1.0
+"""How long a start is looked up, while nothing else is read, and how long after a failure it is looked up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +51,45 @@ class Position:
     """How far a partition was read.
 
     Attributes:
-        offset: The next offset to be returned; None while that depends on what Kafka answers.
-        start: Where reading began.
+        offset: The next offset to be returned; None while it has to be looked up.
+        start: Where reading has to begin, while that is so.
         leader_epoch: The leader epoch of the last record that was returned, where it is known.
+        is_read: Whether a record was returned, or the caller has chosen the offset.
     """
 
     offset: int | None
     start: Start
     leader_epoch: int | None = None
+    is_read: bool = True
 
 
 class Fetcher:
     """Reads records of assigned partitions.
 
+    Args:
+        settings: Validated settings.
+        starts: Looks up where reading begins.
+        clock: A monotonic clock.
+
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, starts: Starts, clock: Callable[[], float] = time.monotonic) -> None:
         self._attempt = Attempt("reading records", settings.brokers)
+        self._starts = starts
+        self._clock = clock
+        self._look_up_at = clock()
+        self._reset = settings.offset_reset
         self._staged: dict[TopicPartition, Start] = {}
-        self._started: dict[TopicPartition, Start] = {}
+        self._started: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._looked_up: set[TopicPartition] = set()
+        self._last_seen: dict[TopicPartition, Message] = {}
+        self._unseen: dict[TopicPartition, Message] = {}
+        self.is_open = False
+        """Whether a poll is under way, or was interrupted, so that nobody has seen what it has read; to be unset by it when it returns."""
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
-        self._unseen: list[Message] = []
         self._statistics = "{}"
         self._missing = MissingTopics()
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
@@ -79,27 +100,32 @@ class Fetcher:
             raise configuration_error(problem) from problem
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
-        """Prepare partitions to be read from their committed offset on; a `seek` before `start_staged` holds before their first record."""
+        """Prepare partitions to be read from their committed offset on; a `seek` before the next `read` holds before their first record."""
         staged: dict[TopicPartition, Start] = dict.fromkeys(partitions, "committed")
         self._missing.found(staged)
         self._staged.update(staged)
 
     def start_staged(self) -> None:
-        """Begin to read what is staged.
+        """Begin to read what is staged. What cannot be looked up is tried again later.
 
         Raises:
             BrokerError: The client refused; it is tried again with the next read.
         """
-        starts = dict(self._staged)
-        if not starts:
+        may_ask = self._clock() >= self._look_up_at
+        wanted = {tp: start for tp, start in self._staged.items() if may_ask or isinstance(start, int)}
+        if not wanted:
             return
-        try:
-            self._consumer.incremental_assign([theirs(tp, _offset(start)) for tp, start in starts.items()])
-        except KafkaException as problem:
-            raise broker_error(kafka_error(problem), self._attempt, starts) from problem
-        self._staged.clear()
-        self._started.update(starts)
-        self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
+        found, problem = self._starts.find(wanted, _LOOK_UP_S)
+        if problem is not None:
+            self._look_up_at = self._clock() + _LOOK_UP_S
+            if problem.retriable:
+                logger.info("reading begins later: %s", problem)
+            else:
+                self._problem = problem
+        if found:
+            self._begin_at(found)
+        for tp in found:
+            (self._looked_up.discard if isinstance(self._staged.pop(tp), int) else self._looked_up.add)(tp)
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
         """Begin at the offset that was told to be the position, where reading has not begun: the log may grow until then."""
@@ -112,26 +138,25 @@ class Fetcher:
         What is buffered of them is dropped, and read again once they are not withheld any more, from the last record that was returned on.
         """
         silenced, freed = partitions - self._withheld, self._withheld - partitions
-        self._withheld = set(partitions)
         self._consumer.pause([theirs(tp) for tp in silenced.intersection(self._started)])
         self._consumer.resume([theirs(tp) for tp in freed.intersection(self._started)])
+        self._withheld = set(partitions)
 
     def drop(self, partitions: Iterable[TopicPartition]) -> None:
         """Forget partitions and all that is buffered of them."""
         gone = set(partitions)
-        for tp in gone:
-            self._staged.pop(tp, None)
-        running = [theirs(tp) for tp in gone if self._started.pop(tp, None) is not None]
-        if not running:
+        if not gone:
             # Every poll comes by here, and to be asked for nothing at all takes the client 0.1 ms.
             return
-        # The client remembers a pause over an unassign, and would be silent about a partition that comes back.
-        self._consumer.resume(running)
         try:
-            self._consumer.incremental_unassign(running)
+            self._stop(gone)
         except KafkaException as problem:
             # Told by the next read: whoever gives partitions up owes that to the group, and must not be kept from it.
             self._problem = broker_error(kafka_error(problem), self._attempt, gone)
+        for tp in gone:
+            self._staged.pop(tp, None)
+            self._started.pop(tp, None)
+            self._forget_seen(tp)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
         """Read on from somewhere else. What is buffered of the partition is dropped.
@@ -146,13 +171,12 @@ class Fetcher:
             )
             raise IllegalStateError(msg)
         self.position(partition)
-        # A seek of the client's is refused while the partition's fetching is only starting; a new assignment is not.
-        if self._started.pop(partition, None) is not None:
-            self._consumer.incremental_unassign([theirs(partition)])
-            self._staged[partition] = start
-            self.start_staged()
-        else:
-            self._staged[partition] = start
+        self._staged[partition] = start
+        if partition in self._started:
+            # A seek of the client's is refused while the partition's fetching is only starting; a new assignment is not.
+            self._stop({partition})
+            self._started.pop(partition)
+            self._forget_seen(partition)
 
     def position(self, partition: TopicPartition) -> Position:
         """How far a partition was read.
@@ -160,14 +184,17 @@ class Fetcher:
         Raises:
             IllegalStateError: The partition is not assigned.
         """
-        start = self._staged.get(partition, self._started.get(partition))
-        if start is None:
+        if partition in self._staged:
+            start = self._staged[partition]
+            return Position(start if isinstance(start, int) else None, start)
+        if partition not in self._started:
             msg = f"the position of {partition} is not known: it is not assigned to this consumer"
             raise IllegalStateError(msg)
-        reached = None if partition in self._staged else self._reached(partition)
-        if reached is not None:
-            return Position(reached.offset, start, reached.leader_epoch)
-        return Position(start if isinstance(start, int) else None, start)
+        # Between polls the client's own position, which is also behind the marks of transactions.
+        reached = None if self.is_open else as_committed(self._consumer.position([theirs(partition)])[0])
+        is_read = reached is not None or partition in self._last_seen or partition not in self._looked_up
+        at = reached or self._behind_seen(partition)
+        return Position(at.offset, at.offset, at.leader_epoch, is_read=is_read)
 
     def read(self, max_records: int, timeout_s: float) -> list[Message]:
         """At most `max_records` records; returns as soon as there is one, or the time is over.
@@ -175,45 +202,46 @@ class Fetcher:
         Raises:
             BrokerError: An earlier read met an error that does not mend itself.
         """
-        if self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise problem
+        self._raise_problem()
         self.start_staged()
+        self._raise_problem()
         try:
             batch = self._whatever_is_there(min(max_records, _MOST_RECORDS), timeout_s)
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), self._attempt) from problem
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
-        return self._without_withheld(batch) if self._withheld else batch
+        records = self._without_withheld(batch) if self._withheld else batch
+        last = {(record.topic(), record.partition()): record for record in records if record.error() is None}
+        self._unseen.update({_partition(record): record for record in last.values()})
+        return records
 
     def close(self) -> None:
         """Stop reading."""
         self._consumer.close()
 
     def begin(self) -> None:
-        """A poll begins: what was read before has reached the user."""
-        self._unseen = []
+        """A poll begins: what was read before has reached the user, if the poll before has returned it."""
+        if self.is_open:
+            self.put_back_unseen()
+        self._last_seen.update(self._unseen)
+        self._unseen = {}
+        self.is_open = True
 
     def put_back_unseen(self) -> None:
-        """Read again what was read since `begin`, because it never reached the user.
+        """Read on behind the last record that has reached the user.
 
-        A partition that was given up, or sought elsewhere, since these records were returned is left
-        where it is.
+        The client is asked how far it is, because it moves on also when it drops what it was about to return: with a
+        signal handler that raises.
         """
-        records, self._unseen = self._unseen, []
-        self._put_back(records)
-
-    def _put_back(self, records: Iterable[Message]) -> None:
-        spans: dict[TopicPartition, tuple[int, int]] = {}
-        for record in records:
-            tp, offset = _partition(record), record.offset() or 0
-            first, _ = spans.get(tp, (offset, offset))
-            spans[tp] = (first, offset)
-        for tp, (first, last) in spans.items():
-            reached = self._reached(tp) if tp in self._started else None
-            if reached is not None and first <= reached.offset <= next_offset(last):
-                self.seek(tp, first)
+        self.is_open = True
+        self._unseen = {}
+        behind = {tp: self._behind_seen(tp) for tp in self._started}
+        reached = map(as_committed, self._consumer.position([theirs(tp) for tp in behind]))
+        ahead = {tp: due for (tp, due), at in zip(behind.items(), reached, strict=True) if at is not None and at.offset != due.offset}
+        if ahead:
+            self._begin_at(ahead)
+        self.is_open = False
 
     def lag(self, partition: TopicPartition) -> int | None:
         """How many offsets are between the position and the end that the last fetch told; None while one of them is not known."""
@@ -228,23 +256,50 @@ class Fetcher:
         found: dict[str, Any] = json.loads(self._statistics)
         return found
 
+    def _begin_at(self, starts: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        try:
+            self._stop(starts)
+            self._consumer.incremental_assign([to_commit(tp, start) for tp, start in starts.items()])
+        except KafkaException as problem:
+            raise broker_error(kafka_error(problem), self._attempt, starts) from problem
+        self._started.update(starts)
+        for tp in starts:
+            if tp in self._last_seen:
+                self._looked_up.discard(tp)
+            self._forget_seen(tp)
+        self._consumer.pause([theirs(tp) for tp in self._withheld.intersection(starts)])
+
+    def _stop(self, partitions: Collection[TopicPartition]) -> None:
+        # The client is asked what it has: whoever was to note that may have been interrupted.
+        running = [tp for tp in self._consumer.assignment() if ours(tp) in partitions]
+        if running:
+            # The client remembers a pause over an unassign, and would be silent about a partition that comes back.
+            self._consumer.resume(running)
+            self._consumer.incremental_unassign(running)
+
+    def _forget_seen(self, partition: TopicPartition) -> None:
+        self._last_seen.pop(partition, None)
+        self._unseen.pop(partition, None)
+
+    def _behind_seen(self, partition: TopicPartition) -> OffsetAndMetadata:
+        last = self._last_seen.get(partition)
+        if last is None:
+            return self._started[partition]
+        return OffsetAndMetadata(next_offset(last.offset() or 0), leader_epoch=last.leader_epoch())
+
     def _whatever_is_there(self, count: int, timeout_s: float) -> list[Message]:
         """The client waits for as many records as it is asked for: so only the first one is waited for."""
-        before = len(self._unseen)
-        self._consume(count, 0.0)
-        if timeout_s and len(self._unseen) == before:
-            self._consume(1, timeout_s)
-            if count > 1 and len(self._unseen) > before:
-                self._consume(count - 1, 0.0)
-        return self._unseen[before:]
+        batch = self._consumer.consume(count, 0.0)
+        if timeout_s and not batch:
+            batch = self._consumer.consume(1, timeout_s)
+            if count > 1 and batch:
+                batch += self._consumer.consume(count - 1, 0.0)
+        return batch
 
-    def _consume(self, count: int, timeout_s: float) -> None:
-        # In one step of Python's: a signal handler that raises would else take away what the client has just returned.
-        self._unseen.extend(chain.from_iterable(map(self._consumer.consume, (count,), (timeout_s,))))
-
-    def _reached(self, partition: TopicPartition) -> OffsetAndMetadata | None:
-        """Behind the last record that was returned; None before the first one, and after a seek."""
-        return as_committed(self._consumer.position([theirs(partition)])[0])
+    def _raise_problem(self) -> None:
+        problem, self._problem = self._problem, None
+        if problem is not None:
+            raise problem
 
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
         """An exception that left a callback would take the records with it that the client was about to return."""
@@ -258,10 +313,11 @@ class Fetcher:
 
     def _without_withheld(self, batch: list[Message]) -> list[Message]:
         """A pause drops what librdkafka has buffered; should a record slip through all the same, it is read again after the resume."""
-        slipped = [message for message in batch if _partition(message) in self._withheld]
+        slipped = [message for message in batch if message.error() is None and _partition(message) in self._withheld]
         if not slipped:
             return batch
-        self._put_back(slipped)
+        firsts = {_partition(message): message for message in reversed(slipped)}
+        self._begin_at({tp: OffsetAndMetadata(message.offset() or 0) for tp, message in firsts.items()})
         return [message for message in batch if _partition(message) not in self._withheld]
 
     def _is_record(self, message: Message) -> bool:
@@ -270,15 +326,14 @@ class Fetcher:
             return True
         if self._missing.is_known(message, error):
             return False
-        if error.code() in PASSING:
+        if error.code() == OFFSET_RESET_FORBIDDEN and self._reset != "error":
+            logger.warning("reading goes on from the %s offset of %s: %s", self._reset, _partition(message), error.str())
+            self._staged[_partition(message)] = self._reset
+        elif error.code() in PASSING:
             logger.info("reading records: %s", error.str())
         else:
             self._problem = broker_error(error, self._attempt, [_partition(message)] if message.topic() else ())
         return False
-
-
-def _offset(start: Start) -> int:
-    return start if isinstance(start, int) else _SPECIAL[start]
 
 
 def _partition(message: Message) -> TopicPartition:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
@@ -68,17 +69,22 @@ class GroupConsumer(WakingConsumer):
 
     def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
         """Let the member work, and carry out what it tells; whether the caller must hear of it at once."""
-        # What an exception leaves behind is carried out by the next poll.
         self._told.extend(self._commits.take_events())
-        self._told.extend(self._member.poll(timeout_s))
+        # In one step of Python's: a signal handler that raises would else take away what the member has just told.
+        self._told.extend(chain.from_iterable(map(self._member.poll, (timeout_s,))))
         is_urgent = False
         while self._told:
-            event = self._told.popleft()
+            event = self._told[0]
             is_urgent |= isinstance(event, (RevokeRequested, PartitionsLost))
+            # An event that was interrupted is carried out again, from its beginning, by the next poll.
             self._carry_out(event, same_poll=same_poll)
+            self._told.popleft()
+        self._call_back_commits()
+        return is_urgent
+
+    def _call_back_commits(self) -> None:
         for callback in self._commits.take_due():
             self._callbacks.run(callback)
-        return is_urgent
 
     def _carry_out(self, event: MemberEvent, *, same_poll: bool) -> None:
         match event:
@@ -92,7 +98,7 @@ class GroupConsumer(WakingConsumer):
                 self._lists.request(partitions)
                 self._give_up()
             case PartitionsLost(partitions, reason):
-                gone = self._assigned.intersection(partitions)
+                gone = (self._assigned | self._lists.lost).intersection(partitions)
                 # What this very poll has completed is no loss to the caller, though Kafka did not hear of its release any more.
                 self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
                 self._lost_reasons.update(dict.fromkeys(gone, reason))
@@ -119,8 +125,6 @@ class GroupConsumer(WakingConsumer):
             self._fetcher.stage(partitions)
         self._withhold()
         self._callbacks.tell("on_partitions_assigned", partitions, self)
-        if self._fetcher:
-            self._fetcher.start_staged()
 
     def _complete_due(self) -> bool:
         """Begin a poll; whether the one before has found something that its caller was not told."""
@@ -134,6 +138,7 @@ class GroupConsumer(WakingConsumer):
     def _untell(self) -> None:
         """A poll has ended and told nobody: its records are read again, and what it found is told by the next one."""
         self._lists.untold()
+        self._withhold()
         if self._fetcher:
             self._fetcher.put_back_unseen()
 
@@ -173,8 +178,7 @@ class GroupConsumer(WakingConsumer):
             # What else came meanwhile has no meaning any more.
             if isinstance(event, (PartitionsLost, CallbackFailed)):
                 self._carry_out(event, same_poll=False)
-        for callback in self._commits.take_due():
-            self._callbacks.run(callback)
+        self._call_back_commits()
         return left_s
 
     def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:

@@ -79,7 +79,10 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
 
     def next_for_iteration(self) -> list[Message]:
         """The next record, or nothing once the iteration has to end."""
-        return self._next_or_nothing()
+        records = self._next_or_nothing()
+        if self._fetcher:
+            self._fetcher.is_open = False
+        return records
 
     def untell(self) -> None:
         """Let the next poll return the records of the last one, and tell what it has found."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dagster_rebalance.consumer.caller_commits import CallerCommits, worst_error
+from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.consumer.turn import Turn, in_turn
 from dagster_rebalance.consumer.values import given_offsets, given_partition, given_partitions, given_target, given_times
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, UnsupportedOperationError
+from dagster_rebalance.core.errors import IllegalStateError, UnsupportedOperationError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class ConsumerOperations:
         self._cluster = cluster
         self._fetcher = fetcher
         self._group_id = settings.group_id
-        self._offset_reset = settings.offset_reset
+        self._starts = Starts(member, cluster, settings.offset_reset)
         self._turn = Turn()
         self._assigned: set[TopicPartition] = set()
         self._carries_marks = carried is not None
@@ -136,22 +137,15 @@ class ConsumerOperations:
         """
         tp = given_partition("position", partition)
         self._check_assigned("position", [tp])
-        reached = self._fetcher.position(tp) if self._fetcher else None
-        if reached is not None and reached.offset is not None:
-            return reached.offset
-        start = reached.start if reached is not None else "committed"
-        stored = self._member.committed([tp], timeout_s)[tp] if start == "committed" else None
-        if stored is not None:
-            return stored.offset
-        reset = self._offset_reset if start == "committed" else start
-        if reset == "error":
-            msg = f"{tp} has no committed offset and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
-            raise BrokerError(msg)
-        ask = self._cluster.beginning_offsets if reset == "earliest" else self._cluster.end_offsets
-        found = ask([tp], timeout_s)[tp]
+        at = self._fetcher.position(tp) if self._fetcher else None
+        if at is not None and at.offset is not None:
+            return at.offset
+        found, problem = self._starts.find({tp: at.start if at else "committed"}, timeout_s)
+        if problem is not None:
+            raise problem
         if self._fetcher:
-            self._fetcher.pin(tp, found)
-        return found
+            self._fetcher.pin(tp, found[tp].offset)
+        return found[tp].offset
 
     @in_turn
     def seek(self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None) -> None:
@@ -261,7 +255,11 @@ class ConsumerOperations:
         if self._fetcher is None:
             return {}
         reached = {tp: self._fetcher.position(tp) for tp in self._assigned}
-        return {tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch) for tp, at in reached.items() if at.offset is not None}
+        return {
+            tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
+            for tp, at in reached.items()
+            if at.offset is not None and at.is_read
+        }
 
     def _reading(self) -> Fetcher:
         if self._fetcher is None:

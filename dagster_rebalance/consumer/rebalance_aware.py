@@ -16,6 +16,7 @@ from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.group_consumer import GroupConsumer
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.consumer.turn import in_turn
 from dagster_rebalance.consumer.values import given_partitions, given_topics
 from dagster_rebalance.consumer.waking import patience_s
@@ -111,14 +112,12 @@ class RebalanceAwareConsumer(GroupConsumer):
         cluster: ClusterView | None = None,
     ) -> None:
         settings = validated(config, hold_limit_s=hold_limit_s)
-        super().__init__(
-            member or Member(settings, clock=clock, probe_interval_s=probe_interval_s, discovery_interval_s=discovery_interval_s),
-            cluster or Cluster(settings, clock=clock),
-            Fetcher(settings) if fetch else None,
-            settings,
-            pause_marks,
-            clock=clock,
-        )
+        if member is None:
+            member = Member(settings, clock=clock, probe_interval_s=probe_interval_s, discovery_interval_s=discovery_interval_s)
+        if cluster is None:
+            cluster = Cluster(settings, clock=clock)
+        fetcher = Fetcher(settings, Starts(member, cluster, settings.offset_reset), clock) if fetch else None
+        super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
         self._same_poll = complete_revoke_in_same_poll
 
     def __enter__(self) -> Self:
@@ -254,6 +253,8 @@ class RebalanceAwareConsumer(GroupConsumer):
         """
         records = self._poll_once(patience_s(timeout_s, timeout), max_records)
         self._woken = False
+        if self._fetcher:
+            self._fetcher.is_open = False
         return records
 
     def poll_with_rebalance(
@@ -273,7 +274,10 @@ class RebalanceAwareConsumer(GroupConsumer):
         """
         records = self._poll(patience_s(timeout_s, timeout), max_records, same_poll=False)
         self._woken = False
-        return PollResult(records, self._lists.to_be_revoked, self._lists.lost)
+        result = PollResult(records, self._lists.to_be_revoked, self._lists.lost)
+        if self._fetcher:
+            self._fetcher.is_open = False
+        return result
 
     def _poll_once(self, timeout_s: float, max_records: int) -> list[Message]:
         return self._poll(timeout_s, max_records, same_poll=self._same_poll)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.transport import insecurity
@@ -88,7 +88,7 @@ class Settings:
         return str(self.user.get("bootstrap.servers") or self.user.get("metadata.broker.list") or "the mock cluster")
 
     @property
-    def offset_reset(self) -> str:
+    def offset_reset(self) -> Literal["earliest", "latest", "error"]:
         """Where reading starts without a committed offset: `earliest`, `latest` or `error`."""
         value = str(self.user.get("auto.offset.reset", "latest"))
         return "earliest" if value in _EARLIEST else "latest" if value in _LATEST else "error"
@@ -118,6 +118,8 @@ class Settings:
         """The settings of the group-less consumer that reads records. It never joins and never commits."""
         config = {key: value for key, value in self.user.items() if key not in _GROUP_ONLY}
         config["client.id"] = f"{self.user.get('client.id', 'rdkafka')}-fetch"
+        # The client must look no offset up by itself: see `starts`.
+        config["auto.offset.reset"] = "error"
         # Only members of a group are expected to poll; this one may rest as long as its user likes.
         return {"logger": _client_logger, **config, "enable.auto.commit": False, "max.poll.interval.ms": 86_400_000}
 

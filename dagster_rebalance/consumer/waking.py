@@ -50,6 +50,8 @@ class WakingConsumer(PausingConsumer):
             BrokerError: As in `poll`; the iteration can go on.
         """
         for record in self._next_or_nothing():
+            if self._fetcher:
+                self._fetcher.is_open = False
             return record
         raise StopIteration
 

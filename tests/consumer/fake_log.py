@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, OFFSET_STORED, Message, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +19,7 @@ class FakeLog:
     """A client that reads what `produce` appended, in the place of the fetcher's `confluent_kafka.Consumer`.
 
     Args:
-        group: The group whose commits say where reading starts, and whose clock moves while nothing is there to be read.
+        group: The group whose clock moves while nothing is there to be read.
     """
 
     def __init__(self, group: FakeGroup) -> None:
@@ -43,15 +43,20 @@ class FakeLog:
         """Append records once somebody waits for some."""
         self._coming.append((topic, partition, count))
 
+    def assignment(self) -> list[TopicPartition]:
+        """What is read."""
+        return list(self._next)
+
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:
-        """Begin to read."""
-        stored = {(tp.topic, tp.partition): offset.offset for tp, offset in self._group.committed.items()}
-        for tp in partitions:
-            special = {OFFSET_BEGINNING: 0, OFFSET_STORED: stored.get((tp.topic, tp.partition), 0), OFFSET_END: self._ends.get(tp, 0)}
-            self._next[tp] = special.get(tp.offset, tp.offset)
+        """Begin to read, at offsets: to look one up is not the client's."""
+        if any(tp in self._next or tp.offset < 0 for tp in partitions):
+            raise KafkaException(KafkaError(KafkaError._CONFLICT, f"{partitions}"))
+        self._next.update({tp: tp.offset for tp in partitions})
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:
         """Stop to read."""
+        if any(tp not in self._next for tp in partitions):
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, f"{partitions}"))
         for tp in partitions:
             del self._next[tp]
             self._returned.discard(tp)

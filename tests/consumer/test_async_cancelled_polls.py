@@ -132,7 +132,7 @@ def test_what_a_cancelled_task_has_not_seen_is_not_committed_at_the_end(group: F
         assert [record.offset() for record in seen] == [0, 1, 2]
 
     asyncio.run(asyncio.wait_for(play(), 20))
-    assert group.committed == {P0: OffsetAndMetadata(3)}
+    assert group.committed == {P0: OffsetAndMetadata(3, leader_epoch=3)}
 
 
 @pytest.mark.parametrize("offset", [0, 30])

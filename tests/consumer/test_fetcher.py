@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
@@ -36,7 +37,8 @@ class Log:
             "auto.offset.reset": "earliest",
             **settings,
         }
-        self.fetcher = Fetcher(validated(self.config, hold_limit_s=10))
+        group = FakeGroup({self.topic: 4})
+        self.fetcher = Fetcher(validated(self.config, hold_limit_s=10), Starts(group.member(), group, "earliest"))
         self.seen: dict[TopicPartition, list[int]] = {}
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
 
@@ -175,7 +177,7 @@ def test_a_refusal_does_not_keep_partitions_from_being_given_up(log: Log, monkey
     """It is told by the next read; the release that follows is owed to the group."""
     log.start(0)
     with monkeypatch.context() as patch:
-        patch.setattr(log.fetcher, "_consumer", Refusing())
+        patch.setattr(log.fetcher, "_consumer", Refusing(log.tp(0)))
         log.fetcher.drop([log.tp(0)])
     with pytest.raises(BrokerError, match=str(log.tp(0))):
         log.read()
@@ -210,6 +212,13 @@ def test_what_a_callback_of_the_settings_raises_costs_no_record(cluster: MockClu
 
 class Refusing:
     """A client that is broken."""
+
+    def __init__(self, *assigned: TopicPartition) -> None:
+        self._assigned = assigned
+
+    def assignment(self) -> list[confluent_kafka.TopicPartition]:
+        """What it has."""
+        return [confluent_kafka.TopicPartition(tp.topic, tp.partition) for tp in self._assigned]
 
     def resume(self, partitions: object) -> None:
         """Take it."""

@@ -30,7 +30,6 @@ def test_a_plain_loop_hands_over_in_both_ways_of_completing(
         group.produce(100)
         blue = group.reader(CommitOnRevoke(), same_poll=same_poll)
         group.play(lambda: blue.count == 400, blue, what="the records")
-        blue.consumer.commit_sync()
         green = group.reader(CommitOnRevoke(), same_poll=same_poll)
 
         def shared() -> bool:
