@@ -259,7 +259,7 @@ class Fetcher:
     def _begin_at(self, starts: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         try:
             self._stop(starts)
-            self._consumer.incremental_assign([to_commit(tp, start) for tp, start in starts.items()])
+            self._consumer.incremental_assign([to_commit(tp, starts[tp]) for tp in sorted(starts)])
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), self._attempt, starts) from problem
         self._started.update(starts)
