@@ -124,10 +124,11 @@ class Bench:
         settings: DriverSettings = SETTINGS,
         topic: str = "orders",
         start: Callable[[str, Callable[[], None]], None] = at_once,
+        group: FakeGroup | None = None,
     ) -> None:
         self.instance = instance
-        self.group = FakeGroup({"orders": partitions, "dead": 1})
-        for number in range(partitions):
+        self.group = group or FakeGroup({"orders": partitions, "dead": 1})
+        for number in range(0 if group else partitions):
             self.group.produce(tp(number), records)
         self.member = self.group.member()
         self.consumer = FaultyConsumer(CONFIG, fetch=False, member=self.member, cluster=self.group, clock=self.group.clock)

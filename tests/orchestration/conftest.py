@@ -8,15 +8,31 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.parts import new_on_postgres
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from dagster_rebalance.testing.postgres import Postgres
+
 
 @pytest.fixture(scope="session")
-def instance() -> Iterator[dg.DagsterInstance]:
+def on_sqlite() -> Iterator[dg.DagsterInstance]:
     """An instance on SQLite, without run retries, as Dagster has it by default."""
     with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def instance(on_sqlite: dg.DagsterInstance) -> dg.DagsterInstance:
+    """The instance of a test, unless its module wants it on each kind of storage."""
+    return on_sqlite
+
+
+@pytest.fixture(scope="session")
+def on_postgres(postgres: Postgres) -> Iterator[dg.DagsterInstance]:
+    """An instance on Postgres, as teams have it."""
+    with new_on_postgres(postgres) as made:
         yield made
 
 

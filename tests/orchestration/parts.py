@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
+import pytest
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
@@ -17,10 +19,12 @@ from dagster_rebalance.testing.fake_group import FakeGroup
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    import pytest
+    from dagster_rebalance.testing.postgres import Postgres
 
+EACH_STORAGE = ("on_sqlite", pytest.param("on_postgres", marks=pytest.mark.postgres))
+"""The fixtures with an instance on each kind of storage: their code differs, and so does what they do with types and with races."""
 GROUPS: dict[str, FakeGroup] = {}
 """The groups in memory, by id."""
 
@@ -41,6 +45,15 @@ def kafka_in_memory(partitions: int = 2, **settings: Any) -> KafkaInMemory:  # n
     group_id = unique_name("group")
     GROUPS[group_id] = FakeGroup({"orders": partitions})
     return KafkaInMemory(**{"bootstrap_servers": "memory:1", "group_id": group_id, "topics": ["orders"], **settings})
+
+
+@contextmanager
+def new_on_postgres(postgres: Postgres) -> Iterator[dg.DagsterInstance]:
+    """A new instance on Postgres."""
+    name = unique_name("instance").replace("-", "_")
+    postgres.create_database(name)
+    with dg.instance_for_test(overrides=postgres.dagster_settings(name)) as made:
+        yield made
 
 
 def tp(number: int) -> TopicPartition:

@@ -62,9 +62,12 @@ class Shown:
         return record.evaluation
 
 
-@pytest.fixture
-def shown() -> Iterator[Shown]:
-    """A group in an instance in memory."""
+@pytest.fixture(params=["memory", pytest.param("postgres", marks=pytest.mark.postgres)])
+def shown(request: pytest.FixtureRequest) -> Iterator[Shown]:
+    """A group in an instance in memory, and in one on Postgres."""
+    if request.param == "postgres":
+        yield Shown(request.getfixturevalue("on_postgres"))
+        return
     with dg.DagsterInstance.ephemeral() as instance:
         yield Shown(instance)
 

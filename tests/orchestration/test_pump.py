@@ -21,12 +21,13 @@ from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.bench import Bench, Status
-from tests.orchestration.parts import status_of, tp
+from tests.orchestration.parts import new_on_postgres, status_of, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.testing.postgres import Postgres
 
 
 @pytest.fixture
@@ -385,17 +386,36 @@ def test_it_leaves_for_a_newer_process_of_its_code_location(instance: dg.Dagster
     assert bench.group.clock() - before < 10
 
 
-def test_it_hands_a_run_over_to_its_successor(instance: dg.DagsterInstance) -> None:
-    """A reload must stand no partition still until the longest run of the old process ends."""
+def hand_over(instance: dg.DagsterInstance) -> None:
+    """One pump makes way for another, which adopts the run at work and commits it."""
     bench = Bench(instance)
     bench.catalogue.record_joined()
     bench.offers()
-    bench.run(Status.STARTED)
+    run = bench.run(Status.STARTED)
     bench.turn(20)
     Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
     bench.until(lambda: bench.pump._left)
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["handed over"]
     assert bench.offset() == 0
+    bench.consumer.close()
+    successor = Bench(instance, group=bench.group)
+    successor.until(lambda: any(owned.live_runs for owned in successor.driver.partitions.values()))
+    assert not successor.mailbox.mail.offers
+    successor.succeed(run)
+    successor.until(lambda: successor.materialised() == [("orders-0", 0, 10)])
+    assert successor.offset() == 10
+
+
+@pytest.mark.postgres
+def test_it_hands_a_run_over_on_postgres(postgres: Postgres) -> None:
+    """What two processes see of each other and of a run goes through its types and its transactions."""
+    with new_on_postgres(postgres) as instance:
+        hand_over(instance)
+
+
+def test_it_hands_a_run_over_to_its_successor(instance: dg.DagsterInstance) -> None:
+    """A reload must stand no partition still until the longest run of the old process ends."""
+    hand_over(instance)
 
 
 def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(instance: dg.DagsterInstance) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
+import sqlalchemy
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import RunState
@@ -17,13 +18,20 @@ from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSAL_TAG, REFUSED_TAG
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import give_sign, idle_job, make_run, offer, span, status_of, tags_of
+from tests.orchestration.parts import EACH_STORAGE, give_sign, idle_job, make_run, offer, span, status_of, tags_of
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.postgres import Postgres
 
 Status = dg.DagsterRunStatus
+
+
+@pytest.fixture(params=EACH_STORAGE)
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """One after the other."""
+    found: dg.DagsterInstance = request.getfixturevalue(request.param)
+    return found
 
 
 def look(instance: dg.DagsterInstance, batch_id: str) -> RunSeen:
@@ -144,7 +152,8 @@ def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(instance: dg.Dagster
     read_before = instance.get_run_by_id(run.run_id)
     RunLedger(instance, "etl").cancel(run.run_id)
     with storage.connect() as connection:
-        connection.exec_driver_sql("UPDATE runs SET run_body = ? WHERE run_id = ?", (dg.serialize_value(read_before), run.run_id))
+        written = sqlalchemy.text("UPDATE runs SET run_body = :body WHERE run_id = :run_id")
+        connection.execute(written, {"body": dg.serialize_value(read_before), "run_id": run.run_id})
     assert look(instance, batch_id).is_taken_back
 
 

@@ -13,9 +13,16 @@ from dagster_rebalance.orchestration import work_notes
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
-from tests.orchestration.parts import make_run, offer, span
+from tests.orchestration.parts import EACH_STORAGE, make_run, offer, span
 
 Status = dg.DagsterRunStatus
+
+
+@pytest.fixture(params=EACH_STORAGE)
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """One after the other."""
+    found: dg.DagsterInstance = request.getfixturevalue(request.param)
+    return found
 
 
 def look(instance: dg.DagsterInstance, batch_id: str, ledger: RunLedger | None = None, *partitions: int) -> tuple[RunSeen, ...]:
