@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dagster_rebalance.consumer.caller_commits import CallerCommits, worst_error
 from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.consumer.turn import Turn, in_turn
-from dagster_rebalance.consumer.values import given_offsets, given_partition, given_partitions, given_target, given_times
+from dagster_rebalance.consumer.values import (
+    given_callback,
+    given_offsets,
+    given_partition,
+    given_partitions,
+    given_seconds,
+    given_target,
+    given_times,
+)
 from dagster_rebalance.core.errors import IllegalStateError, UnsupportedOperationError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
@@ -104,7 +112,8 @@ class ConsumerOperations:
             BrokerError: The broker could not be reached, or refused. `partitions` names what failed; the others are committed.
         """
         wanted = self._positions() if offsets is None else given_offsets("commit_sync", offsets)
-        error = worst_error(self._commits.commit(wanted, timeout_s))
+        limit_s = None if timeout_s is None else given_seconds("commit_sync", timeout_s)
+        error = worst_error(self._commits.commit(wanted, limit_s))
         if error is not None:
             raise error
 
@@ -118,7 +127,7 @@ class ConsumerOperations:
                 None. Without a callback, an error is logged. No partition is released before the commits for it are answered.
         """
         wanted = self._positions() if offsets is None else given_offsets("commit_async", offsets)
-        self._commits.commit_later(wanted, callback)
+        self._commits.commit_later(wanted, given_callback("commit_async", callback))
 
     @in_turn
     def committed(

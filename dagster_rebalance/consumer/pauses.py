@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from dagster_rebalance.consumer.carried_marks import CarriedMarks
 from dagster_rebalance.consumer.operations import ConsumerOperations
 from dagster_rebalance.consumer.turn import in_turn
-from dagster_rebalance.consumer.values import given_partitions
+from dagster_rebalance.consumer.values import given_names, given_partitions, given_pattern
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.pausing import PauseMarks
 
@@ -85,29 +85,30 @@ class PausingConsumer(ConsumerOperations):
         Raises:
             IllegalStateError: A topic is not subscribed to.
         """
-        for topic in topics:
+        named = given_names("pause_topics", topics)
+        for topic in named:
             if not self._subscribes(topic):
                 msg = f"pause_topics of '{topic}': this consumer does not subscribe to it; use pause_pattern for topics that may come"
                 raise IllegalStateError(msg)
-        self._marks.pause_topics(topics)
+        self._marks.pause_topics(named)
         self._withhold()
 
     @in_turn
     def resume_topics(self, topics: Collection[str]) -> None:
         """Undo `pause_topics`, or take topics out of a paused pattern. Partitions that are paused themselves stay so."""
-        self._marks.resume_topics(topics)
+        self._marks.resume_topics(given_names("resume_topics", topics))
         self._withhold()
 
     @in_turn
     def pause_pattern(self, pattern: re.Pattern[str]) -> None:
         """Return no records of topics whose whole name matches, those that are yet to come included, until `resume_pattern`."""
-        self._marks.pause_topics([pattern])
+        self._marks.pause_topics([given_pattern("pause_pattern", pattern)])
         self._withhold()
 
     @in_turn
     def resume_pattern(self, pattern: re.Pattern[str]) -> None:
         """Undo the pauses of all topics whose whole name matches, however they were paused by topic."""
-        self._marks.resume_topics([pattern])
+        self._marks.resume_topics([given_pattern("resume_pattern", pattern)])
         self._withhold()
 
     @in_turn

@@ -15,12 +15,11 @@ from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.group_consumer import GroupConsumer
 from dagster_rebalance.consumer.membership import Member
-from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.consumer.settings import checked_seconds, validated
 from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.consumer.turn import in_turn
-from dagster_rebalance.consumer.values import given_partitions, given_topics
+from dagster_rebalance.consumer.values import given_count, given_partitions, given_seconds, given_topics
 from dagster_rebalance.consumer.waking import patience_s
-from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
     import re
@@ -112,6 +111,8 @@ class RebalanceAwareConsumer(GroupConsumer):
         cluster: ClusterView | None = None,
     ) -> None:
         settings = validated(config, hold_limit_s=hold_limit_s)
+        checked_seconds("probe_interval_s", probe_interval_s)
+        checked_seconds("discovery_interval_s", discovery_interval_s)
         if member is None:
             member = Member(settings, clock=clock, probe_interval_s=probe_interval_s, discovery_interval_s=discovery_interval_s)
         if cluster is None:
@@ -137,16 +138,13 @@ class RebalanceAwareConsumer(GroupConsumer):
         if listener is not None:
             warnings.warn("subscribe(..., listener) is deprecated: use set_rebalance_listener", DeprecationWarning, stacklevel=2)
             self.set_rebalance_listener(listener)
-        if not topics:
+        wanted = given_topics("subscribe", topics)
+        if not wanted:
             self.unsubscribe()
             return
         with self._turn.of("subscribe"):
-            if isinstance(topics, str):
-                msg = f"subscribe takes a list of topics or a compiled pattern, not the text '{topics}'"
-                raise IllegalStateError(msg)
-            given_topics("subscribe", topics)
-            self._subscription = topics
-            self._member.subscribe(topics)
+            self._subscription = wanted
+            self._member.subscribe(wanted)
 
     @property
     def cluster(self) -> ClusterView:
@@ -176,9 +174,9 @@ class RebalanceAwareConsumer(GroupConsumer):
         if self._turn.is_over:
             return
         with self._turn.of("close"):
-            left_s = timeout_s
+            left_s = given_seconds("close", timeout_s)
             try:
-                left_s = self._leave_behind(timeout_s)
+                left_s = self._leave_behind(left_s)
             finally:
                 # Whatever interrupted it, Ctrl-C too: a member that stays would keep partitions that nobody reads.
                 self._turn.is_over = True
@@ -283,9 +281,7 @@ class RebalanceAwareConsumer(GroupConsumer):
         return self._poll(timeout_s, max_records, same_poll=self._same_poll)
 
     def _poll(self, timeout_s: float, max_records: int, *, same_poll: bool) -> list[Message]:
-        if max_records < 1:
-            msg = f"max_records must be at least 1, not {max_records}; pause_all() keeps the consumer in its group and reads nothing"
-            raise ValueError(msg)
+        given_count("poll", max_records)
         has_begun = False
         try:
             with self._turn.of("poll"):

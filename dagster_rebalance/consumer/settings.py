@@ -7,14 +7,12 @@ shows when it is made.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.transport import insecurity
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _client_logger = logging.getLogger("dagster_rebalance.librdkafka")
 
@@ -43,6 +41,8 @@ _GROUP_ONLY = frozenset(
         "on_commit",
     }
 )
+_CALLBACKS = frozenset({"error_cb", "stats_cb", "throttle_cb", "on_commit", "oauth_cb"})
+_LONGEST_HOLD_S = 86_400 - HOLD_MARGIN_S
 _BROKER_DECIDES = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 _EAGER = frozenset({"range", "roundrobin"})
 _COOPERATIVE = "cooperative-sticky"
@@ -135,6 +135,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
     Raises:
         ConfigurationError: A setting cannot work; the message names it and what to change.
     """
+    config = _flat(config)
     for needed in ("group.id", "bootstrap.servers"):
         if not config.get(needed) and not (
             needed == "bootstrap.servers" and ("metadata.broker.list" in config or "test.mock.num.brokers" in config)
@@ -153,8 +154,9 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
             "the same id (a reload, a deploy) would fence the first one. Remove it"
         )
         raise ConfigurationError(msg)
-    if not hold_limit_s > 0:
-        msg = f"hold_limit_s must be above 0, not {hold_limit_s}"
+    checked_seconds("hold_limit_s", hold_limit_s)
+    if not 0 < hold_limit_s <= _LONGEST_HOLD_S:
+        msg = f"hold_limit_s must be above 0 and at most {_LONGEST_HOLD_S:g}, which is what the client allows, not {hold_limit_s}"
         raise ConfigurationError(msg)
     reset = str(config.get("auto.offset.reset", "latest"))
     if reset not in _EARLIEST | _LATEST | {"error"}:
@@ -171,6 +173,33 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         max_poll_interval_s=_max_poll_interval_s(config, protocol, hold_limit_s),
         refreshes_metadata=_int(config, "topic.metadata.refresh.interval.ms", -1) >= 0,
     )
+
+
+def checked_seconds(name: str, value: object) -> None:
+    """Refuse what is no time span.
+
+    Raises:
+        ConfigurationError: It is no number, or below 0.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
+        msg = f"{name} must be a number of seconds, not {value!r}"
+        raise ConfigurationError(msg)
+
+
+def _flat(config: object) -> dict[str, Any]:
+    """The settings with those of `default.topic.config` among them, as the client takes them."""
+    if not isinstance(config, Mapping):
+        msg = f"the settings must be a mapping of librdkafka's names to values, not {config!r}"
+        raise ConfigurationError(msg)
+    nested = config.get("default.topic.config") or {}
+    if not isinstance(nested, Mapping):
+        msg = f"'default.topic.config' must be a mapping, not {nested!r}"
+        raise ConfigurationError(msg)
+    for name in _CALLBACKS & config.keys():
+        if not callable(config[name]):
+            msg = f"'{name}' must be a function, not {config[name]!r}; leave it out to have none"
+            raise ConfigurationError(msg)
+    return {**nested, **{name: value for name, value in config.items() if name != "default.topic.config"}}
 
 
 def _reconnects(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ what is assigned: that is the operation's.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
@@ -15,7 +17,6 @@ from dagster_rebalance.consumer.translation import as_committed, ours
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition, is_topic_name
 
 if TYPE_CHECKING:
-    import re
     from typing import Any
 
 T = TypeVar("T")
@@ -104,20 +105,84 @@ def given_target(call: str, partition: object, offset: object) -> int:
     return target
 
 
-def given_topics(call: str, topics: Collection[str] | re.Pattern[str]) -> None:
-    """Refuse what cannot be the names of topics.
+def given_topics(call: str, topics: object) -> tuple[str, ...] | re.Pattern[str]:
+    """The topics that a caller names; what can be gone through only once is, here.
 
     Raises:
         TypeError: It is neither a collection of names nor a compiled pattern.
         ValueError: Kafka has no topic of such a name; librdkafka would take `^...` for a pattern of its own kind.
     """
-    for topic in topics if isinstance(topics, Collection) else ():
+    if isinstance(topics, re.Pattern):
+        return given_pattern(call, topics)
+    return given_names(call, topics, "names of topics, or one compiled pattern")
+
+
+def given_names(call: str, topics: object, expected: str = "a collection of names of topics") -> tuple[str, ...]:
+    """The topics that a caller names one by one.
+
+    Raises:
+        TypeError: It is no collection of names.
+        ValueError: Kafka has no topic of such a name.
+    """
+    if isinstance(topics, str | bytes) or not isinstance(topics, Iterable):
+        raise _unexpected(call, expected, topics)
+    named = tuple(topics)
+    for topic in named:
         if not isinstance(topic, str):
-            raise _unexpected(call, "names of topics, or one compiled pattern", topic)
+            raise _unexpected(call, expected, topic)
         if not is_topic_name(topic):
             hint = f"; give a pattern compiled: re.compile({topic[1:]!r})" if topic.startswith("^") else ""
             msg = f"{call} to {topic!r}: Kafka has no topic of such a name{hint}"
             raise ValueError(msg)
+    return named
+
+
+def given_pattern(call: str, pattern: object) -> re.Pattern[str]:
+    """The pattern that a caller names topics by.
+
+    Raises:
+        TypeError: It is not compiled, or one of bytes.
+    """
+    if isinstance(pattern, re.Pattern) and isinstance(pattern.pattern, str):
+        return pattern
+    raise _unexpected(call, "a compiled pattern of text: re.compile('...')", pattern)
+
+
+def given_seconds(call: str, value: object) -> float:
+    """How long a caller wants to wait.
+
+    Raises:
+        TypeError: It is no number.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+        return value
+    raise _unexpected(call, "a number of seconds as time-out", value)
+
+
+def given_count(call: str, value: object) -> int:
+    """How many records a caller takes at most.
+
+    Raises:
+        TypeError: It is no whole number.
+        ValueError: It is none at all.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _unexpected(call, "a whole number as max_records", value)
+    if value < 1:
+        msg = f"max_records must be at least 1, not {value}; pause_all() keeps the consumer in its group and reads nothing"
+        raise ValueError(msg)
+    return value
+
+
+def given_callback(call: str, callback: T) -> T:
+    """What a caller wants to have called, or None.
+
+    Raises:
+        TypeError: It cannot be called.
+    """
+    if callback is None or callable(callback):
+        return callback
+    raise _unexpected(call, "a function as callback", callback)
 
 
 def _pairs(call: str, values: object, meaning: str) -> dict[TopicPartition, Any]:

@@ -464,12 +464,6 @@ def test_what_is_no_listener_is_refused_and_the_one_before_stays(group: FakeGrou
     assert diary.lines
 
 
-def test_a_subscription_is_a_list_of_topics(group: FakeGroup) -> None:
-    """A text would be taken for a list of one-letter topics."""
-    with pytest.raises(IllegalStateError, match="list of topics"):
-        Side(group).consumer.subscribe("orders")
-
-
 def test_a_failed_commit_raises_what_matters_most_and_names_every_partition(group: FakeGroup) -> None:
     """A lost partition must not hide behind one that can be tried again; what can be committed is."""
     blue = alone(group)

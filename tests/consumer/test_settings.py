@@ -151,11 +151,12 @@ def test_in_classic_the_client_does_not_refresh_metadata_unless_it_is_told_to() 
 
 
 @pytest.mark.parametrize("chosen", ["earliest", "latest", "error"])
-def test_where_reading_starts_concerns_the_fetcher_only(chosen: str) -> None:
-    """The member reads nothing; with `error` its client would report that offset 0 is gone, which nobody has asked for."""
+def test_where_reading_starts_is_left_to_no_client(chosen: str) -> None:
+    """The member reads nothing; with `error` its client would report that offset 0 is gone. The fetcher's is told where to begin."""
     made = settings(auto_offset_reset=chosen)
     assert made.member()["auto.offset.reset"] == "latest"
-    assert made.fetcher()["auto.offset.reset"] == chosen
+    assert made.fetcher()["auto.offset.reset"] == "error"
+    assert made.offset_reset == chosen
 
 
 @pytest.mark.parametrize("interval", [0, 1001, 60_000])

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -82,11 +81,3 @@ def test_what_is_not_known_now_is_left_out_and_the_rest_begins(group: FakeGroup)
     assert found == {P1: OffsetAndMetadata(0), P3: OffsetAndMetadata(0)}
     assert problem is not None
     assert problem.partitions.keys() == {P0}
-
-
-@pytest.mark.parametrize("chosen", ["earliest", "latest", "error"])
-def test_the_client_that_reads_is_forbidden_to_look_up_a_reset(chosen: str) -> None:
-    """It tells instead that an offset is not there, and reading goes on from what was looked up."""
-    settings = validated({"bootstrap.servers": "nobody:9092", "group.id": "etl", "auto.offset.reset": chosen}, hold_limit_s=10)
-    assert settings.fetcher()["auto.offset.reset"] == "error"
-    assert settings.offset_reset == chosen

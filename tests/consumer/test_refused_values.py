@@ -1,0 +1,116 @@
+"""A value that cannot work is refused where it is given, in words that say what is expected, and changes nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.testing.fake_group import FakeGroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
+P0 = TopicPartition("orders", 0)
+ONE = {P0: OffsetAndMetadata(1)}
+
+REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
+    "pause_pattern(None)": (lambda it: it.pause_pattern(None), "pause_pattern expects a compiled pattern of text"),
+    "pause_pattern(text)": (lambda it: it.pause_pattern("orders"), "pause_pattern expects a compiled pattern of text"),
+    "pause_pattern(bytes)": (lambda it: it.pause_pattern(re.compile(b"o.*")), "pause_pattern expects a compiled pattern of text"),
+    "resume_pattern(None)": (lambda it: it.resume_pattern(None), "resume_pattern expects a compiled pattern of text"),
+    "pause_topics(text)": (lambda it: it.pause_topics("orders"), "pause_topics expects a collection of names"),
+    "pause_topics([5])": (lambda it: it.pause_topics([5]), "pause_topics expects a collection of names"),
+    "resume_topics(text)": (lambda it: it.resume_topics("orders"), "resume_topics expects a collection of names"),
+    "resume_topics([5])": (lambda it: it.resume_topics([5]), "resume_topics expects a collection of names"),
+    "resume_topics(None)": (lambda it: it.resume_topics(None), "resume_topics expects a collection of names"),
+    "subscribe(text)": (lambda it: it.subscribe("orders"), "subscribe expects names of topics, or one compiled pattern"),
+    "subscribe(5)": (lambda it: it.subscribe(5), "subscribe expects names of topics, or one compiled pattern"),
+    "subscribe(None)": (lambda it: it.subscribe(None), "subscribe expects names of topics, or one compiled pattern"),
+    "subscribe(bytes)": (lambda it: it.subscribe(re.compile(b"o.*")), "subscribe expects a compiled pattern of text"),
+    "close(text)": (lambda it: it.close("x"), "close expects a number of seconds"),
+    "close(None)": (lambda it: it.close(None), "close expects a number of seconds"),
+    "close(nan)": (lambda it: it.close(math.nan), "close expects a number of seconds"),
+    "commit_sync(.., text)": (lambda it: it.commit_sync(ONE, "x"), "commit_sync expects a number of seconds"),
+    "commit_sync(.., nan)": (lambda it: it.commit_sync(ONE, math.nan), "commit_sync expects a number of seconds"),
+    "commit_async(.., 5)": (lambda it: it.commit_async(ONE, 5), "commit_async expects a function"),
+    "poll(0, None)": (lambda it: it.poll(0, None), "poll expects a whole number as max_records"),
+    "poll(0, 2.5)": (lambda it: it.poll(0, 2.5), "poll expects a whole number as max_records"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_call_with_a_wrong_value_is_refused_and_changes_nothing(name: str) -> None:
+    """An error that comes with a later poll, or an AttributeError of the library's inside, says nothing about the mistake."""
+    call, expected = REFUSED[name]
+    group = FakeGroup({"orders": 1})
+    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    with pytest.raises(TypeError, match=expected):
+        call(consumer)
+    consumer.poll(0)
+    assert consumer.assignment() == {P0}
+    assert not consumer.paused()
+    assert not group.committed
+    consumer.close()
+
+
+def test_topics_that_can_be_gone_through_only_once_are_taken() -> None:
+    """A generator is as good as a list: it was used up by the check, and nothing was subscribed to or paused."""
+    group = FakeGroup({"orders": 1})
+    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer.subscribe(topic for topic in ["orders"])  # type: ignore[arg-type]
+    consumer.poll(0)
+    consumer.pause_topics(topic for topic in ["orders"])  # type: ignore[arg-type]
+    assert consumer.assignment() == consumer.paused() == {P0}
+    consumer.resume_topics(topic for topic in ["orders"])  # type: ignore[arg-type]
+    assert not consumer.paused()
+    consumer.close()
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan, 1e9, 0, -1, None, "5", True])
+def test_a_hold_limit_that_the_client_could_not_have_is_refused(value: object) -> None:
+    """The client's own words would be about a number that nobody has written."""
+    with pytest.raises(ConfigurationError, match="hold_limit_s must be"):
+        RebalanceAwareConsumer(CONFIG, hold_limit_s=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["probe_interval_s", "discovery_interval_s"])
+@pytest.mark.parametrize("value", [math.nan, -1, None, "5"])
+def test_an_interval_that_is_no_number_is_refused(name: str, value: object) -> None:
+    """It would be met in the middle of a hold."""
+    with pytest.raises(ConfigurationError, match=f"{name} must be a number of seconds"):
+        RebalanceAwareConsumer(CONFIG, **{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["error_cb", "stats_cb", "throttle_cb", "on_commit"])
+@pytest.mark.parametrize("value", [None, 5, "print"])
+def test_a_callback_that_cannot_be_called_is_refused(name: str, value: object) -> None:
+    """It would be met when something has gone wrong already."""
+    with pytest.raises(ConfigurationError, match=f"'{name}' must be a function"):
+        validated({**CONFIG, name: value}, hold_limit_s=10)
+
+
+def test_settings_that_are_no_mapping_are_refused() -> None:
+    """By this package, with what is expected."""
+    with pytest.raises(ConfigurationError, match="the settings must be a mapping"):
+        RebalanceAwareConsumer("localhost:9092")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"'default\.topic\.config' must be a mapping"):
+        validated({**CONFIG, "default.topic.config": 5}, hold_limit_s=10)
+
+
+def test_settings_of_topics_count_where_the_client_has_them_apart() -> None:
+    """As the client itself takes them; a commit that nobody asked for hides in them as well."""
+    settings = validated({**CONFIG, "default.topic.config": {"auto.offset.reset": "earliest"}}, hold_limit_s=10)
+    assert settings.offset_reset == "earliest"
+    assert settings.fetcher()["auto.offset.reset"] == "error"
+    with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):
+        validated({**CONFIG, "default.topic.config": {"enable.auto.commit": True}}, hold_limit_s=10)
