@@ -147,7 +147,7 @@ def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_d
     assert len(heir.shown) == 1, "its last attempt was used up by the owner before"
     world.succeed(world.dagster.add("b1", world.dagster.runs[run_id].ranges))
     world.kafka.produce(tp(0), 50)
-    world.wait(2, heir)
+    world.wait(heir.driver.settings.recheck_s + 2, heir)
     (again,) = start_all(world, heir)
     world.dagster.move(again, RunState.FAILED)
     world.wait(2, heir)
