@@ -109,7 +109,7 @@ class Progress:
                 yield Wait(starts if is_unstarted else f"works on {span}", self._limit_of_runs(run_ids))
             case GaveUp():
                 is_tried_again = owned.letter is not None and bool(owned.letter.problem)
-                yield Wait(f"runs failed on {span}", FOR_OTHERS if is_tried_again or not is_first else self._slack_s)
+                yield Wait(f"failed on {span}", FOR_OTHERS if is_tried_again or not is_first else self._slack_s)
             case Succeeded() | DeadLettered():
                 yield Wait(span, self._slack_s if is_first else FOR_OTHERS)
 
