@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
 
-SHARED = ("handover", "queued", "idle", "deadline", "fenced", "grown", "failing", "hopeless", "poisoned", "previewed", "paired")
+SHARED = ("handover", "queued", "idle", "deadline", "fenced", "grown", "failing", "hopeless", "poisoned", "previewed", "paired", "ended")
 
 
 @pytest.fixture(autouse=True)

@@ -36,7 +36,11 @@ SETTINGS = {
             "dequeue_interval_seconds": 1,
             "dequeue_use_threads": True,
             "dequeue_num_workers": 4,
-            "tag_concurrency_limits": [{"key": "e2e/queue", "value": f"queued_{protocol}", "limit": 1} for protocol in PROTOCOLS],
+            "tag_concurrency_limits": [
+                {"key": "e2e/queue", "value": f"{scenario}_{protocol}", "limit": limit}
+                for protocol in PROTOCOLS
+                for scenario, limit in (("queued", 1), ("ended", 3))
+            ],
         },
     },
 }
@@ -60,7 +64,7 @@ class Stage:
     def group(self, scenario: str, protocol: str, *, partitions: int = 2, records: int = 10) -> Group:
         """Make a topic with records in it, and the group that reads it; its gate is closed."""
         group = Group(self, f"{scenario}_{protocol}")
-        for name in ("working", "failures", "output"):
+        for name in ("working", "failures", "output", "at_work", "company"):
             (group.folder / name).mkdir(parents=True)
         group.close()
         self.kafka.create_topic(group.name, partitions)
@@ -154,6 +158,15 @@ class Group:
         records = self.stage.instance.get_run_records(dg.RunsFilter(job_name=self.name), ascending=True)
         return [record.dagster_run for record in records]
 
+    def in_state(self, *states: dg.DagsterRunStatus) -> list[str]:
+        """The runs that Dagster shows in one of the states, oldest first."""
+        return [run.run_id for run in self.runs() if run.status in states]
+
+    def processes(self) -> dict[str, int]:
+        """The processes that have begun to work and exist, by run."""
+        found = {path.name: path.read_text() for path in (self.folder / "working").iterdir()}
+        return {run_id: int(pid) for run_id, pid in found.items() if pid and Path("/proc", pid).exists()}
+
     def working(self) -> list[str]:
         """The runs that have begun to work, ended ones included."""
         return [path.name for path in (self.folder / "working").iterdir()]
@@ -203,7 +216,9 @@ class Group:
         return len(recorded) == len(self.stage.kafka.leaders(self.name)) and set(self.committed().values()) == {records}
 
     def check_exactly_once(self, *assets: str) -> None:
-        """Every committed offset was written once by each asset, and every commit is recorded once."""
+        """Every committed offset was written once by each asset and in no company, and every commit is recorded once."""
+        company = [path.name for path in (self.folder / "company").iterdir()]
+        assert not company, f"a run began beside a process at work on the same range: {company}"
         for asset in assets or ("work",):
             written = self.output(asset)
             assert set(written.values()) <= {1}, f"written more than once: {written}"

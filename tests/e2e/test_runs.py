@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -9,11 +11,12 @@ import pytest
 
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from tests.e2e.stage import Group
+from tests.e2e.stage import PATIENCE_S, Group
 
 if TYPE_CHECKING:
     from tests.e2e.stage import Stage
 
+_STATUS = dg.DagsterRunStatus
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
 
@@ -101,3 +104,53 @@ def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
         group.wait("all records to be committed", Group.is_done)
         group.check_exactly_once("first", "second")
         assert group.output("first") == group.output("second")
+
+
+def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(stage: Stage) -> None:
+    """Runs deleted, force-terminated and killed in each state: each range is done once, in no company, and none is stuck."""
+    groups = stage.groups("ended", partitions=4)
+    for group in groups:
+        (group.folder / "lingers").touch()
+        group.turn_on("blue")
+    for group in groups:
+        end = stage.dagster.delete_run if group.protocol == "consumer" else stage.dagster.force_terminate
+        for status in (_STATUS.QUEUED, _STATUS.STARTING):
+            end(_caught(group, status))
+    for group in groups:
+        group.wait("runs to be at work", lambda group: len(group.processes()) >= 3)
+        (deleted, _), (terminated, _), (_, pid), *_ = group.processes().items()
+        stage.dagster.delete_run(deleted)
+        stage.dagster.force_terminate(terminated)
+        os.kill(pid, signal.SIGKILL)
+    for group in groups:
+        group.fail_next(1)
+        group.open()
+    for group in groups:
+        group.wait("a run to fail", _failed_by_itself)
+        failed = _failed_by_itself(group)[0]
+        stage.dagster.force_terminate(failed)
+        assert failed in group.in_state(_STATUS.FAILURE), "a run that has ended is left as it is"
+        stage.dagster.delete_run(failed)
+    for group in groups:
+        group.wait("all records to be committed", Group.is_done, 2 * PATIENCE_S)
+        group.check_exactly_once()
+
+
+def _caught(group: Group, status: dg.DagsterRunStatus) -> str:
+    """The first run that is seen in a state, which may last for an instant."""
+    found: list[str] = []
+
+    def is_seen(group: Group) -> bool:
+        found.extend(group.in_state(status))
+        return bool(found)
+
+    group.wait(f"a run to be {status.value}", is_seen)
+    return found[0]
+
+
+def _failed_by_itself(group: Group) -> list[str]:
+    logs = {
+        run_id: group.stage.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+        for run_id in group.in_state(_STATUS.FAILURE)
+    }
+    return [run_id for run_id, entries in logs.items() if "the test wants" in str(entries)]

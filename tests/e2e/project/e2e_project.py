@@ -1,12 +1,14 @@
 """The code location of the end-to-end tests: a consumer group for each scenario and protocol, with assets that do what the test says.
 
 A run works until the test opens the gate of its group, and fails as often as the test wants. What it did is one line in a file for
-each range.
+each range. While it works on a range, a file has its process id; a run that finds the file of a process that exists says so.
 """
 
 import os
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dying": {"heartbeat_timeout_s": 12.0},
     "interrupted": {"shutdown_timeout_s": 40.0},
     "late": {},
+    "ended": {"heartbeat_timeout_s": 24.0, "max_ranges_per_run": 1, "max_runs_in_flight": 8, "lease_s": 120.0},
     "secured": {},
     "refused": {"sasl_password": dg.EnvVar("KAFKA_WRONG_PASSWORD")},
 }
@@ -43,6 +46,8 @@ SECURITY: dict[str, Any] = {
     "sasl_password": dg.EnvVar("KAFKA_PASSWORD"),
     "ssl_ca_location": dg.EnvVar("KAFKA_CA"),
 }
+LINGER_S = 2.0
+"""Less than the sixth of the shortest time-out of a heartbeat above with which runs linger: they are killed then."""
 ASSETS = {"paired": ("first", "second")}
 
 
@@ -61,18 +66,37 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
     @dg.asset(name=f"{group}_{name}", required_resource_keys={batch_key})
     def work(context: dg.AssetExecutionContext) -> None:
         batch = getattr(context.resources, batch_key)
-        (folder / "working" / context.run.run_id).touch()
-        while (folder / "closed").exists():
-            time.sleep(0.1)
-        for failure in (folder / "failures").iterdir():
-            failure.unlink()
-            message = "the test wants this run to fail"
-            raise RuntimeError(message)
-        for range_ in batch.offset_ranges:
-            with (folder / "output" / f"{name}.{range_.key}").open("a") as output:
-                output.write(f"{context.run.run_id} {uuid.uuid4()}\n")
+        with _at_work(folder, name, [range_.key for range_ in batch.offset_ranges]):
+            (folder / "working" / context.run.run_id).write_text(str(os.getpid()))
+            while (folder / "closed").exists():
+                time.sleep(0.1)
+            for failure in (folder / "failures").iterdir():
+                failure.unlink()
+                message = "the test wants this run to fail"
+                raise RuntimeError(message)
+            for range_ in batch.offset_ranges:
+                with (folder / "output" / f"{name}.{range_.key}").open("a") as output:
+                    output.write(f"{context.run.run_id} {uuid.uuid4()}\n")
 
     return work
+
+
+@contextmanager
+def _at_work(folder: Path, name: str, keys: list[str]) -> Iterator[None]:
+    """Show that this process works on ranges, and note all others that do. One that is interrupted lingers if the test says so."""
+    mine = [folder / "at_work" / f"{name}.{key}.{os.getpid()}" for key in keys]
+    for path in mine:
+        path.touch()
+    for path in mine:
+        for other in path.parent.glob(f"{path.stem}.*"):
+            if other not in mine and Path("/proc", other.suffix[1:]).exists():
+                (folder / "company" / f"{path.name} beside {other.suffix[1:]}").touch()
+    try:
+        yield
+    finally:
+        time.sleep(LINGER_S if (folder / "lingers").exists() else 0.0)
+        for path in mine:
+            path.unlink()
 
 
 def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Definitions:
@@ -83,9 +107,8 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         topics=[group],
         group_protocol=protocol,
         max_records_per_range=10,
-        lease_s=20.0,
         client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"} if protocol == "classic" else {},
-        **{**(SECURITY if "KAFKA_PASSWORD" in os.environ else {}), **SETTINGS[scenario]},
+        **{"lease_s": 20.0, **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}), **SETTINGS[scenario]},
     )
     return build_kafka_batch_defs(
         kafka=kafka,
@@ -93,7 +116,7 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         name=group,
         kafka_key=f"kafka_{group}",
         batch_key=f"batch_{group}",
-        job_tags={"e2e/queue": group if scenario == "queued" else "free"},
+        job_tags={"e2e/queue": group if scenario in {"queued", "ended"} else "free"},
     )
 
 
