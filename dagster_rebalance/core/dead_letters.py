@@ -119,4 +119,7 @@ def _deleted(owned: OwnedPartition, range_: OffsetRange) -> str | None:
     """Why the records of a range cannot be read by anybody, so that the runs had to fail."""
     if owned.bounds is None:
         return None
-    return out_of_range(owned.partition, range_.start, owned.bounds) or out_of_range(owned.partition, range_.until, owned.bounds)
+    committed = owned.ledger.next_offset if owned.ledger else range_.start
+    return out_of_range(owned.partition, range_.start, owned.bounds) or out_of_range(
+        owned.partition, range_.until, owned.bounds, committed=committed
+    )

@@ -130,7 +130,7 @@ def judge(partition: TopicPartition, found: Found, foreign_metadata: ForeignMeta
     if read.log.topic_id and found.topic_id and read.log.topic_id != found.topic_id:
         return Refused(_made_anew(partition, stored.offset))
     if found.is_truncated:
-        return Refused(_truncated(partition, read.claimed_until))
+        return Refused(_truncated(partition, read.claimed_until, read.next_offset))
     problem = out_of_range(partition, read.next_offset, found.bounds)
     if problem is None:
         return read
@@ -138,8 +138,8 @@ def judge(partition: TopicPartition, found: Found, foreign_metadata: ForeignMeta
     return Refused(problem, stored if is_beyond and read.log.leader_epoch is None else None)
 
 
-def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str | None:
-    """Why reading cannot go on at `offset`, or None when Kafka has it."""
+def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds, *, committed: int | None = None) -> str | None:
+    """Why reading cannot go on at `offset`, or None when Kafka has it. `committed` is the offset of the group, if it is another one."""
     # Without the bounds: they change all the time, and each change would be a new reason to show.
     if offset < bounds.start:
         return (
@@ -147,7 +147,7 @@ def out_of_range(partition: TopicPartition, offset: int, bounds: Bounds) -> str 
             f"without them, {_reset(partition, '--to-earliest')}"
         )
     if offset > bounds.until:
-        return _truncated(partition, offset)
+        return _truncated(partition, offset, offset if committed is None else committed)
     return None
 
 
@@ -184,11 +184,13 @@ def _made_anew(partition: TopicPartition, offset: int) -> str:
     )
 
 
-def _truncated(partition: TopicPartition, offset: int) -> str:
+def _truncated(partition: TopicPartition, offset: int, committed: int) -> str:
+    # What is claimed and not committed has not been done: nobody may be told to go to the cut where that is behind it.
+    where = "<that offset>" if committed == offset else f"<that offset, or {committed} if that is lower>"
     return (
         f"{partition}: the group is at offset {offset}, but the log lost records before that offset: it was truncated, as an unclean "
         "election of a leader does, or the topic was deleted and made again. Records that were produced since have offsets that the "
-        f"group has passed. Find out which offset the log was cut at, then {_reset(partition, '--to-offset <that offset>')}"
+        f"group has passed. Find out which offset the log was cut at, then {_reset(partition, f'--to-offset {where}')}"
     )
 
 

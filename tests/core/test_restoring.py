@@ -162,6 +162,14 @@ def test_a_log_that_was_truncated_and_has_grown_again_unseen_is_refused() -> Non
     assert "the group is at offset 130, but the log lost records before that offset" in refused.reason
 
 
+def test_nobody_is_told_to_pass_over_what_is_claimed_and_not_done() -> None:
+    """The log may have been cut off behind the committed offset: from there to the cut all records are left."""
+    stored = encode(StoredPartition(120, (Claim(130, "b"),), LAST, Log(leader_epoch=3)))
+    refused = taken(stored, bounds=Bounds(0, 500, 4), is_truncated=True)
+    assert isinstance(refused, Refused)
+    assert "--to-offset <that offset, or 120 if that is lower>" in refused.reason
+
+
 @pytest.mark.parametrize(
     ("stored", "bounds"),
     [
