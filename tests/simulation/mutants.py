@@ -19,9 +19,11 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
 from dagster_rebalance.core.restoring import StartFrom, take_in
-from dagster_rebalance.core.runs import RunSeen, RunState, Succeeded, ToRequest
+from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Succeeded, ToRequest
 from dagster_rebalance.orchestration.pump import Pump
-from dagster_rebalance.testing.simulation import dagster_runs
+from dagster_rebalance.orchestration.storage import StorageWorker
+from dagster_rebalance.testing.simulation import run_life
+from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -39,7 +41,7 @@ def _age(pulse: Pulse, run: RunSeen) -> float:
 
 def no_start_check(patch: pytest.MonkeyPatch) -> None:
     """A run works without looking at its claim and at other runs."""
-    patch.setattr(dagster_runs, "refusal", lambda *_: None)
+    patch.setattr(run_life, "refusal", lambda *_: None)
 
 
 def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
@@ -191,6 +193,62 @@ def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Driver, "_end", end)
 
 
+def believe_dagster(patch: pytest.MonkeyPatch) -> None:
+    """A run is over as soon as Dagster shows it as ended, whoever said so."""
+    patch.setattr(RunSeen, "is_over", property(lambda _: True, lambda *_: None))
+
+
+def no_lease(patch: pytest.MonkeyPatch) -> None:
+    """A run that cannot reach Dagster's storage works on for as long as it likes."""
+    patch.setattr(run_life, "LEASE_S", float("inf"))
+
+
+def a_part_is_the_whole(patch: pytest.MonkeyPatch) -> None:
+    """A run that succeeded counts for all assets, whatever it left out."""
+    patch.setattr(runs_module, "lacking", lambda *_: ())
+
+
+def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
+    """A group without a committed offset is a new group, whatever Dagster has recorded."""
+    real = restoring_module.judge
+    patch.setattr(
+        restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, recorded_until=None), foreign)
+    )
+
+
+def created_is_queued(patch: pytest.MonkeyPatch) -> None:
+    """A run that was created and never submitted is waited for."""
+    real = runs_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+        found = real(range_, batch_id, runs, max_attempts=max_attempts)
+        return replace(found, unsubmitted=None) if isinstance(found, InFlight) else found
+
+    patch.setattr(driver_module, "progress_of", progress_of)
+
+
+def never_record_late(patch: pytest.MonkeyPatch) -> None:
+    """The commit of a member that went away before it recorded it is forgotten."""
+    patch.setattr(restoring_module, "_unrecorded", lambda *_: None)
+
+
+def wait_for_ever_for_the_storage(patch: pytest.MonkeyPatch) -> None:
+    """No other thread takes over where the storage hangs."""
+    patch.setattr(StorageWorker, "look_after", lambda _: None)
+
+
+def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    """A log that has grown again looks as if it had always been there."""
+    real = restoring_module.judge
+    patch.setattr(restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, is_truncated=False), foreign))
+
+
+def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
+    """A run that was deleted while it works is not known to anybody."""
+    patch.setattr(Pulse, "completed", lambda _self, runs, _batch_ids: tuple(runs))
+    patch.setattr(SimulatedDagster, "_shown_deleted", lambda self, run_id, _: replace(self.runs[run_id], is_refused=True))
+
+
 def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
     """Holds that have ended are not forgotten."""
     real, kept = Driver._end, []
@@ -204,24 +262,33 @@ def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    no_start_check: (5, "works on what r3 works on"),
-    no_read_before_write: (76, "overwrites what another application has stored"),
+    no_start_check: (3, "was materialised by"),
+    no_read_before_write: (167, "overwrites what another application has stored"),
     commit_of_a_failed_run: (3, "is committed, but no run has succeeded on it: it is lost"),
     drop_the_claims_on_a_commit: (2, "a claim is dropped without a commit"),
     forget_the_claims_of_the_former_owner: (1, "a claim is dropped without a commit"),
-    forget_the_epoch: (4, "was assigned twice without being given up"),
-    release_before_commit: (13, "back while r1 works on it"),
-    fence_before_drain: (13, "back while r1 works on it"),
-    commit_out_of_order: (2, "refusing to store"),
-    no_deadline: (109, "still holds orders-2, orders-3, 6 s behind the limit"),
+    forget_the_epoch: (12, "was assigned twice without being given up"),
+    release_before_commit: (7, "works on it"),
+    fence_before_drain: (18, "works on it"),
+    commit_out_of_order: (1, "refusing to store"),
+    no_deadline: (37, "behind the limit"),
     no_new_claims: (1, "does nothing about orders-0"),
-    deaf_pulse: (4, "was ended as dead although it works"),
-    ask_again_while_it_works: (5, "does nothing about"),
+    deaf_pulse: (5, "does nothing about"),
+    ask_again_while_it_works: (3, "does nothing about"),
     no_pulse: (3, "does nothing about"),
-    stopped_for_ever: (13, "does nothing about"),
-    ask_once: (3, "does nothing about"),
+    stopped_for_ever: (12, "does nothing about"),
+    ask_once: (7, "does nothing about"),
     without_a_word: (4, "but nothing of 'stopped"),
     begin_at_the_end: (1, "is in no successful run"),
     leave_with_an_open_hold: (1, "has left with holds above zero"),
+    believe_dagster: (7, "two live runs"),
+    no_lease: (16, "although it works and cannot give a sign of life"),
+    a_part_is_the_whole: (77, "but no run has succeeded on it"),
+    begin_anew_where_offsets_vanished: (108, "goes back"),
+    created_is_queued: (23, "does nothing about"),
+    never_record_late: (40, "is recorded 0 times"),
+    wait_for_ever_for_the_storage: (23, "does nothing about"),
+    believe_the_end_of_the_log: (60, "is in no successful run"),
+    forget_deleted_runs: (479, "two live runs"),
 }
 """Each with the seed that finds it, and words of what it finds."""

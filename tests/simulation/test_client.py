@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll() -> None:
     """It plays the whole port, so that a pump that commits so could be simulated, too."""
-    world, partition = World(32), TopicPartition(TOPIC, 0)
+    world, partition = World(2), TopicPartition(TOPIC, 0)
     world.clockwork.run(5)
     (process,) = world.processes
     stored = world.group.stored[partition]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.ownership import Change
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.testing.simulation.clockwork import Violation
 from dagster_rebalance.testing.simulation.coordinator import TOPIC
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.simulation.process import Process
 
 PARTITION = TopicPartition(TOPIC, 0)
-QUIET = 32
+QUIET = 2
 """A seed whose schedule has no faults."""
 
 
@@ -91,7 +92,7 @@ def test_a_second_run_at_work_on_the_same_offsets_is_seen(world: World) -> None:
 
 def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
     """Whoever reads the output would have them twice."""
-    start, until, _ = world.dagster.done[PARTITION][0]
+    start, until, _ = world.dagster.outputs.done[PARTITION][0]
     world.dagster.start("b", (OffsetRange(TOPIC, 0, start, until),))
     with pytest.raises(Violation, match="was materialised by"):
         world.dagster._succeed(list(world.dagster.runs)[-1])
@@ -99,9 +100,58 @@ def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
 
 def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None:
     """Also where no commit told."""
-    start, _, _ = world.dagster.done[PARTITION].pop(0)
-    with pytest.raises(Violation, match=f"orders-0: offset {start} is in no successful run"):
+    world.dagster.outputs.done[PARTITION] = [entry for entry in world.dagster.outputs.done[PARTITION] if entry[0] > 0]
+    with pytest.raises(Violation, match="orders-0: offset 0 is in no successful run"):
         world.check_all_is_done()
+
+
+def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
+    """People look for it in Dagster."""
+    world.check_is_recorded()
+    world.dagster.recorded[PARTITION].pop(0)
+    with pytest.raises(Violation, match="is recorded 0 times"):
+        world.check_is_recorded()
+
+
+def test_a_commit_that_is_recorded_twice_is_seen_at_the_end(world: World) -> None:
+    """Whoever counts would count twice."""
+    world.dagster.recorded[PARTITION].append(world.dagster.recorded[PARTITION][0])
+    with pytest.raises(Violation, match="is recorded 2 times"):
+        world.check_is_recorded()
+
+
+def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
+    """Nobody believes it any more."""
+    world.dagster.stopped[PARTITION], world.dagster.stopped_said_by = "an old reason", owner(world).incarnation
+    with pytest.raises(Violation, match="still says that orders-0 is stopped"):
+        world.check_nothing_is_shown_as_stopped()
+
+
+def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
+    """The check in Dagster is what people rely on."""
+    process = owner(world)
+    process.driver.partitions[PARTITION] = process.driver.partitions[PARTITION].changed(Change.STOP_CAUSED)
+    world._check_stops_are_shown()
+    world.clockwork.now += 100
+    with pytest.raises(Violation, match="the check in Dagster does not show it"):
+        world._check_stops_are_shown()
+
+
+def test_records_that_came_in_place_of_lost_ones_must_be_worked_off(world: World) -> None:
+    """A log that was cut off and has grown again looks as if it had always been there."""
+    world.is_calm = True  # nothing more is produced
+    end = world.group.ends[PARTITION]
+    world.cut_off(PARTITION, world.dagster.outputs.done[PARTITION][0][1] - 1)
+    world.group.ends[PARTITION] = end
+    with pytest.raises(Violation, match="is in no successful run: it is lost"):
+        world.check_all_is_done()
+
+
+def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: World) -> None:
+    """Nothing moves by itself: what the group had committed is remembered."""
+    world.vanished[PARTITION] = world.group.stored.pop(PARTITION)
+    with pytest.raises(Violation, match="goes back"):
+        commit(world, owner(world).member.member_id, OffsetAndMetadata(0))
 
 
 def test_a_violation_within_a_request_is_not_taken_for_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from dagster_rebalance.testing.simulation.coordinator import TOPIC
 from dagster_rebalance.testing.simulation.world import World
 
 MOVED, LEFT = TopicPartition(TOPIC, 0), TopicPartition(TOPIC, 1)
-SEED = 607
+SEED = 450
 """One member, two partitions, batches of both, and no faults but those of the test."""
 
 
@@ -32,7 +32,7 @@ def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_ref
     assert len(last.ranges) == 2
 
     world.group.starts[MOVED] = 5
-    world.move_offset(MOVED)
+    world.people.move_behind_what_is_deleted(MOVED)
     world.weather.runs_fail = 0.0
     while not world.is_settled():
         world.clockwork.run(1)

@@ -110,7 +110,9 @@ class SimulatedMember:
             raise Violation(msg)
         if not self._process.reaches("kafka", wait=not self.is_superseded):
             return _failed(offsets, BrokerError("no connection", retriable=True))
-        refusal = self._group.commit(self.member_id, self._epoch, offsets)
+        forbidden = offsets.keys() & self._group.forbidden
+        allowed = {partition: offset for partition, offset in offsets.items() if partition not in forbidden}
+        refusal = self._group.commit(self.member_id, self._epoch, allowed)
         if refusal is not None:
             self._process.tell(f"commit refused: {refusal.value}")
             if self.held and refusal is not Refusal.REBALANCING:
@@ -120,7 +122,7 @@ class SimulatedMember:
         if not self._process.reaches("kafka"):
             self._process.tell("the answer to a commit is lost")
             return _failed(offsets, BrokerError("no answer", retriable=True))
-        return CommitResult(frozenset(offsets))
+        return CommitResult(frozenset(allowed), dict.fromkeys(forbidden, BrokerError("the right is missing", retriable=False)))
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
         """Store at once; the next poll tells."""

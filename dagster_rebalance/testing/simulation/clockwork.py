@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dagster_rebalance.testing.simulation.hanging import Hanging
+
 _LINES_KEPT = 5_000
 
 
@@ -35,6 +37,7 @@ class Clockwork:
         self.trace: deque[str] = deque(maxlen=_LINES_KEPT)
         self.steps = 0
         self.check: Callable[[], None] = lambda: None
+        self.hanging: list[Hanging] = []
         self._queue: list[tuple[float, int, object, Callable[[], None]]] = []
         self._order = count()
         self._busy: list[object] = []
@@ -71,6 +74,11 @@ class Clockwork:
         self.now = max(self.now, until)
         for entry in waiting:
             heapq.heappush(self._queue, entry)
+
+    def stop(self) -> None:
+        """End what still hangs: nothing happens any more."""
+        for work in self.hanging:
+            work.give_up()
 
     def let_others(self, actor: object, seconds: float) -> None:
         """An actor waits; everybody else goes on."""

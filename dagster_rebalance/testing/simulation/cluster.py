@@ -44,14 +44,14 @@ class SimulatedCluster:
         return self.end_offsets(partitions, timeout_s)
 
     def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:  # noqa: ARG002 - the port's signature
-        """No election cuts a log off."""
+        """Whether the log lost records before a position."""
         self._process.must_reach("kafka")
-        return dict.fromkeys(positions, False)
+        return {partition: self._group.has_lost(partition, position) for partition, position in positions.items()}
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:  # noqa: ARG002 - the port's signature
-        """No topic is made again."""
+        """It tells a topic from another one of the same name."""
         self._process.must_reach("kafka")
-        return dict.fromkeys(topics, "simulated")
+        return dict.fromkeys(topics, self._group.topic_id)
 
     def offsets_for_times(
         self,

@@ -11,7 +11,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ClaimError
+from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -84,6 +86,11 @@ class Coordinator(ABC):
         self.starts = dict.fromkeys(self.partitions, 0)
         self.ends = dict.fromkeys(self.partitions, 0)
         self.leader_epochs = dict.fromkeys(self.partitions, 0)
+        self.topic_id = "simulated"
+        self.forbidden: set[TopicPartition] = set()
+        self.cuts: dict[TopicPartition, int] = {}
+        self.ever_cut: set[TopicPartition] = set()
+        self._led_from: dict[TopicPartition, list[tuple[int, int]]] = {partition: [] for partition in self.partitions}
         self.on_commit: Callable[[str, TopicPartition, OffsetAndMetadata | None, OffsetAndMetadata], None] | None = None
         self.meddled: set[TopicPartition] = set()
         self._joined = 0
@@ -102,8 +109,51 @@ class Coordinator(ABC):
         added = TopicPartition(TOPIC, len(self.partitions))
         self.partitions = (*self.partitions, added)
         self.starts[added] = self.ends[added] = self.leader_epochs[added] = 0
+        self._led_from[added] = []
         self.clockwork.tell("kafka", f"{added} was added")
         self.metadata_changed()
+
+    def elect(self, partition: TopicPartition) -> None:
+        """A partition gets a new leader."""
+        self.leader_epochs[partition] += 1
+        end = self.ends[partition]
+        known = [(epoch, start) for epoch, start in self._led_from[partition] if start <= end]
+        self._led_from[partition] = [*known, (self.leader_epochs[partition], end)]
+
+    def cut_off(self, partition: TopicPartition, at: int) -> None:
+        """The new leader lacks the last records, as in an unclean election."""
+        self.clockwork.tell("kafka", f"loses the records of {partition} from {at} to {self.ends[partition]}")
+        self.ends[partition] = at
+        self.cuts[partition] = min(at, self.cuts.get(partition, at))
+        self.ever_cut.add(partition)
+        self.elect(partition)
+
+    def make_topic_anew(self) -> None:
+        """The topic is deleted, with what groups have committed for it, and made again with as many partitions."""
+        self.topic_id += "-again"
+        self.clockwork.tell("kafka", f"deletes the topic; it is made again as {self.topic_id}")
+        self.stored.clear()
+        for partition in self.partitions:
+            self.starts[partition] = self.ends[partition] = self.leader_epochs[partition] = self.cuts[partition] = 0
+            self._led_from[partition].clear()
+            self.ever_cut.add(partition)
+
+    def has_lost(self, partition: TopicPartition, position: LogPosition) -> bool:
+        """Whether the log of a leader epoch does not reach an offset any more."""
+        epoch = self.leader_epochs[partition] if position.leader_epoch is None else position.leader_epoch
+        end = next((start for later, start in self._led_from[partition] if later > epoch), self.ends[partition])
+        return end < position.offset
+
+    def is_lost(self, partition: TopicPartition) -> bool:
+        """Whether the group has committed or claimed records that the log does not have any more, or has no offset."""
+        stored = self.stored.get(partition)
+        try:
+            read = decode(stored) if stored is not None else None
+        except ClaimError:
+            return False
+        if read is None or read.log.topic_id not in {"", self.topic_id}:
+            return True
+        return self.has_lost(partition, LogPosition(read.claimed_until, read.log.leader_epoch))
 
     def commit(self, member_id: str, epoch: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Refusal | None:
         """Store offsets of a member that is known, in its present epoch."""

@@ -1,114 +1,128 @@
-"""Dagster, as far as the member sees it: runs that queue, start, check, work, end, die or hang; retries and duplicates; what was recorded.
+"""Dagster, as far as the member sees it: its runs and their states, what was recorded, and what people and Dagster itself do to runs.
 
-Owns the life of each run and the output. The processes of the runs are real enough to be asked what matters: is it working now,
-and on what. It raises a `Violation` as soon as two runs work on, or have succeeded with, the same offset.
+Owns the word of Dagster, which is an opinion: it may show a run as ended whose process works, and as working whose process is gone. The
+processes, and what they wrote, are in `run_life`. A success that is not the only one on an offset is a `Violation`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.runs import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
-from dagster_rebalance.core.start_check import refusal
-from dagster_rebalance.testing.simulation.clockwork import Violation
+from dagster_rebalance.testing.simulation.run_life import RunLife
+from dagster_rebalance.testing.simulation.run_process import RunProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.testing.simulation.clockwork import Clockwork
     from dagster_rebalance.testing.simulation.coordinator import Coordinator
     from dagster_rebalance.testing.simulation.weather import Weather
 
-_BEAT_S = 2.0
+_ENDED_IN_DOUBT = frozenset({RunState.FAILED, RunState.CANCELED})
 
 
-@dataclass(slots=True)
-class RunProcess:
-    """The process of a run, which Dagster knows only from what it reports."""
-
-    is_working: bool = False
-    is_gone: bool = False
-    silent_since: float | None = None
-
-
-class SimulatedDagster:
+class SimulatedDagster(RunLife):
     """One Dagster instance."""
 
     def __init__(self, clockwork: Clockwork, group: Coordinator, weather: Weather) -> None:
-        self.runs: dict[str, RunSeen] = {}
-        self.processes: dict[str, RunProcess] = {}
-        self.done: dict[TopicPartition, list[tuple[int, int, str]]] = {}
+        super().__init__(clockwork, group, weather)
         self.recorded: dict[TopicPartition, list[RecordCommit]] = {}
         self.letters: dict[OffsetRange, StoreDeadLetter] = {}
         self.stopped: dict[TopicPartition, str] = {}
+        self.stopped_said_by = ""
         self.joined: list[str] = []
-        self._clockwork = clockwork
-        self._group = group
-        self._weather = weather
         self._keys: dict[str, str] = {}
         self._by_batch: dict[str, list[str]] = {}
 
+    # What sensors do
+
     def request(self, offer: Offer) -> None:
-        """A run request of a tick; a key that was seen starts nothing."""
-        if offer.run_key not in self._keys:
-            self._keys[offer.run_key] = self.create(offer.batch_id, offer.ranges, attempt=offer.attempt)
-        if self.runs[self._keys[offer.run_key]].state is RunState.CREATED and not self._clockwork.happens(self._weather.requests_break):
-            self._submit(self._keys[offer.run_key])
+        """A run request of a tick; a key of which there is a run starts no other."""
+        run_id = self._keys.get(offer.run_key)
+        if run_id is None or run_id in self.deleted:
+            run_id = self._keys[offer.run_key] = self.create(offer.batch_id, offer.ranges, attempt=offer.attempt)
+        if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(self._weather.requests_break):
+            self._submit(run_id)
 
-    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "") -> None:
-        """A run is created and submitted."""
-        self._submit(self.create(batch_id, ranges, parent_id=parent_id))
+    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "", assets: tuple[str, ...] = ()) -> None:
+        """A run is created and submitted: for all assets of the job unless some are named."""
+        self._submit(self.create(batch_id, ranges, parent_id=parent_id, assets=assets))
 
-    def _submit(self, run_id: str) -> None:
-        self._move(run_id, RunState.WAITING)
-        self._later(self._weather.queueing(), run_id, RunState.STARTING)
-
-    def create(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, attempt: int = 0, parent_id: str = "") -> str:
+    def create(
+        self, batch_id: str, ranges: tuple[OffsetRange, ...], *, attempt: int = 0, parent_id: str = "", assets: tuple[str, ...] = ()
+    ) -> str:
         """A run is created, and not submitted yet. Returns its id."""
         run_id = f"r{len(self.runs) + 1}"
-        self.runs[run_id] = RunSeen(run_id, batch_id, ranges, RunState.CREATED, attempt=attempt, parent_id=parent_id, has_started=False)
+        left_out = tuple(asset for asset in self._weather.assets if assets and asset not in assets)
+        self.runs[run_id] = RunSeen(
+            run_id,
+            batch_id,
+            ranges,
+            RunState.CREATED,
+            attempt=attempt,
+            parent_id=parent_id,
+            has_started=False,
+            left_out=left_out,
+        )
         self.processes[run_id] = RunProcess()
         self._by_batch.setdefault(batch_id, []).append(run_id)
-        self._clockwork.tell(run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{' (a retry)' if parent_id else ''}")
+        kind = f" (executes {parent_id} again{', without ' + ', '.join(left_out) if left_out else ''})" if parent_id else ""
+        self._clockwork.tell(run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{kind}")
         return run_id
 
-    def seen(self, batch_ids: Iterable[str], *, live_too: bool) -> tuple[RunSeen, ...]:
-        """What a look-up finds."""
+    # What members do
+
+    def seen(self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+        """What a look-up finds; a run that was deleted, by the note of its work on a claim."""
         found = {run_id for batch_id in batch_ids for run_id in self._by_batch.get(batch_id, ())}
         if live_too:
             found |= {run.run_id for run in self.runs.values() if run.state in LIVE}
-        return tuple(self._beating(run_id) for run_id in sorted(found, key=lambda run_id: int(run_id[1:])))
+        there = tuple(self._shown(run_id) for run_id in sorted(found - self.deleted, key=lambda run_id: int(run_id[1:])))
+        noted = {claim: self.notes[claim] for claim in claims if self.notes.get(claim) in self.deleted}
+        return (*there, *(self._shown_deleted(run_id, noted) for run_id in dict.fromkeys(noted.values())))
 
     def cancel(self, run_id: str, *, by_member: bool = True) -> None:
         """Cancel a run: one that waits is over at once, one that works is asked to stop, one that is being launched cannot be."""
         run = self.runs[run_id]
-        if run.state not in {*NOT_BEGUN, RunState.STARTED}:
+        if run_id in self.deleted or run.state not in {*NOT_BEGUN, RunState.STARTED}:
             return
         waits = run.state in NOT_BEGUN
         self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)
         if not waits:
             self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
 
-    def end_dead(self, run_id: str) -> None:
-        """End a run without a sign of life. Its Spark work is stopped first, so nothing of it goes on."""
-        if self.runs[run_id].state in LIVE:
-            if self.processes[run_id].is_working and self.processes[run_id].silent_since is None:
-                msg = f"{run_id} was ended as dead although it works and gives signs of life"
-                raise Violation(msg)
-            self._gone(run_id)
+    def end_dead(self, run_id: str, sign: str) -> bool:
+        """See to it that nothing of a run works: its Spark work is stopped, its process is killed where it is there."""
+        process, run = self.processes[run_id], self.runs[run_id]
+        if self._has_given_another(run_id, sign):
+            return False
+        self._must_be_dead(run_id)
+        process.is_working = False
+        if run_id not in self.deleted and run.state in LIVE:
+            # A process that is still on its way is not always there to be killed: it finds out when it looks whether it may work.
+            process.is_gone = process.is_gone or process.is_frozen or process.has_begun or self._clockwork.happens(0.5)
             self._move(run_id, RunState.FAILED)
+        return True
 
-    def die(self, run_id: str) -> None:
-        """The process of a run is killed; Dagster hears nothing."""
-        if not self.processes[run_id].is_gone:
-            self._clockwork.tell(run_id, "its process is killed")
-            self._silence(run_id)
-            self._gone(run_id)
+    def call_over(self, run_id: str, sign: str) -> bool:
+        """Mark a run as over, once it was ended."""
+        if self._has_given_another(run_id, sign):
+            return False
+        self._must_be_dead(run_id)
+        if run_id in self.deleted:
+            self.notes = {claim: noted for claim, noted in self.notes.items() if noted != run_id}
+        self.processes[run_id].is_over |= run_id not in self.deleted and self.runs[run_id].state is not RunState.SUCCEEDED
+        return True
+
+    def _has_given_another(self, run_id: str, sign: str) -> bool:
+        process = self.processes[run_id]
+        return process.has_begun and run_id not in self.deleted and str(process.beat(self._clockwork.now)) != sign
 
     def record(self, commit: RecordCommit) -> None:
         """Record a commit once."""
@@ -117,132 +131,53 @@ class SimulatedDagster:
         if rest is not None:
             known.append(rest)
 
-    def working(self) -> list[RunSeen]:
-        """The runs at work."""
-        return [self.runs[run_id] for run_id, process in self.processes.items() if process.is_working]
+    def forget(self, partition: TopicPartition, at: int) -> None:
+        """The same, and the letters."""
+        super().forget(partition, at)
+        self.letters = {
+            range_: letter for range_, letter in self.letters.items() if range_.topic_partition != partition or range_.until <= at
+        }
 
-    def is_busy(self, partition: TopicPartition) -> bool:
-        """Whether any run may still work on a partition."""
-        return any(
-            run.is_live and not self.processes[run.run_id].is_gone and any(r.topic_partition == partition for r in run.ranges)
-            for run in self.runs.values()
+    # What people and Dagster itself do
+
+    def mark_ended(self, run_id: str, state: RunState) -> None:
+        """A run is force-terminated, or run monitoring or the code server takes it for failed, whatever its process does."""
+        run = self.runs[run_id]
+        if run.state in LIVE and run_id not in self.deleted:
+            self._clockwork.tell("dagster", f"takes {run_id} for {state.value}")
+            self._move(run_id, state, awaits_retry=state is RunState.FAILED and self._will_retry(run_id))
+            self._notice(run_id)
+
+    def delete(self, run_id: str) -> None:
+        """A person deletes a run."""
+        self._clockwork.tell("a person", f"deletes {run_id}")
+        self.deleted.add(run_id)
+        self._notice(run_id)
+
+    def _submit(self, run_id: str) -> None:
+        self._move(run_id, RunState.WAITING)
+        self._clockwork.after(self._weather.queueing(), run_id, partial(self._launch, run_id))
+
+    def _shown_deleted(self, run_id: str, noted: Mapping[Claimed, str]) -> RunSeen:
+        process, ranges = self.processes[run_id], [range_ for (_, range_), other in noted.items() if other == run_id]
+        return RunSeen(
+            run_id,
+            self.runs[run_id].batch_id,
+            tuple(sorted(ranges)),
+            RunState.DELETED,
+            heartbeat=str(process.beat(self._clockwork.now)),
+            is_gone=process.has_finished or (process.is_gone and self._weather.same_machine),
+            is_over=False,
         )
 
-    def gives_signs(self, run_id: str) -> bool:
-        """Whether a run has a process that lives and shows it, or is about to get one: from the queue, or as a retry."""
-        process, run = self.processes[run_id], self.runs[run_id]
-        return run.awaits_retry or (process.silent_since is None and not process.is_gone)
-
-    # The life of a run
-
-    def _later(self, seconds: float, run_id: str, state: RunState) -> None:
-        self._clockwork.after(seconds, run_id, lambda: self._proceed(run_id, state))
-
-    def _proceed(self, run_id: str, state: RunState) -> None:
-        process, run = self.processes[run_id], self.runs[run_id]
-        if process.is_gone or run.state not in LIVE:
-            return
-        if state is RunState.STARTING:
-            self._move(run_id, RunState.STARTING)
-            if self._clockwork.happens(self._weather.runs_die / 2):
-                self.die(run_id)
-            if self._clockwork.happens(self._weather.launches_fail):
-                self._gone(run_id)
-                self._move(run_id, RunState.FAILED)
-                return
-            self._later(self._weather.launching(), run_id, RunState.STARTED)
-        elif run.state is RunState.STARTING:
-            self._move(run_id, RunState.STARTED, has_started=True)
-            self._clockwork.after(self._weather.reaching_its_check(), run_id, lambda: self._make_check(run_id))
-
-    def _make_check(self, run_id: str) -> None:
-        process = self.processes[run_id]
-        if process.is_gone:
-            return
-        me = self.runs[run_id]
-        others = self.seen([me.batch_id], live_too=False)
-        self._clockwork.let_others(run_id, self._weather.latency())
-        why_not = refusal(me, others, self._group.stored)
-        if self.processes[run_id].is_gone or self.runs[run_id].state not in LIVE:
-            return
-        if why_not is not None:
-            self._gone(run_id)
-            self._move(run_id, RunState.FAILED, is_refused=True, why=why_not)
-            return
-        self._must_be_alone(me)
-        process.is_working = True
-        self._clockwork.tell(run_id, "works")
-        self._clockwork.after(self._weather.working(), run_id, lambda: self._end(run_id))
-
-    def _must_be_alone(self, me: RunSeen) -> None:
-        for other in self.working():
-            if any(mine.overlaps(theirs) for mine in me.ranges for theirs in other.ranges):
-                msg = f"{me.run_id} works on what {other.run_id} works on: two live runs of {me.batch_id} and {other.batch_id}"
-                raise Violation(msg)
-
-    def _end(self, run_id: str) -> None:
-        process = self.processes[run_id]
-        if process.is_gone:
-            return
-        if self._clockwork.happens(self._weather.runs_die):
-            self.die(run_id)
-        elif process.silent_since is None and self._clockwork.happens(self._weather.runs_hang):
-            self._clockwork.tell(run_id, "hangs")
-            self._silence(run_id)
-            self._clockwork.after(self._clockwork.within(1, 60), run_id, lambda: self._end(run_id))
-        elif self._clockwork.happens(self._weather.runs_fail):
-            self._gone(run_id)
-            self._fail(run_id)
-        else:
-            self._succeed(run_id)
-
-    def _succeed(self, run_id: str) -> None:
-        """The output is there; Dagster may hear of it later."""
-        self._gone(run_id)
-        for range_ in self.runs[run_id].ranges:
-            done = self.done.setdefault(range_.topic_partition, [])
-            for start, until, other in done:
-                if start < range_.until and range_.start < until:
-                    msg = f"{range_} was materialised by {other} and by {run_id}"
-                    raise Violation(msg)
-            done.append((range_.start, range_.until, run_id))
-        self._clockwork.after(self._weather.reporting(), None, lambda: self._move(run_id, RunState.SUCCEEDED))
-
-    def _fail(self, run_id: str) -> None:
-        run = self.runs[run_id]
-        retries = run.state is RunState.STARTED and self._clockwork.happens(self._weather.runs_retry)
-        self._move(run_id, RunState.FAILED if run.state is RunState.STARTED else RunState.CANCELED, awaits_retry=retries)
-        if retries:
-            self._clockwork.after(self._clockwork.within(0.1, 15), None, lambda: self._retry(run_id))
-
-    def _retry(self, run_id: str) -> None:
-        run = self.runs[run_id]
-        if not self._clockwork.happens(self._weather.retries_lost):
-            self.start(run.batch_id, run.ranges, parent_id=run_id)
-        self.runs[run_id] = replace(run, awaits_retry=False)
-
-    def _stop(self, run_id: str) -> None:
-        if not self.processes[run_id].is_gone and self.runs[run_id].state is RunState.CANCELING:
-            self._gone(run_id)
-            self._move(run_id, RunState.CANCELED)
-
-    def _gone(self, run_id: str) -> None:
-        self.processes[run_id].is_gone = True
-        self.processes[run_id].is_working = False
-
-    def _silence(self, run_id: str) -> None:
-        if self.processes[run_id].silent_since is None:
-            self.processes[run_id].silent_since = self._clockwork.now
-
-    def _beating(self, run_id: str) -> RunSeen:
-        run = self.runs[run_id]
-        if run.state not in WORKING:
-            return run
-        silent_since = self.processes[run_id].silent_since
-        beat = int((self._clockwork.now if silent_since is None else silent_since) / _BEAT_S)
-        return replace(run, heartbeat=str(beat))
-
-    def _move(self, run_id: str, state: RunState, *, why: str = "", **marks: bool) -> None:
-        self.runs[run_id] = replace(self.runs[run_id], state=state, **marks)  # type: ignore[arg-type]  # flags of a run, by name
-        refused = f" (refused itself: {why})" if why else ""
-        self._clockwork.tell(run_id, f"{state.value}{refused}")
+    def _shown(self, run_id: str) -> RunSeen:
+        """A run as Dagster's storage has it, with the marks and signs of its process."""
+        run, process = self.runs[run_id], self.processes[run_id]
+        is_over = run.state not in _ENDED_IN_DOUBT or not process.has_begun or process.is_over
+        is_known_gone = process.has_begun and process.is_gone and self._weather.same_machine
+        return replace(
+            run,
+            heartbeat=str(process.beat(self._clockwork.now)) if process.has_begun and (run.state in WORKING or not is_over) else "",
+            is_gone=process.has_finished or is_known_gone,
+            is_over=is_over,
+        )

@@ -11,9 +11,10 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.runs import LIVE, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.simulation.process import Process
     from dagster_rebalance.testing.simulation.world import World
 
@@ -42,9 +43,19 @@ class Disturbances:
             self._a_sensor_goes_silent,
             self._another_application_commits,
             self._retention_is_faster,
+            self._an_offset_vanishes,
+            self._a_log_is_cut_off,
+            self._the_topic_is_made_anew,
+            self._a_right_is_taken_away,
             self._a_person_cancels_a_run,
             self._a_run_is_executed_again,
+            self._a_part_is_executed_again,
+            self._a_run_is_force_terminated,
+            self._a_run_is_taken_for_failed,
+            self._a_run_is_deleted,
             self._a_run_is_killed,
+            self._a_run_is_cut_off,
+            self._a_run_is_frozen,
         )
         self._later()
 
@@ -64,6 +75,7 @@ class Disturbances:
             self._repair(partition)
         for process in self._world.processes:
             process.is_connected = process.has_storage = True
+        self._world.group.forbidden.clear()
 
     def _anyone(self) -> Process | None:
         alive = [process for process in self._world.processes if not process.is_gone]
@@ -118,7 +130,7 @@ class Disturbances:
         group = self._world.group
         self._clockwork.tell("kafka", "elects new leaders")
         for partition in group.partitions:
-            group.leader_epochs[partition] += 1
+            group.elect(partition)
 
     def _storage_goes_away(self) -> None:
         for process in self._world.processes:
@@ -161,21 +173,106 @@ class Disturbances:
             return
         group.starts[partition] = group.ends[partition]
         self._clockwork.tell("kafka", f"retention deletes {partition} up to {group.starts[partition]}")
-        self._clockwork.after(self._clockwork.within(1, 12), None, lambda: world.move_offset(partition))
+        self._clockwork.after(self._clockwork.within(1, 12), None, lambda: world.people.move_behind_what_is_deleted(partition))
+
+    def _an_offset_vanishes(self) -> None:
+        """Kafka drops what a group has committed, as after its retention of offsets; later a person commits it again."""
+        group = self._world.group
+        partition = self._clockwork.chance.choice(group.partitions)
+        stored = group.stored.get(partition)
+        is_known = bool(self._world.dagster.recorded.get(partition))
+        if (
+            stored is None
+            or not is_known
+            or partition in self._foreign
+            or group.starts[partition] > stored.offset
+            or self._clockwork.is_nested
+        ):
+            return
+        self._clockwork.tell("kafka", f"drops the committed offset of {partition}")
+        group.meddled.add(partition)
+        del group.stored[partition]
+        self._world.vanished[partition] = stored
+        self._clockwork.after(self._clockwork.within(2, 15), None, lambda: self._world.people.commit_again(partition))
+
+    def _a_log_is_cut_off(self) -> None:
+        """A replica that lacks the last records becomes the leader; what is produced from then on gets their offsets."""
+        group = self._world.group
+        partition = self._clockwork.chance.choice(group.partitions)
+        start, end = max(group.starts[partition], group.ends[partition] - 15), group.ends[partition]
+        if start < end and not self._clockwork.is_nested:
+            self._world.cut_off(partition, self._clockwork.chance.randrange(start, end))
+
+    def _the_topic_is_made_anew(self) -> None:
+        """By whoever does not know of the group."""
+        if self._clockwork.happens(0.1) and not self._foreign and not self._clockwork.is_nested:
+            self._world.make_topic_anew()
+
+    def _a_right_is_taken_away(self) -> None:
+        """Kafka refuses for good what is written for one partition, until somebody gives the right back."""
+        forbidden = self._world.group.forbidden
+        partition = self._clockwork.chance.choice(self._world.group.partitions)
+        self._clockwork.tell("kafka", f"takes no offset of {partition} any more")
+        forbidden.add(partition)
+        self._clockwork.after(self._clockwork.within(2, 25), None, lambda: forbidden.discard(partition))
 
     def _a_person_cancels_a_run(self) -> None:
-        live = [run.run_id for run in self._world.dagster.runs.values() if run.state in LIVE]
-        if live:
-            self._world.dagster.cancel(self._clockwork.chance.choice(live), by_member=False)
+        run = self._any_of(run for run in self._shown() if run.state in LIVE)
+        if run is not None:
+            self._world.dagster.cancel(run.run_id, by_member=False)
 
     def _a_run_is_executed_again(self) -> None:
         """From Dagster's page: whatever became of it, and although its batch may be done."""
-        ended = [run for run in self._world.dagster.runs.values() if run.state in {RunState.FAILED, RunState.SUCCEEDED, RunState.CANCELED}]
-        if ended:
-            run = self._clockwork.chance.choice(ended[-5:])
+        run = self._any_of([run for run in self._shown() if run.state not in LIVE][-5:])
+        if run is not None:
             self._world.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)
 
+    def _a_part_is_executed_again(self) -> None:
+        """A person selects one of the assets."""
+        run = self._any_of([run for run in self._shown() if run.state in {RunState.FAILED, RunState.CANCELED}][-3:])
+        if run is not None:
+            asset = self._clockwork.chance.choice(self._world.weather.assets)
+            self._world.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id, assets=(asset,))
+
+    def _a_run_is_force_terminated(self) -> None:
+        """A person lets Dagster show it as cancelled without waiting for its process."""
+        run = self._any_of(run for run in self._shown() if run.state in LIVE)
+        if run is not None:
+            self._world.dagster.mark_ended(run.run_id, RunState.CANCELED)
+
+    def _a_run_is_taken_for_failed(self) -> None:
+        """Run monitoring is wrong about a run."""
+        run = self._any_of(self._world.dagster.working())
+        if run is not None:
+            self._world.dagster.mark_ended(run.run_id, RunState.FAILED)
+
+    def _a_run_is_deleted(self) -> None:
+        """Any of the last ones, in any state."""
+        run = self._any_of(self._shown()[-8:])
+        if run is not None:
+            self._world.dagster.delete(run.run_id)
+
+    # Processes of runs
+
     def _a_run_is_killed(self) -> None:
-        working = self._world.dagster.working()
-        if working:
-            self._world.dagster.die(self._clockwork.chance.choice(working).run_id)
+        run = self._any_of(self._world.dagster.working())
+        if run is not None:
+            self._world.dagster.die(run.run_id)
+
+    def _a_run_is_cut_off(self) -> None:
+        run = self._any_of(self._world.dagster.working())
+        if run is not None:
+            self._world.dagster.cut_off(run.run_id, self._clockwork.within(1, 40))
+
+    def _a_run_is_frozen(self) -> None:
+        run = self._any_of(self._world.dagster.working())
+        if run is not None:
+            self._world.dagster.freeze(run.run_id, self._clockwork.within(1, 40))
+
+    def _shown(self) -> list[RunSeen]:
+        dagster = self._world.dagster
+        return [run for run_id, run in dagster.runs.items() if run_id not in dagster.deleted]
+
+    def _any_of(self, runs: Iterable[RunSeen]) -> RunSeen | None:
+        found = list(runs)
+        return self._clockwork.chance.choice(found) if found else None

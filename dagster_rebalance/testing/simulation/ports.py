@@ -32,11 +32,11 @@ class SimulatedLedger:
         batch_ids: Iterable[str],
         *,
         live_too: bool = False,
-        claims: Iterable[Claimed] = (),  # noqa: ARG002 - nobody deletes runs here
+        claims: Iterable[Claimed] = (),
     ) -> tuple[RunSeen, ...]:
         """All runs of the batches, and all live ones if wanted: as they were before the answer was on its way."""
         self._process.must_reach("dagster")
-        found = self._dagster.seen(batch_ids, live_too=live_too)
+        found = self._dagster.seen(batch_ids, live_too=live_too, claims=claims)
         self._process.must_reach("dagster")
         return found
 
@@ -50,11 +50,13 @@ class SimulatedLedger:
         self._process.must_reach("dagster")
         self._dagster.cancel(run_id)
 
-    def end_dead(self, run_id: str, sign: str) -> bool:  # noqa: ARG002 - none begins so late
-        """End a run without a sign of life."""
+    def end_dead(self, run_id: str, sign: str) -> bool:
+        """End a run without another sign of life, before that or after it."""
         self._process.must_reach("dagster")
-        self._dagster.end_dead(run_id)
-        return True
+        if not self._dagster.end_dead(run_id, sign):
+            return False
+        self._process.must_reach("dagster")
+        return self._dagster.call_over(run_id, sign)
 
 
 class SimulatedCatalogue:
@@ -87,7 +89,8 @@ class SimulatedCatalogue:
 
     def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
         """Show what is stopped."""
-        self._dagster.stopped = dict(stopped)
+        self._process.must_reach("dagster")
+        self._dagster.stopped, self._dagster.stopped_said_by = dict(stopped), self._process.incarnation
 
     def record_joined(self) -> None:
         """This process is the newest."""
@@ -136,17 +139,18 @@ class SimulatedDeadLetters:
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter
             clockwork = self._process.clockwork
-            clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter))
+            losses = self._dagster.outputs.losses(letter.range.topic_partition)
+            clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter, losses))
 
     def answers(self) -> tuple[DeadLetterStored | DeadLetterFailed, ...]:
         """What became of the letters."""
         ended, self._ended = tuple(self._ended), []
         return ended
 
-    def _end(self, letter: StoreDeadLetter) -> None:
+    def _end(self, letter: StoreDeadLetter, losses: int) -> None:
         lost = self._process.clockwork.happens(self._process.weather.lost_requests)
         stored = not lost or self._process.clockwork.happens(0.5)
-        if stored:
+        if stored and losses == self._dagster.outputs.losses(letter.range.topic_partition):
             self._dagster.letters[letter.range] = letter
         del self._under_way[letter.range.key]
         self._ended.append(DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter))

@@ -15,11 +15,11 @@ from dagster_rebalance.core.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
-from dagster_rebalance.orchestration.run_ender import at_once
 from dagster_rebalance.testing.simulation.client import SimulatedMember
 from dagster_rebalance.testing.simulation.clockwork import Violation
 from dagster_rebalance.testing.simulation.cluster import SimulatedCluster
 from dagster_rebalance.testing.simulation.coordinator import TOPIC
+from dagster_rebalance.testing.simulation.hanging import Hanging
 from dagster_rebalance.testing.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedLedger
 
 if TYPE_CHECKING:
@@ -43,6 +43,11 @@ _CONFIG = {
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
 }
 _LONG_S = 1.0
+_HANGS_S = (5.0, 20.0, 130.0)
+_ANSWERED_WITHIN_S = 10.0
+"""An answer that takes longer never comes: the connection was lost."""
+_HANG_IS_BORNE_S = 80.0
+"""After so long a member has to go on over a new connection."""
 
 
 class ProcessKilledError(BaseException):
@@ -101,6 +106,8 @@ class Process:
         self.after_turn: Callable[[Process], None] = lambda _: None
         self.start_another: Callable[[], None] = lambda: None
         self._killed = False
+        self._hanging: Hanging | None = None
+        self._hangs_since: float | None = None
         self._dagster = dagster
         self._group = group
         self._waits_for: dict[TopicPartition, frozenset[str]] = {}
@@ -126,7 +133,7 @@ class Process:
             topics=[TOPIC],
             clock=self.clock,
             dead_letters=cast("DeadLetters", self.letters) if weather.settings.dead_letter_topic else None,
-            start=at_once,
+            start=self._begin_work,
         )
         self.pump = _SteppedPump(parts, self.mailbox)
         self.pump.begin()
@@ -148,7 +155,8 @@ class Process:
     @property
     def is_served(self) -> bool:
         """Whether ticks come, and all its backends are there."""
-        return not self.is_retired and self.is_connected and self.has_storage
+        is_borne = self._hangs_since is not None and self.clockwork.now - self._hangs_since < _HANG_IS_BORNE_S
+        return not self.is_retired and self.is_connected and self.has_storage and not is_borne
 
     @property
     def has_left(self) -> bool:
@@ -220,6 +228,8 @@ class Process:
 
     def reaches(self, backend: str, *, wait: bool = True) -> bool:
         """Whether a request or its answer arrives; meanwhile the others go on, and this process may be stopped or killed."""
+        if self._hanging is not None:
+            return self._reaches_late(self._hanging)
         if wait:
             asked_at = self.clockwork.now
             self.clockwork.let_others(self, self._stall())
@@ -246,6 +256,41 @@ class Process:
         if clockwork.happens(self.weather.stalls / 20):
             self.pause(clockwork.within(2, 20))
         return clockwork.within(0, 4) if clockwork.happens(self.weather.stalls) else self.weather.latency() / 4
+
+    # Storage that hangs
+
+    def _begin_work(self, name: str, work: Callable[[], None]) -> None:
+        """The pump does not wait for what it asks of the storage; it matters only where the answer takes long."""
+        if name == "storage" and self._hangs_since is None and self.clockwork.happens(self.weather.storage_hangs):
+            self._hangs_since = self.clockwork.now
+            hanging = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(hanging, go_on))
+            hanging.go_on()
+        else:
+            work()
+
+    def _in_hanging(self, hanging: Hanging, go_on: Callable[[], None]) -> None:
+        before, self._hanging = self._hanging, hanging
+        try:
+            go_on()
+        except ProcessKilledError:
+            pass
+        finally:
+            self._hanging = before
+
+    def _reaches_late(self, hanging: Hanging) -> bool:
+        """Whether an answer comes at all; the first one takes long."""
+        seconds = 0.0
+        if self._hangs_since == self.clockwork.now:
+            seconds = self.clockwork.chance.choice(_HANGS_S)
+            self.tell(f"the storage does not answer it for {seconds:.0f} s")
+        hanging.wait(seconds)
+        while self.is_paused and not self._killed:
+            hanging.wait(1.0)
+        if self._killed:
+            raise ProcessKilledError
+        if seconds:
+            self._hangs_since, self.awake_since = None, self.clockwork.now
+        return self.has_storage and seconds < _ANSWERED_WITHIN_S
 
     # What it does
 

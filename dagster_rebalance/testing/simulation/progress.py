@@ -103,10 +103,8 @@ class Progress:
             case InFlight(unsubmitted=RunSeen()):
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 yield Wait(f"for {span} is created but not submitted", self._slack_s + late_s)
-            case InFlight(run_ids, waiting, launching):
-                is_queued, is_unstarted = set(run_ids) <= set(waiting), set(run_ids) <= {*waiting, *launching}
-                starts = f"for {span} waits in Dagster's queue" if is_queued else f"for {span}: being launched"
-                yield Wait(starts if is_unstarted else f"works on {span}", self._limit_of_runs(run_ids))
+            case InFlight():
+                yield Wait(_said_of(entry.progress, span), self._limit_of_runs(entry.progress.run_ids))
             case GaveUp():
                 is_tried_again = owned.letter is not None and bool(owned.letter.problem)
                 yield Wait(f"failed on {span}", FOR_OTHERS if is_tried_again or not is_first else self._slack_s)
@@ -124,15 +122,18 @@ class Progress:
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
         """For as long as one of them lives. One whose process gives no more signs is to be ended by the member."""
-        live = [run_id for run_id in run_ids if self._dagster.runs[run_id].is_live]
-        if any(self._dagster.gives_signs(run_id) for run_id in live):
+        if any(self._dagster.gives_signs(run_id) for run_id in run_ids):
             return FOR_OTHERS
         pulse = self._weather.settings.pulse
-        return self._slack_s + (max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if live else 0.0)
+        in_doubt = any(self._dagster.is_in_doubt(run_id) for run_id in run_ids)
+        return self._slack_s + (max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if in_doubt else 0.0)
 
     def _is_stopped_rightly(self, owned: OwnedPartition) -> bool:
+        if owned.partition in self._group.forbidden:
+            return True
         if owned.ledger is None:
-            return is_foreign(self._group.stored.get(owned.partition)) or self._is_out_of_range(owned.partition)
+            stored = self._group.stored.get(owned.partition)
+            return stored is None or is_foreign(stored) or self._is_out_of_range(owned.partition) or self._group.is_lost(owned.partition)
         most = self._weather.settings.max_attempts
         for entry in owned.entries:
             runs = self._dagster.seen([entry.batch_id], live_too=False)
@@ -143,6 +144,18 @@ class Progress:
     def _is_out_of_range(self, partition: TopicPartition) -> bool:
         stored = self._group.stored.get(partition)
         return stored is not None and not self._group.starts[partition] <= stored.offset <= self._group.ends[partition]
+
+
+def _said_of(progress: InFlight, span: str) -> str:
+    """What a partition has to say of the runs of one of its ranges."""
+    run_ids, waiting = set(progress.run_ids), set(progress.waiting)
+    if run_ids <= waiting:
+        return f"for {span} waits in Dagster's queue"
+    if run_ids <= {*waiting, *progress.launching}:
+        return f"for {span}: being launched"
+    if run_ids <= set(progress.deleted):
+        return f"for {span} was deleted from Dagster"
+    return f"for {span} has ended in Dagster" if run_ids <= set(progress.unconfirmed) else f"works on {span}"
 
 
 def _is_offered(driver: Driver, entry: Entry) -> bool:

@@ -22,6 +22,7 @@ _ROUGH_S = 40.0
 _STANDSTILL_S = 600.0
 _LEAVING_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 3.0
+_SHOWN_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,8 @@ def play(seed: int, *, rough_s: float = _ROUGH_S) -> Played:
     except Violation as found:
         violation = str(found)
         world.clockwork.tell("VIOLATION", violation)
+    finally:
+        world.clockwork.stop()
     return Played(
         seed,
         violation,
@@ -76,6 +79,10 @@ def _play(world: World, rough_s: float) -> None:
             raise Violation(msg)
         clockwork.run(_LOOK_EVERY_S)
     world.check_all_is_done()
+    world.check_is_recorded()
+    if world.dagster.stopped:
+        clockwork.run(_SHOWN_WITHIN_S)
+    world.check_nothing_is_shown_as_stopped()
     world.leave()
     end = clockwork.now + _LEAVING_AT_MOST_S
     # Kafka forgets a member that was killed only when its session has timed out.

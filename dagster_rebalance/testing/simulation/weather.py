@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
+from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.setbacks import RetryPace
@@ -36,6 +36,7 @@ class Weather:
     lost_requests: float
     lost_answers: float
     stalls: float
+    storage_hangs: float
     overtaken: float
     runs_fail: float
     runs_die: float
@@ -45,6 +46,11 @@ class Weather:
     late_requests: float
     requests_break: float
     launches_fail: float
+    checks_fail: float
+    deaths_noticed: float
+    spark_outlives: bool
+    same_machine: bool
+    assets: tuple[str, ...]
     slow_runs: bool
     is_calm: bool = False
 
@@ -66,6 +72,7 @@ class Weather:
             lost_requests=often(0.08),
             lost_answers=often(0.3),
             stalls=often(0.06),
+            storage_hangs=often(0.01),
             overtaken=often(0.4),
             runs_fail=often(0.4),
             runs_die=often(0.12),
@@ -75,13 +82,22 @@ class Weather:
             late_requests=often(0.4),
             requests_break=often(0.2),
             launches_fail=often(0.2),
+            checks_fail=often(0.1),
+            deaths_noticed=chance.choice((0.0, 0.7, 1.0)),
+            spark_outlives=clockwork.happens(0.5),
+            same_machine=clockwork.happens(0.5),
+            assets=("orders", "totals")[: chance.randint(1, 2)],
             slow_runs=clockwork.happens(0.4),
         )
 
     def calm(self) -> None:
         """From now on everything works."""
-        self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.overtaken = self.late_requests = 0.0
-        self.requests_break = self.launches_fail = self.runs_fail = self.runs_die = self.runs_hang = self.retries_lost = 0.0
+        self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.storage_hangs = self.overtaken = self.late_requests = (
+            0.0
+        )
+        self.requests_break = self.launches_fail = self.checks_fail = self.runs_fail = self.runs_die = self.runs_hang = (
+            self.retries_lost
+        ) = 0.0
         self.slow_runs, self.is_calm = False, True
 
     def latency(self) -> float:
@@ -97,8 +113,8 @@ class Weather:
         return self._run_takes(0.1, 3.0 if self.slow_runs else 1.0)
 
     def reaching_its_check(self) -> float:
-        """How long a started run takes until it looks at its claim."""
-        return self.clockwork.within(0.0, 12.0 if self.clockwork.happens(self.stalls * 3) else 0.8)
+        """How long a started run takes until it gives its first sign and looks at its claim; sometimes too long for a member."""
+        return self.clockwork.within(0.0, 20.0 if self.clockwork.happens(self.stalls * 3) else 0.8)
 
     def working(self) -> float:
         """How long a run works."""
@@ -128,6 +144,7 @@ def _settings(clockwork: Clockwork) -> DriverSettings:
         ),
         budget=HoldBudget(HOLD_LIMIT_S, 3.0),
         on_deadline=chance.choice(tuple(DeadlinePolicy)),
+        on_leave=chance.choice(tuple(LeavePolicy)),
         on_lost=chance.choice(tuple(LossPolicy)),
         max_attempts=chance.randint(1, 4),
         dead_letter_topic=chance.choice((None, None, "dead")),
@@ -135,5 +152,6 @@ def _settings(clockwork: Clockwork) -> DriverSettings:
         plan_patience_s=8.0,
         recheck_s=5.0,
         pulse=Pulse(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
+        record_every_s=chance.choice((0.0, 0.0, 4.0)),
         pace=RetryPace(first_s=0.5, limit_s=10.0),
     )

@@ -5,23 +5,26 @@ Owns what is checked as soon as it happens (a commit, a hold, a partition that s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.explain import explain_partition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import LIVE, GaveUp
 from dagster_rebalance.testing.simulation.classic import ClassicGroup
 from dagster_rebalance.testing.simulation.clockwork import Clockwork, Violation
 from dagster_rebalance.testing.simulation.consumer_protocol import ConsumerGroup
 from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
 from dagster_rebalance.testing.simulation.disturbances import Disturbances
+from dagster_rebalance.testing.simulation.people import People
 from dagster_rebalance.testing.simulation.process import Process
 from dagster_rebalance.testing.simulation.progress import Progress, is_foreign
 from dagster_rebalance.testing.simulation.weather import MAX_POLL_S, SESSION_S, Weather
 
 _HOLD_SLACK_S = 6.0
+_SHOWN_WITHIN_S = 40.0
+"""A stop is shown at most every ten seconds, and each request for it may be lost."""
 _MOST_SIDES = 3
 
 
@@ -38,6 +41,9 @@ class World:
         self.processes: list[Process] = []
         self.is_calm = False
         self.deleted: set[OffsetRange] = set()
+        self.vanished: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._committed: list[OffsetRange] = []
+        self._stopped_since: dict[TopicPartition, float] = {}
         self._progress = Progress(self.group, self.dagster, self.weather)
         self._batch_ids = count(1)
         self._incarnations = count(1)
@@ -49,7 +55,7 @@ class World:
         self._disturbances = Disturbances(self)
         self._look_at_clocks()
         self._produce()
-        self._person_looks()
+        self.people = People(self)
 
     def _coordinator(self) -> ClassicGroup | ConsumerGroup:
         partitions = self.weather.partitions
@@ -102,19 +108,28 @@ class World:
                 if process.incarnation[0] == side:
                     process.leave()
 
-    def move_offset(self, partition: TopicPartition) -> None:
-        """A person moves the committed offset behind what was deleted and what is done, once nothing works there any more."""
-        stored, start = self.group.stored[partition], self.group.starts[partition]
-        if stored.offset >= start:
-            return
-        if self.clockwork.is_nested or self.dagster.is_busy(partition) or is_foreign(stored):
-            self.clockwork.after(2.0, None, lambda: self.move_offset(partition))
-            return
-        moved = max([start, *(until for _, until, _ in self.dagster.done.get(partition, ()))])
-        self.deleted.add(OffsetRange(partition.topic, partition.partition, stored.offset, moved))
-        self.group.stored[partition] = OffsetAndMetadata(moved)
-        self.group.meddled.add(partition)
-        self.clockwork.tell("a person", f"moves {partition} to {moved}")
+    def cut_off(self, partition: TopicPartition, at: int) -> None:
+        """A log loses its records from an offset on, and others will have their offsets."""
+        self.group.cut_off(partition, at)
+        self.forget(partition, at)
+
+    def make_topic_anew(self) -> None:
+        """The topic is deleted and made again."""
+        self.group.make_topic_anew()
+        self.vanished.clear()
+        for partition in self.group.partitions:
+            self.forget(partition, 0)
+
+    def forget(self, partition: TopicPartition, at: int) -> None:
+        """What was done from an offset on says nothing about the records that come in their place."""
+        self.dagster.forget(partition, at)
+        others = {range_ for range_ in self.deleted if range_.topic_partition != partition}
+        mine = {range_ for range_ in self.deleted if range_.topic_partition == partition and range_.start < at}
+        self.deleted = others | {replace(range_, until=min(range_.until, at)) for range_ in mine}
+
+    def forget_unrecorded(self, partition: TopicPartition) -> None:
+        """A person has moved an offset: what was not recorded by then need not be."""
+        self._committed = [done for done in self._committed if done.topic_partition != partition or self._times_recorded(done)]
 
     # What goes on by itself
 
@@ -128,23 +143,6 @@ class World:
             self.group.ends[partition] += self.clockwork.chance.randint(1, 25)
             self.clockwork.after(self.clockwork.within(0.3, 5.0), None, self._produce)
 
-    def _person_looks(self) -> None:
-        """Where a partition is stopped by failed runs, the last one is executed again, once its cause is mended."""
-        for process in self.processes:
-            for owned in process.driver.partitions.values():
-                blocked = owned.ledger.blocked if owned.ledger is not None and not process.is_gone else None
-                if owned.phase is Phase.STOPPED and blocked is not None and isinstance(blocked[1], GaveUp):
-                    self._execute_again(blocked[1].run_id)
-        self.clockwork.after(5.0, None, self._person_looks)
-
-    def _execute_again(self, run_id: str) -> None:
-        """As Dagster's page does it: with all ranges of the run, also where some of them are done, or were given up by moving an offset."""
-        run = self.dagster.runs[run_id]
-        batch = [other for other in self.dagster.runs.values() if other.batch_id == run.batch_id]
-        if not any(other.state in LIVE or other.awaits_retry for other in batch):
-            self.clockwork.tell("a person", f"executes {run_id} again")
-            self.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)
-
     # What is promised
 
     def _check_commit(self, member_id: str, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
@@ -157,19 +155,24 @@ class World:
             msg = f"{member_id} overwrites what another application has stored for {partition}: {before}"
             raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
+        # A write that was on its way when Kafka dropped the offset brings it back; it must go on from there all the same.
+        before = self.vanished.pop(partition, None) if before is None else before
         if before is None:
             return
         if new.offset < before.offset:
             msg = f"{partition} goes back from {before.offset} to {new.offset}"
             raise Violation(msg)
         if new.offset > before.offset:
-            self._check_covered(OffsetRange(partition.topic, partition.partition, before.offset, new.offset))
+            committed = OffsetRange(partition.topic, partition.partition, before.offset, new.offset)
+            if partition not in self.group.cuts:  # what was done may have been with the records before: the end shows what was not
+                self._check_covered(committed)
+            self._committed.append(committed)
         if not {claim for claim in decode(before).claims if claim.until > new.offset} <= set(decode(new).claims):
             msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
             raise Violation(msg)
 
     def _check_covered(self, range_: OffsetRange) -> None:
-        done = self.dagster.done.get(range_.topic_partition, [])
+        done = self.dagster.outputs.done.get(range_.topic_partition, [])
         letters = [(letter.start, letter.until) for letter in self.dagster.letters if letter.topic_partition == range_.topic_partition]
         if not any((start, until) == (range_.start, range_.until) for start, until in [*((s, u) for s, u, _ in done), *letters]):
             msg = f"{range_} is committed, but no run has succeeded on it: it is lost"
@@ -203,6 +206,19 @@ class World:
                     msg = f"{process} does nothing about {said}"
                     raise Violation(msg)
         process.waits_since = waits_since
+        self._check_stops_are_shown()
+
+    def _check_stops_are_shown(self) -> None:
+        """The check in Dagster is what people rely on."""
+        now = self.clockwork.now
+        served = [process for process in self.processes if process.is_served and not process.is_gone and not process.is_paused]
+        stopped = {owned.partition for process in served for owned in process.driver.partitions.values() if owned.phase is Phase.STOPPED}
+        self._stopped_since = {partition: self._stopped_since.get(partition, now) for partition in stopped - self.dagster.stopped.keys()}
+        awake_since = max((process.awake_since for process in served), default=now)
+        for partition, since in self._stopped_since.items():
+            if now - max(since, awake_since) > _SHOWN_WITHIN_S:
+                msg = f"{partition} is stopped for {now - since:.0f} s, and the check in Dagster does not show it"
+                raise Violation(msg)
 
     # The end
 
@@ -255,16 +271,40 @@ class World:
     def check_all_is_done(self) -> None:
         """Every offset is in exactly one successful run, in a dead letter, or was deleted; every commit is recorded."""
         for partition in self.group.partitions:
-            covered = [(start, until) for start, until, _ in self.dagster.done.get(partition, [])]
+            covered = [(start, until) for start, until, _ in self.dagster.outputs.done.get(partition, [])]
             covered += [(r.start, r.until) for r in {*self.dagster.letters, *self.deleted} if r.topic_partition == partition]
             at = 0
             for start, until in sorted(covered):
                 if start > at:
                     break
                 at = max(at, until)
-            if at != self.group.ends[partition]:
+            # A letter may be about records of a log that was gone by then.
+            if at < self.group.ends[partition]:
                 msg = f"{partition}: offset {at} is in no successful run: it is lost"
                 raise Violation(msg)
+
+    def check_is_recorded(self) -> None:
+        """Each commit is recorded once, alone or joined with others."""
+        # Where a log was cut off, other commits have had the same offsets.
+        for committed in (range_ for range_ in self._committed if range_.topic_partition not in self.group.ever_cut):
+            times = self._times_recorded(committed)
+            if times != 1:
+                msg = f"the commit of {committed} is recorded {times} times"
+                raise Violation(msg)
+
+    def _times_recorded(self, committed: OffsetRange) -> int:
+        ranges = [record.range for record in self.dagster.recorded.get(committed.topic_partition, ()) if record.range.overlaps(committed)]
+        # A next owner records what was joined as one.
+        covered = any(range_.start <= committed.start and committed.until <= range_.until for range_ in ranges)
+        return len(ranges) if covered else 0
+
+    def check_nothing_is_shown_as_stopped(self) -> None:
+        """Once everything is worked off. What a member said last that was suspended, and has left since, stands until the next news."""
+        if all(process.is_gone or process.incarnation != self.dagster.stopped_said_by for process in self.processes):
+            return
+        for partition, reason in self.dagster.stopped.items():
+            msg = f"the check in Dagster still says that {partition} is stopped, although it has gone on: {reason}"
+            raise Violation(msg)
 
     def check_gauges(self) -> None:
         """After everybody has left, nothing is left."""
