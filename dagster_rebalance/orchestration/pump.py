@@ -97,7 +97,7 @@ class Pump:
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._stop_news = self._stop_news_told = 0
         self._unproven: frozenset[TopicPartition] | None = None
-        self._runs = RunEnder(parts.ledger, self._note, self._dead_run_ended, parts.start)
+        self._runs = RunEnder(parts.ledger, self._note, self._dead_run_ended, parts.start, parts.clock)
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 

@@ -1,13 +1,16 @@
 """Ends runs while their member goes on.
 
 Owns that ending a run keeps nobody waiting: Dagster asks the process that launched it, and one that is suspended answers after a minute or
-never. In that time a member would not poll Kafka, and would hear neither of its own partitions nor of a revoke.
+never. In that time a member would not poll Kafka, and would hear neither of its own partitions nor of a revoke. A thread that
+hangs is overtaken after a while by a new one.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -20,6 +23,9 @@ _Task: TypeAlias = "tuple[str, str, str]"
 """What is done, to which run, and the last sign of life of one that is to be ended as dead."""
 MOST_AT_ONCE = 4
 """Each writes to Dagster's storage, as the member does meanwhile."""
+PATIENCE_S = 120.0
+_LONGEST_PATIENCE_S = 1920.0
+"""It doubles with each thread that hangs, so that a launcher that stays silent for a day holds few threads."""
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
@@ -43,6 +49,7 @@ class RunEnder:
         note: Gets a sentence when that failed. It is called from any thread.
         ended: Gets the id of a dead run that was ended. It is called from any thread.
         start: Starts work, with a name for people. It should not wait.
+        clock: A monotonic clock.
     """
 
     def __init__(
@@ -51,15 +58,18 @@ class RunEnder:
         note: Callable[[str], None],
         ended: Callable[[str], None],
         start: Callable[[str, Callable[[], None]], None],
+        clock: Callable[[], float],
     ) -> None:
         self._ledger = ledger
         self._note = note
         self._ended = ended
         self._start = start
+        self._clock = clock
+        self._patience_s = PATIENCE_S
         self._lock = threading.Lock()
         self._waiting: dict[_Task, None] = {}
-        self._under_way: set[_Task] = set()
-        self._workers = 0
+        self._at_work: dict[int, tuple[_Task | None, float]] = {}
+        self._numbers = itertools.count()
 
     def cancel(self, run_ids: Iterable[str]) -> None:
         """Begin to cancel runs."""
@@ -70,25 +80,38 @@ class RunEnder:
         self._begin(("ending", run_id, sign) for run_id, sign in signs.items())
 
     def _begin(self, tasks: Iterable[_Task]) -> None:
+        now = self._clock()
         with self._lock:
-            self._waiting.update((task, None) for task in tasks if task not in self._under_way)
-            wanted = min(MOST_AT_ONCE - self._workers, len(self._waiting))
-            self._workers += max(0, wanted)
-        for _ in range(wanted):
-            self._start("ending runs", self._work)
+            hung = {number: task for number, (task, since) in self._at_work.items() if task and now - since >= self._patience_s}
+            for number in hung:
+                del self._at_work[number]
+                self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
+            under_way = {task for task, _ in self._at_work.values()}
+            self._waiting.update((task, None) for task in tasks if task not in under_way)
+            wanted = min(MOST_AT_ONCE - len(self._at_work), len(self._waiting))
+            begun = [next(self._numbers) for _ in range(wanted)]
+            self._at_work |= dict.fromkeys(begun, (None, now))
+        for what, run_id, _ in hung.values():
+            self._note(f"{what} run {run_id} hangs: nobody has answered. It is tried again in another thread")
+        for number in begun:
+            self._start("ending runs", partial(self._work, number))
 
-    def _work(self) -> None:
-        while (task := self._next()) is not None:
+    def _work(self, number: int) -> None:
+        while (task := self._next(number)) is not None:
             self._carry_out(task)
 
-    def _next(self) -> _Task | None:
+    def _next(self, number: int) -> _Task | None:
         with self._lock:
+            if number not in self._at_work:
+                return None
+            if self._at_work[number][0] is not None:
+                self._patience_s = PATIENCE_S
             task = next(iter(self._waiting), None)
             if task is None:
-                self._workers -= 1
+                del self._at_work[number]
             else:
                 del self._waiting[task]
-                self._under_way.add(task)
+                self._at_work[number] = (task, self._clock())
             return task
 
     def _carry_out(self, task: _Task) -> None:
@@ -103,6 +126,3 @@ class RunEnder:
         except Exception as error:  # noqa: BLE001 - whatever Dagster raises: the core asks again for as long as the run is live
             self._note(f"{what} run {run_id} failed: {error}")
             _log.warning("%s run %s failed", what, run_id, exc_info=True)
-        finally:
-            with self._lock:
-                self._under_way.discard(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, RunEnder, in_thread
+from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, PATIENCE_S, RunEnder, in_thread
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ class _Stage:
         self.threads: list[threading.Thread] = []
         self.notes: list[str] = []
         self.ended: list[str] = []
-        self.ender = RunEnder(cast("RunLedger", ledger), self.notes.append, self.ended.append, self._start)
+        self.now = 0.0
+        self.ender = RunEnder(cast("RunLedger", ledger), self.notes.append, self.ended.append, self._start, lambda: self.now)
 
     def _start(self, _name: str, work: Callable[[], None]) -> None:
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -83,6 +84,27 @@ def test_a_launcher_that_takes_long_for_one_run_does_not_keep_the_others_waiting
     ledger.may_go_on.set()
     stage.wait()
     assert len(ledger.asked) == 20
+
+
+def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run() -> None:
+    """A connection that a firewall has dropped is silent for hours; until then no run of the member would be ended."""
+    ledger = _Ledger()
+    stage = _Stage(ledger)
+    runs = [f"run-{number}" for number in range(MOST_AT_ONCE)]
+    stage.ender.end_dead(dict.fromkeys(runs, ""))
+    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
+    stage.now = PATIENCE_S - 1
+    stage.ender.end_dead({"run-0": "", "another": ""})
+    assert len(stage.threads) == MOST_AT_ONCE
+    stage.now = PATIENCE_S
+    stage.ender.end_dead({"run-0": ""})
+    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for")
+    assert sorted(ledger.asked[MOST_AT_ONCE:]) == [("end", "another"), ("end", "run-0")]
+    assert sorted(stage.notes) == [f"ending run {run} hangs: nobody has answered. It is tried again in another thread" for run in runs]
+    ledger.may_go_on.set()
+    stage.wait()
+    assert not any(thread.is_alive() for thread in stage.threads)
+    assert len(ledger.asked) == MOST_AT_ONCE + 2, "a thread that was given up takes no other run"
 
 
 def test_an_error_is_noted() -> None:

@@ -480,7 +480,9 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
             raise problem
 
     ledger = RunLedger(instance, "etl", stop_spark_work=stop)
-    RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once).end_dead(dict.fromkeys([stuck.run_id, other.run_id], ""))
+    RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once, lambda: 0.0).end_dead(
+        dict.fromkeys([stuck.run_id, other.run_id], "")
+    )
     assert status_of(instance, stuck) is Status.STARTED
     assert status_of(instance, other) is Status.FAILURE
 
