@@ -29,6 +29,7 @@ class Copies:
         config = {"bootstrap.servers": brokers, "transactional.id": f"copies-{uuid.uuid4()}", "transaction.timeout.ms": 10_000}
         self._producer = confluent_kafka.Producer(config)
         self._producer.init_transactions(30)
+        self._first: dict[TopicPartition, int] = {}
         self._next: dict[TopicPartition, int] = {}
         self._opened_at = 0.0
 
@@ -49,22 +50,35 @@ class Copies:
             self._opened_at = time.monotonic()
         partition, offset = TopicPartition(record.topic() or "", record.partition() or 0), record.offset() or 0
         self._producer.produce(self._topic, f"{partition.topic} {partition.partition} {offset}")
+        self._first.setdefault(partition, offset)
         self._next[partition] = next_offset(offset)
 
     def commit(self, consumer: RebalanceAwareConsumer) -> None:
-        """End the transaction, with the offsets in it. The broker refuses it from a member that it does not know any more."""
+        """End the transaction, with the offsets in it."""
         if not self._next:
             return
         offsets = [confluent_kafka.TopicPartition(tp.topic, tp.partition, at) for tp, at in self._next.items()]
         member: Any = consumer.group_metadata().client
-        self._producer.send_offsets_to_transaction(offsets, member, 30)
-        self._producer.commit_transaction(30)
+        try:
+            self._producer.send_offsets_to_transaction(offsets, member, 30)
+            self._producer.commit_transaction(30)
+        except confluent_kafka.KafkaException as problem:
+            # A rebalance that has ended meanwhile makes what the client knows of its membership too old for the broker.
+            if not problem.args[0].txn_requires_abort():
+                raise
+            self.abort(consumer)
+            return
         print(f"{len(offsets)} partitions", flush=True)
+        self._first.clear()
         self._next.clear()
 
-    def abort(self) -> None:
-        """Undo the transaction: its partitions are somebody else's, who reads the same records again."""
+    def abort(self, consumer: RebalanceAwareConsumer) -> None:
+        """Undo the transaction. What this member keeps it reads again; the rest is read by who has it now."""
         self._producer.abort_transaction(30)
+        gone = consumer.get_lost_partitions() | consumer.get_to_be_revoked_partitions()
+        for partition in self.open & (consumer.assignment() - gone):
+            consumer.seek(partition, self._first[partition])
+        self._first.clear()
         self._next.clear()
 
 
@@ -75,11 +89,10 @@ def main(brokers: str, topic: str, output: str, group: str = "copies") -> None:
         consumer.subscribe([topic])
         try:
             while True:
-                records = consumer.poll(0.1)
-                if consumer.get_lost_partitions() & copies.open:
-                    copies.abort()
-                for record in records:
+                for record in consumer.poll(0.1):
                     copies.add(record)
+                if consumer.get_lost_partitions() & copies.open:
+                    copies.abort(consumer)
                 if copies.is_due:
                     copies.commit(consumer)
                 consumer.delay_revoke(copies.open)

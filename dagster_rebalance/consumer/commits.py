@@ -7,6 +7,7 @@ Must never ask the broker for a partition that is not owned: it checks who the m
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 
+_EPOCH_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""A newer epoch of the member is on its way to the client with the answer to a heartbeat. Java's consumer waits for it, too."""
 NOBODYS_TICKET = 0
 """The number of a commit that nobody has asked for."""
 
@@ -72,17 +75,23 @@ class Commits:
         """
         refused = _refusals(offsets.keys() - self._session.owned)
         wanted = {tp: offset for tp, offset in offsets.items() if tp not in refused}
-        errors: dict[TopicPartition, KafkaError] = {}
-        if wanted:
-            try:
-                answers = self._session.consumer.commit(offsets=_list(wanted), asynchronous=False)
-            except KafkaException as problem:
-                errors = dict.fromkeys(wanted, kafka_error(problem))
-            else:
-                errors = {ours(tp): tp.error for tp in answers or () if tp.error is not None}
+        errors = self._ask(wanted) if wanted else {}
+        for pause_s in _EPOCH_PAUSES_S:
+            if self._session.hold is not None or not any(error.code() == KafkaError.STALE_MEMBER_EPOCH for error in errors.values()):
+                break
+            time.sleep(pause_s)
+            errors = self._ask(wanted)
         failed = {**refused, **self._answered(wanted, errors, holding=self._session.hold is not None)}
         self._end_if_unknown(errors)
         return CommitResult(frozenset(offsets).difference(failed), failed)
+
+    def _ask(self, wanted: Mapping[TopicPartition, OffsetAndMetadata]) -> dict[TopicPartition, KafkaError]:
+        """Send one request, wait for its answer, and return what failed."""
+        try:
+            answers = self._session.consumer.commit(offsets=_list(wanted), asynchronous=False)
+        except KafkaException as problem:
+            return dict.fromkeys(wanted, kafka_error(problem))
+        return {ours(tp): tp.error for tp in answers or () if tp.error is not None}
 
     def begin(self, number: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         """Store without waiting; the session tells the answer."""

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer import commits as commits_module
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason, MemberEvent
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.settings import validated
@@ -33,10 +34,13 @@ class PatientConsumer(confluent_kafka.Consumer):
     def __init__(self, config: dict[str, Any]) -> None:
         super().__init__(config)
         self.asked: list[list[tuple[int, int]]] = []
+        self.refusals: list[int] = []
 
     def commit(self, **request: Any) -> None:  # type: ignore[override]  # noqa: ANN401
-        """Note it."""
+        """Note it; one that is waited for may be refused."""
         self.asked.append([(tp.partition, tp.offset) for tp in request["offsets"]])
+        if not request["asynchronous"] and self.refusals:
+            raise KafkaException(KafkaError(self.refusals.pop(0)))
 
 
 class Scene:
@@ -96,6 +100,29 @@ def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: Scene) -> No
     scene.answer()
     assert list(scene.results()) == [2, 3, 4, 5]
     assert not commits.pending
+
+
+@pytest.mark.parametrize(("refusals", "attempts"), [(2, 3), (9, 6)])
+def test_a_commit_waits_for_an_epoch_that_is_on_its_way(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, refusals: int, attempts: int
+) -> None:
+    """Else the last commit of a member that leaves fails because another one has just left, and its records come twice."""
+    monkeypatch.setattr(commits_module, "_EPOCH_PAUSES_S", (0.0,) * 5)
+    scene.client.refusals = [KafkaError.STALE_MEMBER_EPOCH] * refusals
+    result = scene.session.commits.store({P0: offset(1)})
+    assert scene.client.asked == [[(0, 1)]] * attempts
+    assert [type(error) for error in result.failed.values()] == ([] if refusals < attempts else [RebalanceInProgressError])
+    assert scene.session.ended is None
+
+
+@pytest.mark.parametrize("code", [KafkaError.STALE_MEMBER_EPOCH, KafkaError.FENCED_MEMBER_EPOCH])
+def test_no_newer_epoch_is_waited_for_where_none_can_come(scene: Scene, code: int) -> None:
+    """In a hold a stale epoch is final, and so is a refusal of the member itself at any time."""
+    if code == KafkaError.STALE_MEMBER_EPOCH:
+        scene.hold()
+    scene.client.refusals = [code] * 9
+    assert isinstance(scene.session.commits.store({P0: offset(1)}).failed[P0], PartitionLostError)
+    assert len(scene.client.asked) == 1
 
 
 def test_a_commit_that_waits_for_a_lost_partition_is_never_sent(scene: Scene) -> None:

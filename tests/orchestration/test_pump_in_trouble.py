@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -24,7 +24,7 @@ from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import make_run, span, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import TopicPartition
@@ -169,14 +169,20 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
         return len(bench.mailbox.mail.offers) == 2
 
     wait_until(are_offered, timeout_s=60, what="two offers")
-    let_go = threading.Event()
+    let_go, hanging = threading.Event(), threading.Event()
     real = bench.pump.parts.ledger.read
 
-    def hangs(batch_ids: Iterable[str], *, live_too: bool = False) -> tuple[RunSeen, ...]:
+    def hangs(*asked: Any, **further: Any) -> tuple[RunSeen, ...]:  # noqa: ANN401 - handed on
+        hanging.set()
         assert let_go.wait(60)
-        return real(batch_ids, live_too=live_too)
+        return real(*asked, **further)
+
+    def is_hanging() -> bool:
+        bench.turn()
+        return hanging.is_set()
 
     monkeypatch.setattr(bench.pump.parts.ledger, "read", hangs)
+    wait_until(is_hanging, timeout_s=60, what="the storage to hang")
     began = bench.group.clock()
     bench.joined_by_another()
     bench.until(lambda: len(bench.driver.partitions) == 1)
