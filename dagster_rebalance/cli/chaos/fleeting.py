@@ -12,7 +12,7 @@ from collections import Counter
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaException, Producer, TopicPartition
+from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from dagster_rebalance.cli.chaos.exchange import FLEETING
@@ -67,7 +67,8 @@ class Fleeting:
 
     def make_topic_anew(self) -> None:
         """Delete the topic and make it again, with fewer records than the group has committed; then say where to go on."""
-        self._patiently("the topic to be deleted", lambda: self._admin.delete_topics([TOPIC])[TOPIC].result(_REQUEST_S))
+        delete = self._admin.delete_topics
+        self._patiently("the topic to be deleted", lambda: delete([TOPIC])[TOPIC].result(_REQUEST_S), done=KafkaError.UNKNOWN_TOPIC_OR_PART)
         self._life += 1
         self._end = 0
         self._make_topic()
@@ -81,7 +82,8 @@ class Fleeting:
         """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
         reached = self._end
         self._dagster.stop_sensor(LOCATION, SENSOR)
-        self._patiently("the group to be deleted", lambda: self._admin.delete_consumer_groups([GROUP])[GROUP].result(_REQUEST_S))
+        delete = self._admin.delete_consumer_groups
+        self._patiently("the group to be deleted", lambda: delete([GROUP])[GROUP].result(_REQUEST_S), done=KafkaError.GROUP_ID_NOT_FOUND)
         self._produce()
         self._dagster.start_sensor(LOCATION, SENSOR)
         self._watch_nothing_move()
@@ -138,13 +140,18 @@ class Fleeting:
         except KafkaException:
             return None
 
-    def _patiently(self, what: str, ask: Callable[[], object]) -> None:
-        """Ask until Kafka agrees: brokers are away now and then, and a group with members is refused."""
+    def _patiently(self, what: str, ask: Callable[[], object], *, done: int | None = None) -> None:
+        """Ask until Kafka agrees: brokers are away now and then, and a group with members is refused.
+
+        A broker that is killed may take the answer along: `done` is the error that then says that there is nothing left to do.
+        """
 
         def is_done() -> bool:
             try:
                 ask()
-            except (KafkaException, DagsterRebalanceError, FutureTimeoutError):
+            except KafkaException as problem:
+                return bool(problem.args[0].code() == done)
+            except (DagsterRebalanceError, FutureTimeoutError):
                 return False
             return True
 
