@@ -45,10 +45,9 @@ def read_bounds(
     Raises:
         BrokerError: Some of them have no answer.
     """
-    starts = dict(known_starts or {})
-    unknown = [partition for partition in partitions if partition not in starts]
-    if unknown:
-        starts |= consumer.beginning_offsets(unknown, timeout_s)
+    known = known_starts or {}
+    unknown = [partition for partition in partitions if partition not in known]
+    starts = {**known, **(consumer.beginning_offsets(unknown, timeout_s) if unknown else {})}
     ends = consumer.cluster.log_ends(partitions, timeout_s)
     return {partition: Bounds(starts[partition], ends[partition].offset, ends[partition].leader_epoch) for partition in partitions}
 
@@ -138,7 +137,7 @@ class BoundsReader:
         self._seldom_at |= dict.fromkeys(due, now + _SELDOM_S)
         for partition in due:
             self._starts.pop(partition, None)
-        found = self._read_all(partitions, {p: self._starts[p] for p in partitions if p in self._starts})
+        found = self._read_all(partitions, self._starts)
         return {p: replace(bounds, high_watermark=marks.get(p)) for p, bounds in found.items()}
 
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
@@ -162,7 +161,7 @@ class BoundsReader:
         if not partitions:
             return {}
         try:
-            found = read_bounds(self._consumer, partitions, patience_s, {p: starts[p] for p in partitions if p in starts})
+            found = read_bounds(self._consumer, partitions, patience_s, starts)
         except BrokerError as error:
             silent = error.partitions.keys() & set(partitions)
             if not error.retriable or not silent:

@@ -26,6 +26,7 @@ from tests.orchestration.parts import new_on_postgres, status_of, tp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -481,8 +482,8 @@ def test_a_client_error_of_the_member_is_not_lost(instance: dg.DagsterInstance) 
     assert any("throttled" in note for note in bench.mailbox.take_notes())
 
 
-def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> None:
-    """The check is the group's: a member whose own partitions go on must not turn it green for all."""
+def shared(instance: dg.DagsterInstance) -> tuple[Bench, RebalanceAwareConsumer]:
+    """A member that has one partition, and another one that has the second."""
     bench = Bench(instance, partitions=2)
     bench.turn()
     other = bench.joined_by_another()
@@ -492,6 +493,12 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
         return len(bench.driver.partitions) == 1 and bool(other.assignment())
 
     bench.until(is_shared)
+    return bench, other
+
+
+def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> None:
+    """The check is the group's: a member whose own partitions go on must not turn it green for all."""
+    bench, other = shared(instance)
     owned = next(iter(bench.driver.partitions))
     elsewhere = next(iter(other.assignment()))
     bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
@@ -507,15 +514,7 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
 @pytest.mark.parametrize("is_stopped_at_last", [True, False])
 def test_what_it_has_shown_of_other_members_is_looked_at_again(instance: dg.DagsterInstance, *, is_stopped_at_last: bool) -> None:
     """The owner may have shown newer things between this member's look and its word, and has no more news."""
-    bench = Bench(instance, partitions=2)
-    bench.turn()
-    other = bench.joined_by_another()
-
-    def is_shared() -> bool:
-        other.poll(0)
-        return len(bench.driver.partitions) == 1 and bool(other.assignment())
-
-    bench.until(is_shared)
+    bench, other = shared(instance)
     (elsewhere,) = other.assignment()
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
 
