@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing.dagster_ui import DagsterUi
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.ports import accepts_connections, free_port
 from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from types import TracebackType
 
     from typing_extensions import Self
@@ -109,7 +109,7 @@ class DagsterDeployment:
     Example:
         ```python
         with DagsterDeployment(folder, [CodeLocation("blue", "shop.definitions", src)]) as dagster:
-            dagster.start_sensor("blue", "orders_sensor")
+            dagster.ui.start_sensor("blue", "orders_sensor")
         ```
 
     Args:
@@ -125,15 +125,11 @@ class DagsterDeployment:
         self.home = home
         self.locations = {location.name: location for location in locations}
         self.port = free_port()
+        self.ui = DagsterUi(f"http://127.0.0.1:{self.port}")
         self._settings = {"telemetry": {"enabled": False}, "nux": {"enabled": False}, **(AT_ONCE if settings is None else settings)}
         self._env = {"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **(env or {})}
         self._daemon: ChildProcess | None = None
         self._webserver: ChildProcess | None = None
-
-    @property
-    def url(self) -> str:
-        """Where the UI is."""
-        return f"http://127.0.0.1:{self.port}"
 
     @property
     def daemon(self) -> ChildProcess:
@@ -202,82 +198,6 @@ class DagsterDeployment:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    def ask(self, query: str, **variables: object) -> dict[str, Any]:
-        """Ask the webserver's GraphQL.
-
-        Raises:
-            DagsterRebalanceError: It refused the query.
-        """
-        body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})  # noqa: S310 - our own server
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
-            answer = json.load(response)
-        if answer.get("errors"):
-            msg = f"Dagster's webserver refused the query: {answer['errors']}"
-            raise DagsterRebalanceError(msg)
-        data: dict[str, Any] = answer["data"]
-        return data
-
-    def start_sensor(self, location: str, sensor: str) -> None:
-        """Turn a sensor on."""
-        self._settle(_START_SENSOR, "startSensor", selector=_selector(location, sensor))
-
-    def stop_sensor(self, location: str, sensor: str) -> None:
-        """Turn a sensor off."""
-        state = self.ask(_SENSOR, selector=_selector(location, sensor))["sensorOrError"]["sensorState"]
-        self._settle(_STOP_SENSOR, "stopSensor", id=state["id"])
-
-    def ticks(self, location: str, sensor: str, limit: int = 20) -> list[dict[str, Any]]:
-        """The last ticks of a sensor, newest first."""
-        sensor_found = self.ask(_SENSOR, selector=_selector(location, sensor), limit=limit)["sensorOrError"]
-        ticks: list[dict[str, Any]] = sensor_found["sensorState"]["ticks"]
-        return ticks
-
-    def preview(self, location: str, sensor: str) -> dict[str, Any]:
-        """Do what "Preview tick result" does in the UI."""
-        answer = self.ask(_PREVIEW, selector=_selector(location, sensor), cursor=None)["sensorDryRun"]
-        result: dict[str, Any] = answer["evaluationResult"]
-        return result
-
-    def reload(self, location: str) -> None:
-        """Load the code of a location again, as "Reload definitions" does in the UI."""
-        self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
-
-    def re_execute(self, run_id: str, steps: Sequence[str] = ()) -> None:
-        """Run all steps of a run again, as "Re-execute all" does in the UI, or only some of them."""
-        if not steps:
-            self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
-            return
-        run = self.ask(_RUN, run_id=run_id)["runOrError"]
-        origin = run["repositoryOrigin"]
-        tags = [tag for tag in run["tags"] if not tag["key"].startswith("dagster/") and not tag["key"].startswith(".dagster/")]
-        execution = {
-            "selector": {
-                "repositoryLocationName": origin["repositoryLocationName"],
-                "repositoryName": origin["repositoryName"],
-                "jobName": run["jobName"],
-            },
-            "runConfigData": run["runConfigYaml"],
-            "mode": "default",
-            "stepKeys": list(steps),
-            "executionMetadata": {"parentRunId": run_id, "rootRunId": run["rootRunId"] or run_id, "tags": tags},
-        }
-        self._settle(_RE_EXECUTE_STEPS, "launchRunReexecution", execution=execution)
-
-    def delete_run(self, run_id: str) -> None:
-        """Delete a run, as "Delete" does in the UI."""
-        self._settle(_DELETE, "deleteRun", run_id=run_id)
-
-    def force_terminate(self, run_id: str) -> None:
-        """Mark a run as cancelled at once, as "Force termination immediately" does in the UI."""
-        self._settle(_FORCE_TERMINATE, "terminateRun", run_id=run_id)
-
-    def _settle(self, query: str, field_name: str, **variables: object) -> None:
-        answer = self.ask(query, **variables)[field_name]
-        if "message" in answer:
-            msg = f"Dagster refused {field_name}: {answer['message']}"
-            raise DagsterRebalanceError(msg)
-
     def wait_for_run(self, run_id: str, *, timeout_s: float) -> dg.DagsterRun:
         """Wait until a run has ended."""
         with self.instance() as instance:
@@ -287,46 +207,3 @@ class DagsterDeployment:
                 return run if run is not None and run.is_finished else None
 
             return wait_until(ended, timeout_s=timeout_s, what=f"run {run_id} to end", interval_s=0.2)
-
-
-def _selector(location: str, sensor: str) -> dict[str, str]:
-    return {"repositoryLocationName": location, "repositoryName": "__repository__", "sensorName": sensor}
-
-
-_START_SENSOR = """mutation($selector: SensorSelector!) {
-  startSensor(sensorSelector: $selector) { __typename ... on PythonError { message } ... on SensorNotFoundError { message } }
-}"""
-_STOP_SENSOR = "mutation($id: String) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"
-_SENSOR = """query($selector: SensorSelector!, $limit: Int) {
-  sensorOrError(sensorSelector: $selector) { ... on Sensor { sensorState {
-    id status ticks(limit: $limit) { tickId status skipReason cursor runIds error { message causes { message } } timestamp }
-  } } }
-}"""
-_PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {
-  sensorDryRun(selectorData: $selector, cursor: $cursor) { __typename
-    ... on PythonError { message } ... on SensorNotFoundError { message }
-    ... on DryRunInstigationTick { evaluationResult { skipReason runRequests { runKey } error { message } } }
-  }
-}"""
-_RE_EXECUTE = """mutation($run_id: String!) {
-  launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename
-    ... on Error { message }
-  }
-}"""
-_RUN = """query($run_id: ID!) {
-  runOrError(runId: $run_id) { ... on Run {
-    jobName rootRunId runConfigYaml tags { key value } repositoryOrigin { repositoryLocationName repositoryName }
-  } }
-}"""
-_RE_EXECUTE_STEPS = """mutation($execution: ExecutionParams!) {
-  launchRunReexecution(executionParams: $execution) { __typename ... on Error { message } }
-}"""
-_DELETE = """mutation($run_id: String!) { deleteRun(runId: $run_id) { __typename ... on Error { message } } }"""
-_FORCE_TERMINATE = """mutation($run_id: String!) {
-  terminateRun(runId: $run_id, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename ... on Error { message } }
-}"""
-_RELOAD = """mutation($location: String!) {
-  reloadRepositoryLocation(repositoryLocationName: $location) { __typename
-    ... on PythonError { message } ... on RepositoryLocationNotFound { message } ... on ReloadNotSupported { message }
-  }
-}"""

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
 
-SHARED = ("handover", "queued", "idle", "deadline", "fenced", "grown", "failing", "hopeless", "poisoned", "previewed", "paired", "ended")
+SHARED = (
+    *("handover", "queued", "idle", "deadline", "fenced", "grown", "failing", "hopeless", "poisoned", "previewed"),
+    *("paired", "ended", "handled"),
+)
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ SETTINGS = {
             "tag_concurrency_limits": [
                 {"key": "e2e/queue", "value": f"{scenario}_{protocol}", "limit": limit}
                 for protocol in PROTOCOLS
-                for scenario, limit in (("queued", 1), ("ended", 3))
+                for scenario, limit in (("queued", 1), ("ended", 3), ("handled", 2))
             ],
         },
     },
@@ -59,7 +59,7 @@ class Stage:
     def turn_off(self) -> None:
         """Turn all sensors off, so that their members leave, and do not slow the next test down."""
         while self.turned_on:
-            self.dagster.stop_sensor(*self.turned_on.pop())
+            self.dagster.ui.stop_sensor(*self.turned_on.pop())
 
     def group(self, scenario: str, protocol: str, *, partitions: int = 2, records: int = 10) -> Group:
         """Make a topic with records in it, and the group that reads it; its gate is closed."""
@@ -132,12 +132,12 @@ class Group:
 
     def turn_on(self, location: str) -> None:
         """Let a code location take part."""
-        self.stage.dagster.start_sensor(location, self.sensor)
+        self.stage.dagster.ui.start_sensor(location, self.sensor)
         self.stage.turned_on.append((location, self.sensor))
 
     def ticks(self, location: str) -> list[dict[str, Any]]:
         """The last ticks, newest first."""
-        return self.stage.dagster.ticks(location, self.sensor)
+        return self.stage.dagster.ui.ticks(location, self.sensor)
 
     def wait(self, what: str, condition: Callable[[Group], object], timeout_s: float = PATIENCE_S) -> None:
         """Wait for something, and say how things stand if it does not come."""
@@ -188,11 +188,11 @@ class Group:
             consumer.close()
 
     def materialised(self) -> list[tuple[str, int, int]]:
-        """Partition, start and until of every recorded commit, oldest first."""
+        """Partition, start and until of every recorded commit, oldest first; not what people have reported."""
         key = GroupAssets.of(self.name).offsets
         records = self.stage.instance.fetch_materializations(dg.AssetRecordsFilter(key), limit=1000, ascending=True).records
         events = [record.asset_materialization for record in records]
-        return [(str(e.partition), _number(e, "start"), _number(e, "until")) for e in events if e is not None]
+        return [(str(e.partition), _number(e, "start"), _number(e, "until")) for e in events if e is not None and "until" in e.metadata]
 
     def committers(self) -> set[str]:
         """The code locations whose members committed something."""

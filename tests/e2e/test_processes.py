@@ -110,7 +110,7 @@ def test_after_a_reload_the_new_process_adopts_the_runs_of_the_old_one(stage: St
     """A reload stands no partition still: the old member leaves while its run works, and the new one commits it."""
     groups = stage.groups("reloaded", partitions=2)
     _in_flight(groups, "purple", 1)
-    stage.dagster.reload("purple")
+    stage.dagster.ui.reload("purple")
     for group in groups:
         group.wait("the new process to join", lambda group: len(group.events("joined", "purple")) == 2)
         group.wait("the old process to leave", lambda group: group.events("left", "purple"), TAKE_OVER_S)
@@ -130,4 +130,4 @@ def _restart(stage: Stage, location: str) -> None:
     ended.server.stop_at_once()
     ended.start(stage.dagster.home)
     ended.wait_until_ready()
-    stage.dagster.reload(location)
+    stage.dagster.ui.reload(location)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.tags import BATCH_TAG
 from tests.e2e.stage import PATIENCE_S, Group
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
     for group in groups:
         group.wait("the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1]))
         assert _check_state(stage, group.name) is False
-        stage.dagster.re_execute(group.runs()[0].run_id)
+        stage.dagster.ui.re_execute(group.runs()[0].run_id)
     for group in groups:
         group.wait("all records to be committed", Group.is_done)
         group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
@@ -78,13 +80,13 @@ def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
     """'Preview tick result' runs the same function in the same process: it must not join the group or use up a batch."""
     groups = stage.groups("previewed", partitions=1)
     for group in groups:
-        shown = stage.dagster.preview("blue", group.sensor)
+        shown = stage.dagster.ui.preview("blue", group.sensor)
         assert "nothing is started" in shown["skipReason"]
         assert not group.events()
         group.turn_on("blue")
     for group in groups:
         group.wait("the batch to be requested", Group.working)
-        shown = stage.dagster.preview("blue", group.sensor)
+        shown = stage.dagster.ui.preview("blue", group.sensor)
         assert not shown["runRequests"]
         assert "preview" in shown["skipReason"]
         group.open()
@@ -113,14 +115,14 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
         (group.folder / "lingers").touch()
         group.turn_on("blue")
     for group in groups:
-        end = stage.dagster.delete_run if group.protocol == "consumer" else stage.dagster.force_terminate
+        end = stage.dagster.ui.delete_run if group.protocol == "consumer" else stage.dagster.ui.force_terminate
         for status in (_STATUS.QUEUED, _STATUS.STARTING):
             end(_caught(group, status))
     for group in groups:
         group.wait("runs to be at work", lambda group: len(group.processes()) >= 3)
         (deleted, _), (terminated, _), (_, pid), *_ = group.processes().items()
-        stage.dagster.delete_run(deleted)
-        stage.dagster.force_terminate(terminated)
+        stage.dagster.ui.delete_run(deleted)
+        stage.dagster.ui.force_terminate(terminated)
         os.kill(pid, signal.SIGKILL)
     for group in groups:
         group.fail_next(1)
@@ -128,12 +130,57 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
     for group in groups:
         group.wait("a run to fail", _failed_by_itself)
         failed = _failed_by_itself(group)[0]
-        stage.dagster.force_terminate(failed)
-        assert failed in group.in_state(_STATUS.FAILURE), "a run that has ended is left as it is"
-        stage.dagster.delete_run(failed)
+        with pytest.raises(DagsterRebalanceError, match="could not be terminated due to having status FAILURE"):
+            stage.dagster.ui.force_terminate(failed)
+        stage.dagster.ui.delete_run(failed)
     for group in groups:
         group.wait("all records to be committed", Group.is_done, 2 * PATIENCE_S)
         group.check_exactly_once()
+
+
+def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_done_once(stage: Stage) -> None:
+    """What a run did is known from its steps and its claim alone; what people launch themselves has to say why it does nothing."""
+    groups = stage.groups("handled", partitions=4)
+    launched: dict[str, list[str]] = {group.name: [] for group in groups}
+    cancelled: dict[str, list[str]] = {}
+    for group in groups:
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("runs to be at work", lambda group: len(group.processes()) >= 2)
+        cancelled[group.name] = [_caught(group, _STATUS.QUEUED), next(iter(group.processes()))]
+        for run_id in cancelled[group.name]:
+            stage.dagster.ui.cancel(run_id)
+        launched[group.name].append(stage.dagster.ui.launch("blue", group.name))
+        group.open()
+    for group in groups:
+        group.wait("all records to be committed", Group.is_done)
+        group.check_exactly_once("first", "second")
+        assert set(cancelled[group.name]) <= set(group.in_state(_STATUS.CANCELED))
+        done = group.in_state(_STATUS.SUCCESS)[-1]
+        launched[group.name] += [
+            stage.dagster.ui.re_execute(done),
+            stage.dagster.ui.re_execute(done, [f"{group.name}_first"]),
+            stage.dagster.ui.re_execute(done, tags={BATCH_TAG: "another"}),
+        ]
+        assets = GroupAssets.of(group.name)
+        stage.dagster.ui.wipe(assets.offsets, assets.group, dg.AssetKey(f"{group.name}_first"))
+        stage.dagster.ui.delete_partitions("blue", assets.partitions_name, f"{group.name}-0", f"{group.name}-1")
+        stage.dagster.ui.report(assets.offsets)
+        stage.dagster.ui.report(assets.offsets, f"{group.name}-2")
+        group.produce(range(4), 10)
+    for group in groups:
+        group.wait("the new records to be committed", lambda group: group.is_done(20))
+        assert sorted(group.materialised()) == [(f"{group.name}-{partition}", 10, 20) for partition in range(4)]
+        assert list(group.output("first").values()) == [1] * 8
+        assert group.output("first") == group.output("second")
+        for run_id, why in zip(launched[group.name], ("has no batch", "committed", "committed", "its tag"), strict=True):
+            run = stage.dagster.wait_for_run(run_id, timeout_s=PATIENCE_S)
+            assert (run.status, why in _error_of(stage, run_id)) == (_STATUS.FAILURE, True), _error_of(stage, run_id)
+
+
+def _error_of(stage: Stage, run_id: str) -> str:
+    (failed,) = stage.instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.RUN_FAILURE).records
+    return str(failed.event_log_entry)
 
 
 def _caught(group: Group, status: dg.DagsterRunStatus) -> str:

@@ -62,7 +62,7 @@ class Fleeting:
         """Create the topic, and let the group work."""
         self._make_topic()
         self._produce()
-        self._dagster.start_sensor(LOCATION, SENSOR)
+        self._dagster.ui.start_sensor(LOCATION, SENSOR)
         self._work_off()
 
     def make_topic_anew(self) -> None:
@@ -81,11 +81,11 @@ class Fleeting:
     def delete_offsets(self) -> None:
         """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
         reached = self._end
-        self._dagster.stop_sensor(LOCATION, SENSOR)
+        self._dagster.ui.stop_sensor(LOCATION, SENSOR)
         delete = self._admin.delete_consumer_groups
         self._patiently("the group to be deleted", lambda: delete([GROUP])[GROUP].result(_REQUEST_S), done=KafkaError.GROUP_ID_NOT_FOUND)
         self._produce()
-        self._dagster.start_sensor(LOCATION, SENSOR)
+        self._dagster.ui.start_sensor(LOCATION, SENSOR)
         self._watch_nothing_move()
         self._say(reached)
         self._work_off()
@@ -107,7 +107,7 @@ class Fleeting:
 
     def _say(self, offset: int) -> None:
         """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
-        self._dagster.stop_sensor(LOCATION, SENSOR)
+        self._dagster.ui.stop_sensor(LOCATION, SENSOR)
         wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
 
         def alter() -> None:
@@ -117,7 +117,7 @@ class Fleeting:
                     raise KafkaException(partition.error)
 
         self._patiently("the group to take an offset", alter)
-        self._dagster.start_sensor(LOCATION, SENSOR)
+        self._dagster.ui.start_sensor(LOCATION, SENSOR)
 
     def _watch_nothing_move(self) -> None:
         deadline_at = time.monotonic() + _TEMPTATION_S

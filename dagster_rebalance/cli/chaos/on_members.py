@@ -75,7 +75,7 @@ def reload(ground: Ground) -> UnderWay | None:
     if name is None:
         return None
     fault = _of_member(ground, Kind.CODE_SERVER_RELOADED, name)
-    ground.parts.dagster.reload(name)
+    ground.parts.dagster.ui.reload(name)
     return UnderWay(fault)
 
 

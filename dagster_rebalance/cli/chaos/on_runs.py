@@ -8,6 +8,7 @@ import dagster as dg
 
 from dagster_rebalance.cli.chaos.exchange import GROUP
 from dagster_rebalance.cli.chaos.faults import Fault, Ground, Kind, UnderWay
+from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def delete(ground: Ground) -> UnderWay | None:
         return None
     run = record.dagster_run
     fault = _of_run(ground, Kind.RUN_DELETED, run.run_id, note=f", {run.status.value}")
-    ground.parts.dagster.delete_run(run.run_id)
+    ground.parts.dagster.ui.delete_run(run.run_id)
     ground.deleted.append((record, fault.began_at))
     return UnderWay(fault)
 
@@ -70,7 +71,10 @@ def force_terminate(ground: Ground) -> UnderWay | None:
         return None
     run = record.dagster_run
     fault = _of_run(ground, Kind.RUN_FORCE_TERMINATED, run.run_id, note=f", {run.status.value}")
-    ground.parts.dagster.force_terminate(run.run_id)
+    try:
+        ground.parts.dagster.ui.force_terminate(run.run_id)
+    except DagsterRebalanceError:  # it has ended meanwhile
+        return None
     return UnderWay(fault)
 
 
@@ -81,7 +85,7 @@ def re_execute_in_part(ground: Ground) -> UnderWay | None:
         return None
     run_id = record.dagster_run.run_id
     fault = _of_run(ground, Kind.RUN_RE_EXECUTED_IN_PART, run_id)
-    ground.parts.dagster.re_execute(run_id, steps=[FIRST_ASSET])
+    ground.parts.dagster.ui.re_execute(run_id, steps=[FIRST_ASSET])
     return UnderWay(fault)
 
 

@@ -95,7 +95,7 @@ class Play:
             DagsterRebalanceError: A part has ended by itself, or not everything was worked off in the end.
         """
         for member in MEMBERS:
-            self._parts.dagster.start_sensor(member, SENSOR)
+            self._parts.dagster.ui.start_sensor(member, SENSOR)
         self._until("every member to have partitions", lambda: set(self._owners.values()) == set(MEMBERS), BEGIN_LIMIT_S)
         self._parts.fleeting.begin()
         while len(self.faults.done) < faults:

@@ -199,7 +199,7 @@ def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
 
 def _ticks(parts: Parts, member: str) -> list[float]:
     """When the ticks of a member's sensor that came to their end began."""
-    found = parts.dagster.ticks(member, SENSOR, limit=_TICKS)
+    found = parts.dagster.ui.ticks(member, SENSOR, limit=_TICKS)
     return sorted(float(tick["timestamp"]) for tick in found if tick["status"] in {"SUCCESS", "SKIPPED"})
 
 

@@ -57,14 +57,14 @@ class Play:
     def blue_alone(self) -> None:
         """A member works on all partitions."""
         self.view.act("Act 1", f"{painted(BLUE)} works alone: all {len(self.parts.partitions)} partitions are its own")
-        self.parts.dagster.start_sensor(BLUE, SENSOR)
+        self.parts.dagster.ui.start_sensor(BLUE, SENSOR)
         self._until("the first commits", lambda _: len(self.watcher.recorded) >= _BLUE_ALONE_COMMITS)
 
     def green_joins(self) -> None:
         """A second member comes while runs of the first are in flight; it gives up some partitions, drained, and keeps the others going."""
         self._until("a slow run of blue to begin", lambda now: _slow_work_left_s(now.lanes) >= _AT_ITS_BEGINNING_S)
         self.view.act("Act 2", f"{painted(GREEN)} joins while runs of {painted(BLUE)} are in flight: only what moves is drained")
-        self.parts.dagster.start_sensor(GREEN, SENSOR)
+        self.parts.dagster.ui.start_sensor(GREEN, SENSOR)
         self._until("blue to give up its part", lambda _: any(hold.member == BLUE for hold in self.watcher.holds))
 
     def green_takes_over(self) -> None:

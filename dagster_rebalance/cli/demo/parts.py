@@ -72,11 +72,11 @@ class Parts:
 
     def sensor_page(self) -> str:
         """The UI's page of the sensor that is left."""
-        return f"{self.dagster.url}/locations/__repository__@{GREEN}/sensors/{SENSOR}"
+        return f"{self.dagster.ui.url}/locations/__repository__@{GREEN}/sensors/{SENSOR}"
 
     def asset_page(self, which: str) -> str:
         """The UI's page of the group's `offsets` or `group` asset."""
-        return f"{self.dagster.url}/assets/kafka/{GROUP}/{which}?view=events"
+        return f"{self.dagster.ui.url}/assets/kafka/{GROUP}/{which}?view=events"
 
 
 @contextmanager

@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "interrupted": {"shutdown_timeout_s": 40.0},
     "late": {},
     "ended": {"heartbeat_timeout_s": 24.0, "max_ranges_per_run": 1, "max_runs_in_flight": 8, "lease_s": 120.0},
+    "handled": {"max_ranges_per_run": 1, "max_runs_in_flight": 8},
     "secured": {},
     "refused": {"sasl_password": dg.EnvVar("KAFKA_WRONG_PASSWORD")},
 }
@@ -48,7 +49,7 @@ SECURITY: dict[str, Any] = {
 }
 LINGER_S = 2.0
 """Less than the sixth of the shortest time-out of a heartbeat above with which runs linger: they are killed then."""
-ASSETS = {"paired": ("first", "second")}
+ASSETS = dict.fromkeys(("paired", "handled"), ("first", "second"))
 
 
 class SlowKafka(KafkaConsumerResource):
@@ -116,7 +117,7 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         name=group,
         kafka_key=f"kafka_{group}",
         batch_key=f"batch_{group}",
-        job_tags={"e2e/queue": group if scenario in {"queued", "ended"} else "free"},
+        job_tags={"e2e/queue": group if scenario in {"queued", "ended", "handled"} else "free"},
     )
 
 

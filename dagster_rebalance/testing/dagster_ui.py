@@ -1,0 +1,201 @@
+"""What people do on the pages of Dagster, asked of a webserver as the pages ask it."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import dagster as dg
+
+_REPOSITORY = "__repository__"
+"""What Dagster names the repository of a `Definitions`."""
+
+
+class DagsterUi:
+    """The pages of a deployment. Each method raises `DagsterRebalanceError` when Dagster refuses what it asks for.
+
+    Args:
+        url: Where the webserver is.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def ask(self, query: str, **variables: object) -> dict[str, Any]:
+        """Ask the webserver's GraphQL.
+
+        Raises:
+            DagsterRebalanceError: It refused the query.
+        """
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})  # noqa: S310 - our own server
+        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+            answer = json.load(response)
+        if answer.get("errors"):
+            msg = f"Dagster's webserver refused the query: {answer['errors']}"
+            raise DagsterRebalanceError(msg)
+        data: dict[str, Any] = answer["data"]
+        return data
+
+    def start_sensor(self, location: str, sensor: str) -> None:
+        """Turn a sensor on."""
+        self._settle(_START_SENSOR, "startSensor", selector=_selector(location, sensor))
+
+    def stop_sensor(self, location: str, sensor: str) -> None:
+        """Turn a sensor off."""
+        state = self.ask(_SENSOR, selector=_selector(location, sensor))["sensorOrError"]["sensorState"]
+        self._settle(_STOP_SENSOR, "stopSensor", id=state["id"])
+
+    def ticks(self, location: str, sensor: str, limit: int = 20) -> list[dict[str, Any]]:
+        """The last ticks of a sensor, newest first."""
+        sensor_found = self.ask(_SENSOR, selector=_selector(location, sensor), limit=limit)["sensorOrError"]
+        ticks: list[dict[str, Any]] = sensor_found["sensorState"]["ticks"]
+        return ticks
+
+    def preview(self, location: str, sensor: str) -> dict[str, Any]:
+        """Do what "Preview tick result" does in the UI."""
+        answer = self.ask(_PREVIEW, selector=_selector(location, sensor), cursor=None)["sensorDryRun"]
+        result: dict[str, Any] = answer["evaluationResult"]
+        return result
+
+    def reload(self, location: str) -> None:
+        """Load the code of a location again, as "Reload definitions" does in the UI."""
+        self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
+
+    def launch(self, location: str, job: str) -> str:
+        """Launch a job as the launchpad does, with an empty config, and return the id of its run."""
+        selector = {"repositoryLocationName": location, "repositoryName": _REPOSITORY, "jobName": job}
+        answer = self._settle(_LAUNCH, "launchRun", execution={"selector": selector, "mode": "default"})
+        return str(answer["run"]["runId"])
+
+    def re_execute(self, run_id: str, steps: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> str:
+        """Run all steps of a run again, as "Re-execute all" does in the UI, or only some of them, with other `tags` as well.
+
+        Returns the id of the new run.
+        """
+        if not steps and not tags:
+            answer = self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
+            return str(answer["run"]["runId"])
+        run = self.ask(_RUN, run_id=run_id)["runOrError"]
+        origin = run["repositoryOrigin"]
+        copied = {tag["key"]: tag["value"] for tag in run["tags"] if not tag["key"].startswith(("dagster/", ".dagster/"))}
+        execution = {
+            "selector": {
+                "repositoryLocationName": origin["repositoryLocationName"],
+                "repositoryName": origin["repositoryName"],
+                "jobName": run["jobName"],
+            },
+            "runConfigData": run["runConfigYaml"],
+            "mode": "default",
+            "stepKeys": list(steps) or None,
+            "executionMetadata": {
+                "parentRunId": run_id,
+                "rootRunId": run["rootRunId"] or run_id,
+                "tags": [{"key": key, "value": value} for key, value in {**copied, **(tags or {})}.items()],
+            },
+        }
+        answer = self._settle(_RE_EXECUTE_STEPS, "launchRunReexecution", execution=execution)
+        return str(answer["run"]["runId"])
+
+    def delete_run(self, run_id: str) -> None:
+        """Delete a run, as "Delete" does in the UI."""
+        self._settle(_DELETE, "deleteRun", run_id=run_id)
+
+    def force_terminate(self, run_id: str) -> None:
+        """Mark a run as cancelled at once, as "Force termination immediately" does in the UI."""
+        self._settle(_FORCE_TERMINATE, "terminateRun", run_id=run_id)
+
+    def cancel(self, run_id: str) -> None:
+        """Cancel a run, as "Terminate" does in the UI: one that works is asked to end, a queued one never starts."""
+        self._settle(_CANCEL, "terminateRun", run_id=run_id)
+
+    def wipe(self, *assets: dg.AssetKey) -> None:
+        """Forget the materialisations of assets, as "Wipe materializations" does in the UI."""
+        self._settle(_WIPE, "wipeAssets", ranges=[{"assetKey": {"path": list(asset.path)}} for asset in assets])
+
+    def report(self, asset: dg.AssetKey, *partitions: str) -> None:
+        """Report a materialisation, as "Report materialization" does in the UI."""
+        said = {"eventType": "ASSET_MATERIALIZATION", "assetKey": {"path": list(asset.path)}, "partitionKeys": list(partitions)}
+        self._settle(_REPORT, "reportRunlessAssetEvents", said=said)
+
+    def delete_partitions(self, location: str, definition: str, *keys: str) -> None:
+        """Delete dynamic partitions, as the page of an asset does in the UI."""
+        repository = {"repositoryLocationName": location, "repositoryName": _REPOSITORY}
+        self._settle(_DELETE_PARTITIONS, "deleteDynamicPartitions", repository=repository, definition=definition, keys=list(keys))
+
+    def _settle(self, query: str, field_name: str, **variables: object) -> dict[str, Any]:
+        answer: dict[str, Any] = self.ask(query, **variables)[field_name]
+        if "message" in answer:
+            msg = f"Dagster refused {field_name}: {answer['message']}"
+            raise DagsterRebalanceError(msg)
+        return answer
+
+
+def _selector(location: str, sensor: str) -> dict[str, str]:
+    return {"repositoryLocationName": location, "repositoryName": _REPOSITORY, "sensorName": sensor}
+
+
+_START_SENSOR = """mutation($selector: SensorSelector!) {
+  startSensor(sensorSelector: $selector) { __typename ... on PythonError { message } ... on SensorNotFoundError { message } }
+}"""
+_STOP_SENSOR = "mutation($id: String) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"
+_SENSOR = """query($selector: SensorSelector!, $limit: Int) {
+  sensorOrError(sensorSelector: $selector) { ... on Sensor { sensorState {
+    id status ticks(limit: $limit) { tickId status skipReason cursor runIds error { message causes { message } } timestamp }
+  } } }
+}"""
+_PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {
+  sensorDryRun(selectorData: $selector, cursor: $cursor) { __typename
+    ... on PythonError { message } ... on SensorNotFoundError { message }
+    ... on DryRunInstigationTick { evaluationResult { skipReason runRequests { runKey } error { message } } }
+  }
+}"""
+_LAUNCH = """mutation($execution: ExecutionParams!) {
+  launchRun(executionParams: $execution) { __typename ... on Error { message } ... on LaunchRunSuccess { run { runId } } }
+}"""
+_RE_EXECUTE = """mutation($run_id: String!) {
+  launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename
+    ... on Error { message } ... on LaunchRunSuccess { run { runId } }
+  }
+}"""
+_RUN = """query($run_id: ID!) {
+  runOrError(runId: $run_id) { ... on Run {
+    jobName rootRunId runConfigYaml tags { key value } repositoryOrigin { repositoryLocationName repositoryName }
+  } }
+}"""
+_RE_EXECUTE_STEPS = """mutation($execution: ExecutionParams!) {
+  launchRunReexecution(executionParams: $execution) { __typename ... on Error { message } ... on LaunchRunSuccess { run { runId } } }
+}"""
+_CANCEL = """mutation($run_id: String!) {
+  terminateRun(runId: $run_id, terminatePolicy: SAFE_TERMINATE) { __typename
+    ... on Error { message } ... on TerminateRunFailure { message }
+  }
+}"""
+_WIPE = """mutation($ranges: [PartitionsByAssetSelector!]!) {
+  wipeAssets(assetPartitionRanges: $ranges) { __typename ... on Error { message } }
+}"""
+_REPORT = """mutation($said: ReportRunlessAssetEventsParams!) {
+  reportRunlessAssetEvents(eventParams: $said) { __typename ... on Error { message } }
+}"""
+_DELETE = """mutation($run_id: String!) { deleteRun(runId: $run_id) { __typename ... on Error { message } } }"""
+_FORCE_TERMINATE = """mutation($run_id: String!) {
+  terminateRun(runId: $run_id, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename
+    ... on Error { message } ... on TerminateRunFailure { message }
+  }
+}"""
+_DELETE_PARTITIONS = """mutation($repository: RepositorySelector!, $definition: String!, $keys: [String!]!) {
+  deleteDynamicPartitions(repositorySelector: $repository, partitionsDefName: $definition, partitionKeys: $keys) {
+    __typename ... on PythonError { message } ... on UnauthorizedError { message }
+  }
+}"""
+_RELOAD = """mutation($location: String!) {
+  reloadRepositoryLocation(repositoryLocationName: $location) { __typename
+    ... on PythonError { message } ... on RepositoryLocationNotFound { message } ... on ReloadNotSupported { message }
+  }
+}"""
