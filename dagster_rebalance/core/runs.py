@@ -318,9 +318,14 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
 
 
 def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
-    """The assets that a run on a range has left out and that none of the runs on it has done: the newest that tried an asset decides."""
+    """The assets that a range still lacks although a run on it has succeeded: the newest run that tried an asset decides.
+
+    Only a success of the whole job stands whatever comes after it: any later run refuses itself.
+    """
+    if not succeeded.left_out:
+        return ()
     missing = []
-    for asset in succeeded.left_out:
+    for asset in (*succeeded.left_out, *sorted(succeeded.done)):
         tried = next((run for run in reversed(runs) if asset in run.done or asset in run.undone), None)
         if tried is None or asset not in tried.done:
             missing.append(asset)

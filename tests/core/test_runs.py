@@ -168,6 +168,8 @@ FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
         # As Dagster re-executes from the failure.
         ([FIRST, part("r2", S.SUCCEEDED, done="bc", left_out="a")], ""),
         # Piece by piece.
+        # r3 has made what r2 left out, and spoilt what r2 had made
+        ([FIRST, part("r2", S.SUCCEEDED, done="b", left_out="a"), part("r3", S.FAILED, done="a", undone="b")], "b"),
         ([FIRST, part("r2", S.SUCCEEDED, done="b", left_out="ac"), part("r3", S.SUCCEEDED, done="c", left_out="ab")], ""),
         # The newest run that tried an asset decides: a later failure may have spoilt what was there.
         ([FIRST, part("r2", S.FAILED, undone="a"), part("r3", S.SUCCEEDED, done="bc", left_out="a")], "a"),
