@@ -206,9 +206,9 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """Delay the revoke of partitions from the next poll to the one after it; False when some of them are not assigned."""
         return await self._run(lambda: self._consumer.delay_revoke(partitions))
 
-    async def commit_offsets(self, offsets: AnyOffsets) -> CommitResult:
+    async def commit_offsets(self, offsets: AnyOffsets, timeout_s: float | None = None) -> CommitResult:
         """Commit next offsets and metadata in one request, and tell what became of each partition."""
-        return await self._run(lambda: self._consumer.commit_offsets(offsets))
+        return await self._run(lambda: self._consumer.commit_offsets(offsets, timeout_s))
 
     async def pause_topics(self, topics: Collection[str]) -> None:
         """Return no records of these topics until `resume_topics`."""

@@ -1,7 +1,9 @@
 """Which topics a member takes part for, and when its client is made to look for new ones.
 
 Owns the subscription, and that nothing of it reaches the client during a hold: in the classic protocol a change of topics or partitions
-would supersede the hold, without a callback. The caller must ask for a look between holds only.
+would supersede the hold, without a callback. The caller must ask for a look between holds only, and not before the rebalance of a
+release is over: the client would rejoin in the middle of it. Once, a member that had done so was seen to take no part in the next
+rebalance, while the coordinator answered nobody who waited for it (confluent-kafka 2.16.1).
 """
 
 from __future__ import annotations

@@ -223,7 +223,8 @@ class Member:
             self._watch()
         elif session.ended is None:
             self._probe_at = self._clock()
-            self._discovery.look(session)
+            if not (session.is_settling and self._settings.is_classic):
+                self._discovery.look(session)
         if session.ended is None:
             session.serve(timeout_s)
         if session.ended is not None:

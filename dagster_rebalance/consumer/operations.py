@@ -89,13 +89,16 @@ class ConsumerOperations:
         return frozenset(self._assigned)
 
     @in_turn
-    def commit_offsets(self, offsets: AnyOffsets) -> CommitResult:
+    def commit_offsets(self, offsets: AnyOffsets, timeout_s: float | None = None) -> CommitResult:
         """Commit next offsets and metadata in one request, and tell what became of each partition.
 
-        What is not assigned is refused with `PartitionLostError`, and the broker is not asked. Returns when the outcome is known, which
-        takes the client 46 s when the brokers are gone: a commit that nobody waits for any more could overwrite the next owner's.
+        What is not assigned is refused with `PartitionLostError`, and the broker is not asked.
+
+        Args:
+            offsets: The next offset of each partition.
+            timeout_s: How long to wait for the outcome, as for `commit_sync`; what is not answered in time counts as failed.
         """
-        return self._commits.commit(given_offsets("commit_offsets", offsets))
+        return self._commits.commit(given_offsets("commit_offsets", offsets), _limit("commit_offsets", timeout_s))
 
     @in_turn
     def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
@@ -103,8 +106,9 @@ class ConsumerOperations:
 
         Args:
             offsets: The next offset of each partition.
-            timeout_s: How long to wait for the outcome; by default until the client gives up by itself (46 s without a broker). A commit
-                that is not answered in time may yet be stored, before the partition is released.
+            timeout_s: How long to wait for the outcome; by default until the client gives up by itself: 46 s without a broker, and in the
+                classic protocol as long as another member holds a revoke that this one waits for in a rebalance. A commit that is not
+                answered in time may yet be stored, before the partition is released.
 
         Raises:
             PartitionLostError: A partition is not ours any more. Commit nothing for it.
@@ -112,8 +116,7 @@ class ConsumerOperations:
             BrokerError: The broker could not be reached, or refused. `partitions` names what failed; the others are committed.
         """
         wanted = self._positions() if offsets is None else given_offsets("commit_sync", offsets)
-        limit_s = None if timeout_s is None else given_seconds("commit_sync", timeout_s)
-        error = worst_error(self._commits.commit(wanted, limit_s))
+        error = worst_error(self._commits.commit(wanted, _limit("commit_sync", timeout_s)))
         if error is not None:
             raise error
 
@@ -281,3 +284,7 @@ class ConsumerOperations:
         if strange:
             msg = f"{call} of {strange[0]}: it is not assigned to this consumer"
             raise IllegalStateError(msg)
+
+
+def _limit(call: str, timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else given_seconds(call, timeout_s)

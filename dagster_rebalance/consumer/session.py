@@ -80,6 +80,9 @@ class Session:
         clock: A monotonic clock.
         on_probe: Called with the answers to probes.
 
+    Attributes:
+        is_settling: Whether a release has not yet been followed by the assignment, possibly of nothing, that ends its rebalance.
+
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
     """
@@ -100,6 +103,7 @@ class Session:
         self.hold: Hold | None = None
         self.broken: BrokerError | None = None
         self.ended: LostReason | None = None
+        self.is_settling = False
         self.commits = Commits(self, settings)
         self.consumer = self._connect()
 
@@ -172,6 +176,7 @@ class Session:
         self._owned -= self.hold.partitions
         self.commits.forget(self.hold.partitions)
         self.hold = None
+        self.is_settling = True
 
     def leave(self) -> None:
         """Leave the group in the background; a hold that is not released yet goes with it."""
@@ -210,6 +215,7 @@ class Session:
             raise configuration_error(problem) from problem
 
     def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        self.is_settling = False
         granted = [ours(tp) for tp in partitions]
         if self.hold is not None and (self._settings.is_eager or not self.hold.partitions.isdisjoint(granted)):
             self.ended = LostReason.SUPERSEDED
@@ -248,6 +254,7 @@ class Session:
     def _on_lost(self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         if self._closing:
             return
+        self.is_settling = False
         # The client names the retained partitions only; held ones are as lost as they are.
         gone = set(map(ours, partitions)) & self._owned
         if self.hold is not None:

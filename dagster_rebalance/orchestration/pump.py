@@ -58,6 +58,8 @@ things before it, and has no more news."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
 """How long a member that has left may take to record what it still has to."""
+_COMMIT_PATIENCE_S = 10.0
+"""In the classic protocol no coordinator answers a member that waits for others in a rebalance, and one of those may hold a revoke."""
 
 
 @dataclass(frozen=True)
@@ -260,13 +262,13 @@ class Pump:
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Read before write: what is not as the driver expects is left alone."""
-        stored = self.parts.consumer.committed([write.partition for write in writes])
+        stored = self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S)
         done = [write for write in writes if is_same_commit(stored[write.partition], write.new)]
         due = [write for write in writes if write not in done and is_same_commit(stored[write.partition], write.expected)]
         failed = [(write, seen.WriteFailure.CHANGED) for write in writes if write not in done and write not in due]
         refused: list[tuple[do.OffsetWrite, str]] = []
         if due:
-            result = self.parts.consumer.commit_offsets({write.partition: write.new for write in due})
+            result = self.parts.consumer.commit_offsets({write.partition: write.new for write in due}, _COMMIT_PATIENCE_S)
             done += [write for write in due if write.partition in result.committed]
             for write in due:
                 error = result.failed.get(write.partition)

@@ -54,6 +54,9 @@ class FakeGroup:
         max_poll_interval_s: When a held revoke is lost.
         probe_interval_s: How long a member takes to find out during a hold that it was fenced or superseded.
 
+    Attributes:
+        answers_commits: False is what a member meets in classic that waits in a rebalance for another one, which holds a revoke.
+
     Example:
         ```python
         group = FakeGroup({"orders": 4})
@@ -66,6 +69,7 @@ class FakeGroup:
         self.max_poll_interval_s = max_poll_interval_s
         self.probe_interval_s = probe_interval_s
         self.committed: dict[TopicPartition, OffsetAndMetadata] = {}
+        self.answers_commits = True
         self._topics = dict(topics)
         self._members: list[FakeMember] = []
         self._owner: dict[TopicPartition, FakeMember] = {}
@@ -359,6 +363,9 @@ class FakeMember:
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
         """Store what the coordinator accepts."""
         self._check_open("commit")
+        if not self._group.answers_commits:
+            msg = "commit without a limit while the coordinator answers none: it would wait for as long as that lasts"
+            raise IllegalStateError(msg)
         self.settle()
         return self._store(offsets)
 
@@ -387,6 +394,8 @@ class FakeMember:
     def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002 - the port's signature
         """Let what was asked for reach the coordinator."""
         self._check_open("settle")
+        if not self._group.answers_commits:
+            return not self._pending
         pending, self._pending = self._pending, []
         for ticket, offsets in pending:
             self._events.append(CommitAnswered(ticket, self._store(offsets)))

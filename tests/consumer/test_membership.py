@@ -351,3 +351,19 @@ def test_other_errors_of_a_topic_are_told_each_time(scripted: Callable[..., Scri
     scene = scripted()
     scene.client.script = [lambda: trouble(KafkaError.TOPIC_AUTHORIZATION_FAILED, "orders")] * 2
     assert len([event for event in scene.member.poll(0) if isinstance(event, RequestFailed)]) == 2
+
+
+def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_release_is_over(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it found would let the client rejoin in the middle of it."""
+    scene, looked = scripted(**{"group.protocol": "classic"}), []
+    monkeypatch.setattr("dagster_rebalance.consumer.discovery.Discovery.look", lambda *_: looked.append("looked"))
+    scene.ask_for(P1)
+    scene.member.poll(0)
+    scene.member.release()
+    scene.member.poll(0)
+    assert not looked
+    scene.grant()
+    scene.member.poll(0)
+    assert looked

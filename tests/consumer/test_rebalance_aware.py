@@ -524,3 +524,21 @@ def test_assigned_and_revoked_in_one_poll_are_told_in_their_order(group: FakeGro
     blue.consumer.poll(0.1)
     assert diary.lines[1:] == [("assigned", new), ("revoked", new)]
     assert blue.consumer.assignment() == set(EVERYTHING)
+
+
+def test_a_commit_is_waited_for_no_longer_than_its_caller_wants() -> None:
+    """It may yet be stored, and is stored before a later one of the same member."""
+    group = FakeGroup({"orders": 1})
+    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    group.answers_commits = False
+    result = consumer.commit_offsets({P0: OffsetAndMetadata(1)}, 0.5)
+    assert not result.committed
+    assert result.failed[P0].retriable
+    assert "may yet be stored" in str(result.failed[P0])
+    with pytest.raises(BrokerError, match="may yet be stored"):
+        consumer.commit_sync({P0: OffsetAndMetadata(2)}, 0.5)
+    group.answers_commits = True
+    consumer.commit_sync({P0: OffsetAndMetadata(3)})
+    assert group.committed[P0] == OffsetAndMetadata(3)

@@ -63,13 +63,13 @@ class FaultyConsumer(RebalanceAwareConsumer):
         return super().committed(partitions, timeout_s)
 
     def commit_offsets(  # type: ignore[override]
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
     ) -> CommitResult:
         """Fail for some partitions, and note what was asked for."""
         self.writes.append(dict(offsets))
         failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
         failing |= self.refuses.keys() & offsets.keys()
-        result = super().commit_offsets({tp: offset for tp, offset in offsets.items() if tp not in failing})
+        result = super().commit_offsets({tp: offset for tp, offset in offsets.items() if tp not in failing}, timeout_s)
         failed = {tp: BrokerError(f"{tp} failed", retriable=True) for tp in failing}
         failed |= {tp: BrokerError(self.refuses[tp]) for tp in failing & self.refuses.keys()}
         return CommitResult(result.committed, {**result.failed, **failed})

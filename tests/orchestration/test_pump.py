@@ -159,6 +159,21 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
     assert bench.mailbox.mail.offers[0].ranges[0].start == 5, "it is taken in again, and obeyed"
 
 
+def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(instance: dg.DagsterInstance) -> None:
+    """In classic that lasts for as long as another member holds a revoke, which may be minutes."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.until(lambda: not bench.mailbox.mail.offers)
+    bench.group.answers_commits = False
+    bench.succeed(run)
+    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))  # type: ignore[union-attr]
+    assert not bench.materialised()
+    bench.group.answers_commits = True
+    bench.until(bench.materialised)
+    assert bench.materialised() == [("orders-0", 0, 10)]
+
+
 def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstance) -> None:
     """What is stored already is not written again: by then somebody else's claim could stand behind it."""
     bench = Bench(instance)
@@ -167,8 +182,8 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     bench.until(lambda: not bench.mailbox.mail.offers)
     real = bench.consumer.commit_offsets
 
-    def lose_the_answer(offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        real(offsets)
+    def lose_the_answer(offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None) -> CommitResult:
+        real(offsets, timeout_s)
         bench.consumer.commit_offsets = real  # type: ignore[method-assign]
         message = "timed out"
         raise BrokerError(message, retriable=True)

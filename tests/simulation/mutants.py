@@ -48,7 +48,7 @@ def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
     """The pump writes without comparing what is stored."""
 
     def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
-        result = self.parts.consumer.commit_offsets({write.partition: write.new for write in writes})
+        result = self.parts.consumer.commit_offsets({write.partition: write.new for write in writes}, 10.0)
         return seen.OffsetsWritten(tuple(write for write in writes if write.partition in result.committed))
 
     patch.setattr(Pump, "_written", written)
