@@ -117,8 +117,9 @@ class CallerCommits:
         kept: dict[TopicPartition, OffsetAndMetadata] = {}
         refused: dict[TopicPartition, BrokerError] = {}
         marked = self._carried.partitions if self._carried else frozenset()
+        owned = self._member.assignment()  # what was lost while an earlier commit was waited for, the caller hears with the next poll
         for tp, offset in offsets.items():
-            if tp not in self._assigned:
+            if tp not in self._assigned or tp not in owned:
                 message = f"commit for {tp} refused: it is not assigned any more; stop the work on it"
                 refused[tp] = PartitionLostError(message, partitions={tp: "not assigned"})
             else:

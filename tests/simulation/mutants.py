@@ -11,6 +11,7 @@ from dagster_rebalance.core import explain as explain_module
 from dagster_rebalance.core import planning as planning_module
 from dagster_rebalance.core import restoring as restoring_module
 from dagster_rebalance.core import runs as runs_module
+from dagster_rebalance.core import start_check as start_check_module
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ledger import OffsetLedger
@@ -26,7 +27,7 @@ from dagster_rebalance.testing.simulation import run_life
 from dagster_rebalance.testing.simulation.dagster_runs import SimulatedDagster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import pytest
 
@@ -208,6 +209,17 @@ def a_part_is_the_whole(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(runs_module, "lacking", lambda *_: ())
 
 
+def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
+    """What a part of a job has made counts, also where a later run has tried it again and failed."""
+    real = runs_module.lacking
+
+    def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
+        return tuple(asset for asset in real(succeeded, runs) if asset in succeeded.left_out)
+
+    patch.setattr(runs_module, "lacking", lacking)
+    patch.setattr(start_check_module, "lacking", lacking)
+
+
 def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
     """A group without a committed offset is a new group, whatever Dagster has recorded."""
     real = restoring_module.judge
@@ -273,7 +285,7 @@ MUTANTS = {
     commit_out_of_order: (1, "refusing to store"),
     no_deadline: (37, "behind the limit"),
     no_new_claims: (1, "does nothing about orders-0"),
-    deaf_pulse: (5, "does nothing about"),
+    deaf_pulse: (8, "does nothing about"),
     ask_again_while_it_works: (3, "does nothing about"),
     no_pulse: (3, "does nothing about"),
     stopped_for_ever: (12, "does nothing about"),
@@ -284,10 +296,11 @@ MUTANTS = {
     believe_dagster: (7, "two live runs"),
     no_lease: (16, "although it works and cannot give a sign of life"),
     a_part_is_the_whole: (77, "but no run has succeeded on it"),
+    keep_what_a_later_run_has_spoilt: (5337126457, "but no run has succeeded on it"),
     begin_anew_where_offsets_vanished: (108, "goes back"),
     created_is_queued: (23, "does nothing about"),
     never_record_late: (40, "is recorded 0 times"),
-    wait_for_ever_for_the_storage: (23, "does nothing about"),
+    wait_for_ever_for_the_storage: (61, "does nothing about"),
     believe_the_end_of_the_log: (60, "is in no successful run"),
     forget_deleted_runs: (479, "two live runs"),
 }
