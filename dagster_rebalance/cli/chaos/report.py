@@ -156,7 +156,9 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[Of
 def _seen(record: dg.RunRecord, gone_at: float | None = None) -> tuple[str, RunSeen, tuple[OffsetRange, ...]]:
     """A run with its status and its ranges; one that did not end was there until it was gone."""
     run, ended_at = record.dagster_run, record.end_time if record.end_time is not None else gone_at
-    seen = RunSeen(record.create_timestamp.timestamp(), ended_at, run.status is dg.DagsterRunStatus.SUCCESS)
+    # One that executes a part of another run again leaves the range to be done.
+    is_whole = run.status is dg.DagsterRunStatus.SUCCESS and run.step_keys_to_execute is None
+    seen = RunSeen(record.create_timestamp.timestamp(), ended_at, is_whole)
     return run.status.value, seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
 
 

@@ -35,7 +35,7 @@ class RunSeen:
     Attributes:
         created_at: When it was made.
         ended_at: When it was over; None if never.
-        succeeded: Whether it did its work.
+        succeeded: Whether it did all of its job.
     """
 
     created_at: float
