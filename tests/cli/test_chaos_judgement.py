@@ -114,8 +114,9 @@ def _reasons(
     holds: tuple[HoldSeen, ...] = (),
     assigned: tuple[Event, ...] = (),
     left: tuple[Event, ...] = (),
+    is_classic: bool = False,
 ) -> list[str]:
-    found = reasons(Evidence(faults, holds, assigned, left, TICKS), [history], UNTIL)
+    found = reasons(Evidence(faults, holds, assigned, left, TICKS, is_classic), [history], UNTIL)
     return [f"{one.why}: {one.span.begin:g} to {one.span.end:g}" for one in found if one.span.seconds > 0]
 
 
@@ -144,6 +145,17 @@ def test_a_hold_explains_what_it_held() -> None:
     """Its receipt says how long it took."""
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-0",), seconds=4.0, ended_at=24.0, runs=1)
     assert _reasons(holds=(hold,)) == ["held: 20 to 24"]
+
+
+def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_do_not_commit() -> None:
+    """One that holds, or that is away and not missed yet; in the consumer protocol it explains nothing of theirs."""
+    hold = HoldSeen("blue", "drained", "revoke", ("numbers-1",), seconds=4.0, ended_at=24.0, runs=1)
+    frozen = Fault(Kind.MEMBER_FROZEN, "green", 40.0, frozenset({1}), 60.0)
+    assigned = Event("assigned", "purple", "", ("numbers-1",), {"member_id": "id-3"}, 50.0)
+    assert _reasons(frozen, holds=(hold,), assigned=(assigned,)) == ["held: 20 to 24"], "that of its own partition"
+    waits = "a classic rebalance waits for a member"
+    found = _reasons(frozen, holds=(hold,), assigned=(assigned,), is_classic=True)
+    assert found == ["held: 20 to 24", f"{waits}: 20 to 27", f"{waits}: 47 to 50", f"{waits}: 40 to 50"]
 
 
 def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:

@@ -37,6 +37,8 @@ AFTERMATH_S = 5.0
 GONE_LIMIT_S = 90.0
 """By then Kafka must have given the partitions of a member that is away to others."""
 ON_ITS_WAY_S = 10.0
+HEARTBEAT_S = 3.0
+"""Within this the members of a classic rebalance, which hear of it with their next heartbeats, have joined both of its phases."""
 PATIENCE_S = 15.0
 """Without a tick for so long a member claims nothing: nobody would start the run (`DriverSettings.plan_patience_s`)."""
 
@@ -51,6 +53,7 @@ class Evidence:
         assigned: When members said that they were assigned what.
         left: When they said that they had left.
         ticks: As in `stalls.judge`.
+        is_classic: Whether the group protocol is the classic one.
     """
 
     faults: Sequence[Fault]
@@ -58,6 +61,7 @@ class Evidence:
     assigned: Sequence[Event]
     left: Sequence[Event]
     ticks: Mapping[str, Sequence[float]]
+    is_classic: bool = False
 
 
 def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> Iterator[Explained]:
@@ -71,6 +75,10 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
         yield from _given_to_leaving_members(evidence, history, until)
         yield from _on_its_way(evidence.assigned, history)
         yield from _without_ticks(evidence.ticks, history, until)
+    if evidence.is_classic:
+        for span in _classic_rebalances(evidence):
+            for history in histories:
+                yield Explained(span, "a classic rebalance waits for a member", history.name)
 
 
 def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
@@ -125,3 +133,15 @@ def _without_ticks(ticks: Mapping[str, Sequence[float]], history: History, until
             gap = Span(max(span.begin, before + PATIENCE_S), min(span.end, after + 1))
             if gap.seconds > 0:
                 yield Explained(gap, "Dagster did not evaluate the sensor of its owner", history.name)
+
+
+def _classic_rebalances(evidence: Evidence) -> Iterator[Span]:
+    """When members may wait in a rebalance, without an answer to any commit: until all have joined it, also those that hold or are away."""
+    for hold in evidence.holds:
+        yield Span(hold.ended_at - hold.seconds, hold.ended_at + HEARTBEAT_S)
+    for event in evidence.assigned:
+        yield Span(event.at - HEARTBEAT_S, event.at)
+    for fault in evidence.faults:
+        if fault.kind in OF_MEMBERS:
+            moved = [event.at for event in evidence.assigned if event.at > fault.began_at]
+            yield Span(fault.began_at, min([*moved, fault.began_at + GONE_LIMIT_S]))

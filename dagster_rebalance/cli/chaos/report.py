@@ -105,6 +105,7 @@ def make_report(parts: Parts, play: Play) -> Report:
         assigned=assigned,
         left=[event for event in play.catalogue.events if event.kind == "left"],
         ticks=ticks,
+        is_classic=parts.protocol == "classic",
     )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
     noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
