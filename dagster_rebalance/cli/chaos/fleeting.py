@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from dagster_rebalance.cli.chaos.exchange import FLEETING
 from dagster_rebalance.cli.witness.committed import committed_offsets
@@ -91,10 +91,8 @@ class Fleeting:
         self._work_off()
 
     def _make_topic(self) -> None:
-        def create() -> None:
-            self._kafka.create_topic(TOPIC, 1)
-
-        self._patiently("the topic to be made", create)
+        create, topic = self._admin.create_topics, NewTopic(TOPIC, num_partitions=1, replication_factor=self._kafka.nodes)
+        self._patiently("the topic to be made", lambda: create([topic])[TOPIC].result(_REQUEST_S), done=KafkaError.TOPIC_ALREADY_EXISTS)
 
     def _produce(self) -> None:
         producer = Producer({**self._kafka.client_config(), "enable.idempotence": True})
