@@ -4,6 +4,9 @@ UV := .cache/uv/bin/uv
 CODE := dagster_rebalance example_project examples tests tools
 ARGS :=
 SEED := 1
+# Each Dagster run is a process that imports Dagster. That is compiled once, also where the machine says to write no bytecode.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/bytecode
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

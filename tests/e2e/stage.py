@@ -39,7 +39,7 @@ SETTINGS = {
             "tag_concurrency_limits": [
                 {"key": "e2e/queue", "value": f"{scenario}_{protocol}", "limit": limit}
                 for protocol in PROTOCOLS
-                for scenario, limit in (("queued", 1), ("ended", 3), ("handled", 2))
+                for scenario, limit in (("queued", 1), ("ended", 3), ("handled", 1))
             ],
         },
     },

@@ -36,6 +36,7 @@ class RunLife:
         self.processes: dict[str, RunProcess] = {}
         self.deleted: set[str] = set()
         self.notes: dict[Claimed, str] = {}
+        self.bereft: set[str] = set()
         self.outputs = Outputs(self.deleted)
         self._clockwork = clockwork
         self._group = group
@@ -75,8 +76,13 @@ class RunLife:
         return run_id not in self.deleted and (run.awaits_retry or is_coming)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """What runs have done from an offset on, or are doing, was with records that are gone."""
+        """What runs have done from an offset on, or are doing, was with records that are gone, and so may be its claim."""
         begun = [run_id for run_id, process in self.processes.items() if process.has_begun and not process.has_finished]
+        self.bereft |= {
+            run_id
+            for run_id in begun
+            if any(range_.topic_partition == partition and range_.until > at for range_ in self.runs[run_id].ranges)
+        }
         self.outputs.forget(partition, at, begun)
 
     def is_in_doubt(self, run_id: str) -> bool:
@@ -230,12 +236,17 @@ class RunLife:
 
     def _must_be_alone(self, me: RunSeen) -> None:
         for other in self.working():
-            is_silent = other.run_id in self.deleted and not self.processes[other.run_id].is_heard
-            if is_silent and other.batch_id != me.batch_id:
-                continue  # said under the limits: its claim is gone as well, by which its note would be found
+            if self._is_out_of_sight(other) and other.batch_id != me.batch_id:
+                continue  # said under the limits
             if any(mine.overlaps(theirs) for mine in me.ranges for theirs in other.ranges):
                 msg = f"{me.run_id} works on what {other.run_id} works on: two live runs of {me.batch_id} and {other.batch_id}"
                 raise Violation(msg)
+
+    def _is_out_of_sight(self, run: RunSeen) -> bool:
+        """Whether a run is only found by its claim, and that may be gone with its records."""
+        process = self.processes[run.run_id]
+        has_ended = run.run_id in self.deleted or run.state not in LIVE
+        return run.run_id in self.bereft and has_ended and not process.is_heard
 
     def _must_be_dead(self, run_id: str) -> None:
         process = self.processes[run_id]
