@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-_REPOSITORY = "__repository__"
-"""What Dagster names the repository of a `Definitions`."""
-
 
 class DagsterUi:
     """The pages of a deployment. Each method raises `DagsterRebalanceError` when Dagster refuses what it asks for.
@@ -70,8 +67,8 @@ class DagsterUi:
 
     def launch(self, location: str, job: str) -> str:
         """Launch a job as the launchpad does, with an empty config, and return the id of its run."""
-        selector = {"repositoryLocationName": location, "repositoryName": _REPOSITORY, "jobName": job}
-        answer = self._settle(_LAUNCH, "launchRun", execution={"selector": selector, "mode": "default"})
+        execution = {"selector": {**_repository(location), "jobName": job}, "mode": "default"}
+        answer = self._settle(_LAUNCH, "launchRun", execution=execution)
         return str(answer["run"]["runId"])
 
     def re_execute(self, run_id: str, steps: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> str:
@@ -83,14 +80,10 @@ class DagsterUi:
             answer = self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
             return str(answer["run"]["runId"])
         run = self.ask(_RUN, run_id=run_id)["runOrError"]
-        origin = run["repositoryOrigin"]
+        location = run["repositoryOrigin"]["repositoryLocationName"]
         copied = {tag["key"]: tag["value"] for tag in run["tags"] if not tag["key"].startswith(("dagster/", ".dagster/"))}
         execution = {
-            "selector": {
-                "repositoryLocationName": origin["repositoryLocationName"],
-                "repositoryName": origin["repositoryName"],
-                "jobName": run["jobName"],
-            },
+            "selector": {**_repository(location), "jobName": run["jobName"]},
             "runConfigData": run["runConfigYaml"],
             "mode": "default",
             "stepKeys": list(steps) or None,
@@ -126,8 +119,8 @@ class DagsterUi:
 
     def delete_partitions(self, location: str, definition: str, *keys: str) -> None:
         """Delete dynamic partitions, as the page of an asset does in the UI."""
-        repository = {"repositoryLocationName": location, "repositoryName": _REPOSITORY}
-        self._settle(_DELETE_PARTITIONS, "deleteDynamicPartitions", repository=repository, definition=definition, keys=list(keys))
+        which = {"repository": _repository(location), "definition": definition, "keys": list(keys)}
+        self._settle(_DELETE_PARTITIONS, "deleteDynamicPartitions", **which)
 
     def _settle(self, query: str, field_name: str, **variables: object) -> dict[str, Any]:
         answer: dict[str, Any] = self.ask(query, **variables)[field_name]
@@ -138,7 +131,12 @@ class DagsterUi:
 
 
 def _selector(location: str, sensor: str) -> dict[str, str]:
-    return {"repositoryLocationName": location, "repositoryName": _REPOSITORY, "sensorName": sensor}
+    return {**_repository(location), "sensorName": sensor}
+
+
+def _repository(location: str) -> dict[str, str]:
+    """The repository of a code location, as Dagster names that of a `Definitions`."""
+    return {"repositoryLocationName": location, "repositoryName": "__repository__"}
 
 
 _START_SENSOR = """mutation($selector: SensorSelector!) {
@@ -166,7 +164,7 @@ _RE_EXECUTE = """mutation($run_id: String!) {
 }"""
 _RUN = """query($run_id: ID!) {
   runOrError(runId: $run_id) { ... on Run {
-    jobName rootRunId runConfigYaml tags { key value } repositoryOrigin { repositoryLocationName repositoryName }
+    jobName rootRunId runConfigYaml tags { key value } repositoryOrigin { repositoryLocationName }
   } }
 }"""
 _RE_EXECUTE_STEPS = """mutation($execution: ExecutionParams!) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 import pytest
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
+E = TypeVar("E")
 Status = dg.DagsterRunStatus
 CONFIG = {"bootstrap.servers": "memory:1", "group.id": "etl"}
 SETTINGS = DriverSettings(limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(50.0, 10.0), lease_s=40.0)
@@ -85,9 +86,9 @@ class WatchedDriver(Driver):
         self.told.append(event)
         return super().handle(event, now)
 
-    def heard(self, *kinds: type[object]) -> list[seen.Event]:
+    def heard(self, *kinds: type[E]) -> list[E]:
         """What it was told of some kinds."""
-        return [event for event in self.told if type(event) in kinds]
+        return [event for event in self.told if isinstance(event, kinds)]
 
 
 class FaultyCatalogue(Catalogue):

@@ -152,7 +152,7 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
     bench.group.committed[tp(0)] = OffsetAndMetadata(5)
     writes = len(bench.consumer.writes)
     bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))  # type: ignore[union-attr]
+    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))
     assert len(bench.consumer.writes) == writes, "nothing was sent"
     assert bench.group.committed[tp(0)] == OffsetAndMetadata(5)
     bench.offers()
@@ -167,7 +167,7 @@ def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(instance
     bench.until(lambda: not bench.mailbox.mail.offers)
     bench.group.answers_commits = False
     bench.succeed(run)
-    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))  # type: ignore[union-attr]
+    bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))
     assert not bench.materialised()
     bench.group.answers_commits = True
     bench.until(bench.materialised)
@@ -193,7 +193,7 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     bench.succeed(run)
     bench.until(bench.materialised)
     assert len(bench.consumer.writes) == writes + 1
-    assert not any(event.failed for event in bench.driver.heard(seen.OffsetsWritten))  # type: ignore[union-attr]
+    assert not any(event.failed for event in bench.driver.heard(seen.OffsetsWritten))
     assert bench.materialised() == [("orders-0", 0, 10)]
 
 
