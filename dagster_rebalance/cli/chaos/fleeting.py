@@ -81,9 +81,12 @@ class Fleeting:
     def delete_offsets(self) -> None:
         """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
         reached = self._end
-        self._dagster.ui.stop_sensor(LOCATION, SENSOR)
-        delete = self._admin.delete_consumer_groups
-        self._patiently("the group to be deleted", lambda: delete([GROUP])[GROUP].result(_REQUEST_S), done=KafkaError.GROUP_ID_NOT_FOUND)
+
+        def delete() -> None:
+            self._turn_off()
+            self._admin.delete_consumer_groups([GROUP])[GROUP].result(_REQUEST_S)
+
+        self._patiently("the group to be deleted", delete, done=KafkaError.GROUP_ID_NOT_FOUND)
         self._produce()
         self._dagster.ui.start_sensor(LOCATION, SENSOR)
         self._watch_nothing_move()
@@ -105,10 +108,10 @@ class Fleeting:
 
     def _say(self, offset: int) -> None:
         """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
-        self._dagster.ui.stop_sensor(LOCATION, SENSOR)
         wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
 
         def alter() -> None:
+            self._turn_off()
             answer = self._admin.alter_consumer_group_offsets([wanted])[GROUP].result(_REQUEST_S)
             for partition in answer.topic_partitions:  # the client raises no refusal of a partition
                 if partition.error is not None:
@@ -116,6 +119,10 @@ class Fleeting:
 
         self._patiently("the group to take an offset", alter)
         self._dagster.ui.start_sensor(LOCATION, SENSOR)
+
+    def _turn_off(self) -> None:
+        """Turn the sensor off, also where it is on again: a tick that ends at that moment writes the status that it had read."""
+        self._dagster.ui.stop_sensor(LOCATION, SENSOR)
 
     def _watch_nothing_move(self) -> None:
         deadline_at = time.monotonic() + _TEMPTATION_S
