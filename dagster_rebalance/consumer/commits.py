@@ -152,9 +152,10 @@ class Commits:
         for tp in partitions:
             self._seen.pop(tp, None)
 
-    def restore(self, stored: Mapping[TopicPartition, int]) -> None:
-        """A probe was stored, at these offsets: store this member's own metadata again, if it has committed there."""
-        own = {tp: self._seen.get(tp) for tp in stored}
+    def restore(self, stored: Mapping[TopicPartition, int], found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> None:
+        """A probe was stored, at these offsets: store again what was there, this member's own commit or what was `found` before it."""
+        under_way = self._sent.offsets.keys() | self._next.offsets.keys() if self._sent else frozenset()
+        own = {tp: self._seen.get(tp) or found.get(tp) for tp in stored if tp not in under_way}
         self.forget(stored)
         again = {tp: offset for tp, offset in own.items() if offset and offset.offset == stored[tp]}
         if again:

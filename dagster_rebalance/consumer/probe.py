@@ -9,6 +9,7 @@ the thread that asks also reads the retained partitions.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
@@ -19,7 +20,7 @@ from dagster_rebalance.consumer.translation import ours, to_commit
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Mapping
 
     import confluent_kafka
     from confluent_kafka import KafkaError
@@ -41,12 +42,21 @@ def is_probe(partitions: Collection[confluent_kafka.TopicPartition]) -> bool:
     return any(tp.metadata == _TOO_LONG for tp in partitions)
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A probe without an answer: in which hold it was sent, and what its partition had committed then."""
+
+    session: Session
+    hold: Hold | None
+    found: Mapping[TopicPartition, OffsetAndMetadata | None]
+
+
 class Probe:
     """The questions of one member, whatever session it is in."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._asked: tuple[Session, Hold | None] | None = None
+        self._asked: _Asked | None = None
         self._is_refused = True
         self.others_commit = False
         """Whether offsets may move without this member, in transactions: that is no sign then."""
@@ -75,17 +85,18 @@ class Probe:
         if error is None:
             self._is_refused = False
             stored = {ours(tp): tp.offset for tp in partitions}
+            found = asked.found if asked else {}
             logger.warning(
                 "group '%s': the broker stored the metadata of a probe, 32,000 bytes, for %s; no further probe is sent",
                 self._settings.group_id,
                 names(stored),
             )
-            session.commits.restore(stored)
-        elif error.code() != METADATA_TOO_LARGE and asked == (session, session.hold):
+            session.commits.restore(stored, found)
+        elif error.code() != METADATA_TOO_LARGE and asked and (asked.session, asked.hold) == (session, session.hold):
             self._hear(session, error)
 
     def _send(self, session: Session, partition: TopicPartition, found: OffsetAndMetadata | None) -> None:
-        is_unanswered = self._asked is not None and self._asked[0] is session
+        is_unanswered = self._asked is not None and self._asked.session is session
         if is_unanswered or not self._is_refused:
             return
         # Should a broker store it, reading starts where it would have: at the same offset or, out of range, where it is reset to.
@@ -96,7 +107,7 @@ class Probe:
         except KafkaException as problem:
             self._hear(session, kafka_error(problem))
         else:
-            self._asked = session, session.hold
+            self._asked = _Asked(session, session.hold, {partition: found})
 
     def _hear(self, session: Session, error: KafkaError) -> None:
         if error.code() in FENCED_IN_A_HOLD:

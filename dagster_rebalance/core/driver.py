@@ -19,7 +19,7 @@ from dagster_rebalance.core.assigned import AssignedPartitions
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, LeavePolicy, Outcome, named, receipt_of
 from dagster_rebalance.core.lookups import Lookups
-from dagster_rebalance.core.offers import Offer, batches_under_way, offers_of
+from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.planning import plan
@@ -51,7 +51,7 @@ class Driver:
         self._epoch = 0
         self.pulse = settings.pulse
         self._last_tick_at = self._now = now
-        self._asked_since: dict[str, float] = {}
+        self._asked_since: dict[Offer, float] = {}
         self._lookups = Lookups(settings)
         self._rechecked_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
@@ -179,7 +179,7 @@ class Driver:
         if now - self._last_tick_at > self.settings.plan_patience_s:
             self._asked_since = {}
         self._last_tick_at = now
-        self._asked_since = {offer.run_key: self._asked_since.get(offer.run_key, now) for offer in self.offers}
+        self._asked_since = {offer: self._asked_since.get(offer, now) for offer in self.offers}
         return ()
 
     def _on_time(self, _event: seen.TimePassed, now: float) -> Iterable[do.Command]:
@@ -276,12 +276,9 @@ class Driver:
 
     def _unanswered(self, owned: OwnedPartition) -> str | None:
         limit_s = self.settings.unanswered_s
-        late = {key for key, since in self._asked_since.items() if self._now - since >= limit_s}
-        for offer in self.offers if late else ():
-            for range_ in offer.ranges:
-                if offer.run_key in late and range_.topic_partition == owned.partition:
-                    return unanswered(range_, offer.run_key, limit_s)
-        return None
+        late = {offer for offer, since in self._asked_since.items() if self._now - since >= limit_s}
+        found = asked_for_in(owned, late, self._now) if late else None
+        return None if found is None else unanswered(found[0], found[1].run_key, limit_s)
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
         self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason)

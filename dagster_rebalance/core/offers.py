@@ -16,7 +16,7 @@ from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition
@@ -70,6 +70,13 @@ def offers_of(partitions: Iterable[OwnedPartition], now: float, *, most_runs: in
     return (*offers, *(offer for _, offer in again[:room]))
 
 
+def asked_for_in(owned: OwnedPartition, offers: Collection[Offer], now: float) -> tuple[OffsetRange, Offer] | None:
+    """The first range of a partition that one of the offers asks for, and that offer; None where its run has come, or is not wanted."""
+    wanted = {(offer.batch_id, offer.attempt, range_): offer for offer in offers for range_ in offer.ranges}
+    asked = ((entry.range, wanted.get((entry.batch_id, _attempt(entry), entry.range))) for entry in _requestable(owned, now))
+    return next(((range_, offer) for range_, offer in asked if offer is not None), None)
+
+
 def batches_under_way(partitions: Iterable[OwnedPartition], now: float) -> frozenset[str]:
     """The batches that take room among the runs in flight: a run works on them, or is or will be asked for.
 
@@ -92,6 +99,12 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
     elif not owned.phase.may_plan:
         undone = []
     return [entry for entry in undone if entry.due_at <= now and _is_asked_for(entry)]
+
+
+def _attempt(entry: Entry) -> int:
+    """The number of the run that may be asked for."""
+    progress = entry.progress.unsubmitted if isinstance(entry.progress, InFlight) else entry.progress
+    return progress.attempt if isinstance(progress, RunSeen | ToRequest | GaveUp) else 0
 
 
 def _is_asked_for(entry: Entry) -> bool:

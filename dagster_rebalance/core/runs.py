@@ -54,7 +54,8 @@ class RunSeen:
         state: Where it is in its life.
         attempt: Which attempt it was requested as; 0 where Dagster does not say.
         parent_id: The run that Dagster or a person executed again with it; empty for a first run. Only first runs count as attempts.
-        has_started: Whether it ever reached its process. One that did not has touched nothing.
+        is_automatic: Whether Dagster executed that run again by itself, by its own settings for retries.
+        has_started: Whether its process ever came so far as to look whether it may work. One that did not has touched nothing.
         awaits_retry: It failed, and Dagster is about to start it again.
         is_refused: It refused itself, so it does not work although it may not have ended yet; not an attempt.
         is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still work until it ended.
@@ -76,6 +77,7 @@ class RunSeen:
     state: RunState
     attempt: int = 0
     parent_id: str = ""
+    is_automatic: bool = False
     has_started: bool = True
     awaits_retry: bool = False
     is_refused: bool = False
@@ -240,8 +242,8 @@ Progress = ToRequest | InFlight | Succeeded | GaveUp | DeadLettered
 def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int) -> Progress:
     """Say how far the work on a claimed range is, from all runs of its batch.
 
-    Dagster executes a run again with all of its ranges. If one of them is gone meanwhile, that run has to refuse itself, but somebody wants
-    the others to be tried again: so they are requested, once for each such run.
+    A run is executed again with all of its ranges. If one of them is gone meanwhile, that run has to refuse itself, but a person wants the
+    others to be tried again: so they are requested, once for each such run.
     """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     left_out: tuple[str, ...] = ()
@@ -252,8 +254,21 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
                 return Succeeded(run.run_id)
             left_out = left_out or missing
     otherwise = _without_live([run for run in mine if not run.is_live], left_out, max_attempts)
-    live = [run for run in mine if run.is_live]
+    live = [run for run in mine if run.is_live and not _is_left_behind(run, mine)]
     return _in_flight(live, otherwise) if live else otherwise
+
+
+def _is_left_behind(run: RunSeen, runs: Iterable[RunSeen]) -> bool:
+    """Whether a run was created by another sensor, which did not submit it: this one's run with the same key has ended since.
+
+    Dagster keeps the keys of each sensor apart, and starts nothing for one that it has used. Should the run come to its process
+    all the same, it looks whether it may work.
+    """
+    return (
+        run.state is RunState.CREATED
+        and run.is_requested
+        and any(other.attempt == run.attempt and not other.is_retry and not other.is_live for other in runs)
+    )
 
 
 def _without_live(ended: list[RunSeen], left_out: tuple[str, ...], max_attempts: int) -> ToRequest | GaveUp:
@@ -261,7 +276,7 @@ def _without_live(ended: list[RunSeen], left_out: tuple[str, ...], max_attempts:
     first_runs = [run for run in ended if not run.is_retry]
     attempt = max([len(first_runs), *(run.attempt for run in first_runs)]) + 1
     failed = [run for run in first_runs if _setback(run) is Setback.FAILED]
-    if ended and ended[-1].is_retry and ended[-1].is_refused:
+    if ended and ended[-1].is_retry and ended[-1].is_refused and not ended[-1].is_automatic:
         return ToRequest(attempt, len(failed), left_out=left_out)
     if len(failed) >= max_attempts:
         cancelled = any(run.state is RunState.CANCELED for run in failed)

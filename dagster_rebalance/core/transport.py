@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _WITH_TLS = frozenset({"SSL", "SASL_SSL"})
 _WITH_LOGIN = frozenset({"SASL_PLAINTEXT", "SASL_SSL"})
 _VERIFICATION = "enable.ssl.certificate.verification"
-_OFF = frozenset({"false", "0", "no", "off"})
+_OFF = frozenset({"false", "f", "0", "no", "off"})
 
 
 def insecurity(config: Mapping[str, object]) -> str | None:

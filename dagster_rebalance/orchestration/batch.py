@@ -124,7 +124,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise dg.Failure(msg, allow_retries=False)
         heartbeat = Heartbeat(instance, run, timeout_s=self.kafka.heartbeat_timeout_s)
         heartbeat.begin()
-        why_not = self._refusal(instance, run.run_id)
+        why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
         if why_not is not None:
             set_mark(instance, run, Mark.REFUSED)
             instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why_not[:MOST_REFUSAL_CHARACTERS]})

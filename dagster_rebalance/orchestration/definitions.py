@@ -13,6 +13,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.fixed import fixed
+from dagster_rebalance.orchestration.job_checks import check_steps
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.written_secrets import written_secrets
@@ -61,7 +62,8 @@ def build_kafka_batch_defs(
         The assets, the job, the sensor, the assets of the group (committed offsets, and members and holds), their check, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, a name or a resource key is taken, or a secret is written in the code.
+        ConfigurationError: There is no asset, one does not take a batch, a name or a resource key is taken, or a secret is written in the
+            code.
     """
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
@@ -69,6 +71,7 @@ def build_kafka_batch_defs(
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
         msg = f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another name"
         raise ConfigurationError(msg)
+    check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
     for setting in written_secrets(kafka, spark):
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "

@@ -60,6 +60,7 @@ class Heartbeat:
         self._run = run
         self._timeout_s = timeout_s
         self.interval_s = timeout_s / _BEATS_PER_TIMEOUT
+        self._lease_s = _LEASE * timeout_s
         self._number = 0
         self._claims: Collection[Claimed] = ()
         self._beats = count()
@@ -85,6 +86,11 @@ class Heartbeat:
         run_process.claim_children(self._run.run_id)
         set_mark(self._instance, self._run, Mark.BEGAN)
         self._beat(self._instance)
+
+    def why_too_late(self) -> str | None:
+        """Why others may take this run for dead although it has not begun to work, or None."""
+        silence_s = time.monotonic() - self._beaten_at
+        return f"it could give no sign of life for {silence_s:.0f} s, so others may do its work" if silence_s >= self._lease_s else None
 
     def note_work(self, claims: Collection[Claimed]) -> None:
         """Note what this run works on, from here on: so that it is known of also when the run is deleted.
@@ -191,7 +197,7 @@ class Heartbeat:
     def _see_to_lease(self) -> bool:
         """Whether the lease is over; then this process stops itself."""
         silence_s = time.monotonic() - self._beaten_at
-        is_silent = silence_s >= _LEASE * self._timeout_s
+        is_silent = silence_s >= self._lease_s
         if is_silent and self._interrupted_at is None:
             self._is_cut_off = True
             self._interrupt(f"could give no sign of life for {silence_s:.0f} s")

@@ -56,6 +56,8 @@ _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 _ENDED = {*_UNSURE, dg.DagsterRunStatus.SUCCESS}
 _FINAL = {Mark.REFUSED, Mark.OVER}
 _WILL_RETRY_TAG = "dagster/will_retry"
+_RETRY_NUMBER_TAG = "dagster/retry_number"
+"""Of runs that Dagster executed again by itself. It leaves the tag out when a person executes one of them again."""
 _BATCHES_PER_QUERY = 100
 RETRY_PATIENCE_S = 300.0
 """For so long a failed run that Dagster announced to retry counts as live; a retry that never came must not stall a partition."""
@@ -255,6 +257,7 @@ class RunLedger:
         batch_id = run.tags.get(BATCH_TAG, "")
         state = _STATES[run.status]
         old_sign = _old_sign(record)
+        has_begun = Mark.BEGAN in marks or old_sign != ""
         return RunSeen(
             run_id=run.run_id,
             batch_id=batch_id,
@@ -262,14 +265,15 @@ class RunLedger:
             state=state,
             attempt=_number(run.tags.get(ATTEMPT_TAG, "")),
             parent_id=run.parent_run_id or "",
-            has_started=record.start_time is not None,
+            is_automatic=_RETRY_NUMBER_TAG in run.tags,
+            has_started=has_begun or (record.start_time is not None and run.status not in _UNSURE),
             awaits_retry=state is RunState.FAILED and not is_retried and self._will_be_retried(record),
             is_refused=Mark.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
             is_taken_back=Mark.TAKEN_BACK in marks or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
             heartbeat=sign or old_sign,
             is_gone=Mark.FINISHED in marks or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
             is_written_off=Mark.OVER in marks,
-            is_over=run.status not in _UNSURE or bool(marks & _FINAL) or (Mark.BEGAN not in marks and not old_sign),
+            is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
             refusal=run.tags.get(REFUSAL_TAG, ""),
         )
 

@@ -18,6 +18,7 @@ from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.job_checks import check_executor, check_steps
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.pump import Parts
@@ -49,7 +50,7 @@ def build_kafka_batch_sensor(
 
     Args:
         name: The name of the sensor.
-        job: What processes a batch. It needs a `KafkaBatch` under `batch_key`, and `dg.in_process_executor`.
+        job: What processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, and the job `dg.in_process_executor`.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         batch_key: The resource key of the `KafkaBatch`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can be stopped.
@@ -57,9 +58,11 @@ def build_kafka_batch_sensor(
         default_status: Whether the sensor runs without being turned on.
 
     Raises:
-        ConfigurationError: The steps of the job run in processes of their own.
+        ConfigurationError: The steps of the job run in processes of their own, or one does not take its batch.
     """
-    _check_executor(name, job)
+    check_executor(name, job)
+    if isinstance(job, dg.JobDefinition):
+        check_steps(job.name, [job.graph], batch_key)
 
     @dg.sensor(
         name=name,
@@ -98,17 +101,6 @@ def build_kafka_batch_sensor(
         )
 
     return kafka_batches
-
-
-def _check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
-    """One process gives the signs of life of a run, and says when it is finished: it must be the one that does all the work."""
-    executor = job.executor_def
-    if executor is None or executor.name != dg.in_process_executor.name:
-        msg = (
-            f"the job {job.name} of sensor {name} runs its steps in processes of their own, and between two of them nobody would show "
-            "that its run lives: give the job executor_def=dg.in_process_executor. Spark is the parallelism"
-        )
-        raise ConfigurationError(msg)
 
 
 def is_real_tick(context: dg.SensorEvaluationContext) -> bool:

@@ -16,11 +16,11 @@ from dagster_rebalance.spark import pem
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-REDACTION = r'(?i)key: "kafka\.[^"]*(?:jaas|password|secret|token|keystore\.key)[^"]*"\s+value: "(?:[^"\\]++|\\.)*+"'
+REDACTION = r'(?i)key: "kafka\.[^"]*(?:jaas|password|passphrase|secret|token|keystore\.key)[^"]*"\s+value: "(?:[^"\\]++|\\.)*+"'
 """A `spark.redaction.string.regex`, in Java's language, that masks names and values of secret options where a Spark Connect server logs the
 requests of its clients. Possessive, so that a long key neither backtracks nor overflows the stack."""
 
-_SECRETS = ("password", "secret", "token", "jaas", "keystore.key")
+_SECRETS = ("password", "passphrase", "secret", "token", "jaas", "keystore.key")
 _OWN = "kafka."
 _OWN_LOGIN = "kafka.sasl.jaas.config"
 _OWN_KEYS = ("kafka.ssl.keystore.key", "kafka.ssl.keystore.location")

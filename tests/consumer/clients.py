@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import validated
@@ -28,13 +28,16 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.script: list[Callable[[], Message | None]] = []
         self.asked: list[list[confluent_kafka.TopicPartition]] = []
         self.unassigned: list[list[int]] = []
+        self.refuses: int | None = None
 
     def poll(self, timeout: float = -1) -> Message | None:  # noqa: ARG002 - the client's signature
         """The next thing of the script."""
         return self.script.pop(0)() if self.script else None
 
     def commit(self, **request: Any) -> None:  # type: ignore[override]  # noqa: ANN401
-        """Note it."""
+        """Note it, or refuse it."""
+        if self.refuses is not None:
+            raise KafkaException(KafkaError(self.refuses))
         self.asked.append(request["offsets"])
 
     def incremental_unassign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:

@@ -76,6 +76,14 @@ def test_an_unknown_member_hears_of_its_loss_in_the_next_poll(scripted: Callable
     assert lost == PartitionsLost((P0, P1), LostReason.FENCED)
 
 
+def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(scripted: Callable[..., ScriptedMember]) -> None:
+    """The same, where the answer is the result of the call."""
+    scene = scripted()
+    scene.client.refuses = KafkaError.UNKNOWN_MEMBER_ID
+    assert set(scene.member.commit({P0: OffsetAndMetadata(1)}).failed) == {P0}
+    assert scene.member.poll(0) == [PartitionsLost((P0, P1), LostReason.FENCED)]
+
+
 def test_an_answer_to_an_earlier_membership_does_not_end_the_present_one(scripted: Callable[..., ScriptedMember]) -> None:
     """The client has told the loss and joined again, and only then comes the answer."""
     scene = scripted()
@@ -185,6 +193,27 @@ def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(sc
     scene.member.poll(0)
     assert len(scene.client.asked) == count
     assert scene.session.ended is None
+
+
+def test_what_an_earlier_owner_had_committed_comes_back_as_well(scripted: Callable[..., ScriptedMember]) -> None:
+    """Claims that a member has adopted and not written itself yet."""
+    scene = scripted()
+    scene.ask_for(P1)
+    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(5, "claims")))
+    scene.member.poll(0)
+    scene.answer()
+    assert [(tp.partition, tp.offset, tp.metadata) for tp in scene.client.asked[-1]] == [(0, 5, "claims")]
+
+
+def test_a_newer_commit_that_is_on_its_way_is_not_undone_by_what_a_probe_has_found(scripted: Callable[..., ScriptedMember]) -> None:
+    """It overwrites the probe by itself."""
+    scene = scripted()
+    scene.ask_for(P1)
+    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(5, "claims")))
+    scene.member.poll(0)
+    scene.member.commit_async({P0: OffsetAndMetadata(6, "newer")})
+    scene.answer()
+    assert [(tp.offset, tp.metadata) for request in scene.client.asked[1:] for tp in request] == [(6, "newer")]
 
 
 def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_not(scripted: Callable[..., ScriptedMember]) -> None:

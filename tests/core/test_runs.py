@@ -64,6 +64,11 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([CREATED, run("r2", S.WAITING)], InFlight(("r1", "r2"), ("r1", "r2"))),
         ([run("r1", S.CREATED, attempt=1, parent_id="r0")], InFlight(("r1",), ("r1",))),
         ([run("r1", S.CREATED)], InFlight(("r1",), ("r1",))),
+        # Another location's sensor has created it, and this one's run with the same key has ended: Dagster starts nothing for that key.
+        ([CREATED, run("r2", S.FAILED, attempt=1, is_taken_back=True)], ToRequest(2)),
+        ([CREATED, run("r2", S.FAILED, attempt=1)], ToRequest(2, 1, Trouble(F, 1, "r2"))),
+        ([CREATED, run("r2", S.STARTED, attempt=1)], InFlight(("r1", "r2"), ("r1",))),
+        ([run("r0", S.FAILED, attempt=2), CREATED], InFlight(("r1",), ("r1",), unsubmitted=CREATED)),
         # Somebody deleted runs: the next number is above that of each run that is left.
         ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, Trouble(F, 1, "r3"))),
         ([run("r1", S.FAILED, attempt=1), run("r3", S.FAILED, attempt=3)], ToRequest(4, 2, Trouble(F, 2, "r3"))),
@@ -102,6 +107,15 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r5", S.FAILED),
             ],
             GaveUp(("r1", "r2", "r3", "r5"), attempt=5),
+        ),
+        # Dagster's own retry says nothing of what a person wants: whatever becomes of it, attempts have their number and their delay.
+        (
+            [run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1", is_refused=True, is_automatic=True)],
+            ToRequest(2, 1, Trouble(F, 1, "r1")),
+        ),
+        (
+            [*(run(f"r{n}", S.FAILED) for n in (1, 2, 3)), run("r4", S.FAILED, parent_id="r3", is_refused=True, is_automatic=True)],
+            GaveUp(("r1", "r2", "r3"), attempt=4),
         ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),

@@ -25,7 +25,7 @@ def test_a_login_needs_a_protocol_with_a_login(protocol: dict[str, object]) -> N
     assert "hidden" not in problem
 
 
-@pytest.mark.parametrize("value", [False, "false", "False", "0", "no"])
+@pytest.mark.parametrize("value", [False, "false", "False", "f", "0", "no"])
 def test_verification_must_not_be_off(value: object) -> None:
     """An encrypted connection to anybody is a login given to anybody."""
     problem = insecurity({"security.protocol": "SASL_SSL", "enable.ssl.certificate.verification": value})

@@ -20,6 +20,7 @@ from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.orchestration.run_ender import at_once
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -184,7 +185,9 @@ class Bench:
         self.instance.report_dagster_event(event, run.run_id)
 
     def fail(self, run: dg.DagsterRun, message: str = "the test wants this run to fail") -> None:
-        """Let a run fail."""
+        """Let a run fail at its work."""
+        for mark in (Mark.BEGAN, Mark.FINISHED):
+            set_mark(self.instance, run, mark)
         self.instance.report_run_failed(run, message)
 
     def offset(self, number: int = 0) -> int:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.broker
 PATIENCE_S = 60.0
 
 
-@dg.asset
+@dg.asset(required_resource_keys={"kafka_batch"})
 def work() -> None:
     """Never executed: nothing here gets as far as a run."""
 

@@ -13,6 +13,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from tests.orchestration.parts import KafkaInMemory
 
 
-def asset(name: str = "work") -> dg.AssetsDefinition:
+def asset(name: str = "work", batch_key: str = "kafka_batch") -> dg.AssetsDefinition:
     """An asset that is never executed."""
 
-    @dg.asset(name=name)
+    @dg.asset(name=name, required_resource_keys={batch_key})
     def work() -> None:
         pass
 
@@ -81,7 +82,7 @@ def test_two_groups_live_in_one_code_location() -> None:
         *(
             build_kafka_batch_defs(
                 kafka=kafka(group_id),
-                assets=[asset(f"work_{group_id}")],
+                assets=[asset(f"work_{group_id}", f"batch_{group_id}")],
                 name=group_id,
                 kafka_key=f"kafka_{group_id}",
                 batch_key=f"batch_{group_id}",
@@ -195,6 +196,25 @@ def test_without_assets_there_is_nothing_to_run() -> None:
         build_kafka_batch_defs(kafka=kafka(), assets=[], name="orders")
 
 
+@dg.op
+def _counted() -> int:
+    """Takes no batch."""
+    return 0
+
+
+@dg.graph_asset(name="inner")
+def _graph() -> Any:  # noqa: ANN401 - Dagster's own type of a step's output
+    """An asset whose step takes no batch."""
+    return _counted()
+
+
+@pytest.mark.parametrize(("other", "name"), [(dg.asset(name="outer")(lambda: None), "outer"), (_graph, "_counted")])
+def test_a_step_that_does_not_take_its_batch_is_refused(other: dg.AssetsDefinition, name: str) -> None:
+    """Executed again alone, it would look at no claim and give no sign of life, beside the next run."""
+    with pytest.raises(ConfigurationError, match=f"^{name} of job orders does not take the resource 'kafka_batch'"):
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset(), other], name="orders")
+
+
 def test_a_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names assets, so it is needed when the code is loaded."""
     monkeypatch.setenv("ETL_GROUP", "etl-production")
@@ -224,8 +244,10 @@ class Check:
         self.job = dg.Definitions.merge(made, dg.Definitions(jobs=[checks])).resolve_job_def("checks")
 
     def fail(self, attempt: int = 1) -> dg.DagsterRun:
-        """A run of batch b-1 that has worked, and failed."""
+        """A run of batch b-1 that has worked and failed, and of which nothing works any more."""
         run = make_run(self.instance, offer("b-1", attempt=attempt), dg.DagsterRunStatus.STARTED, group_id=self.kafka.group_id)
+        for mark in (Mark.BEGAN, Mark.FINISHED, Mark.OVER):
+            set_mark(self.instance, run, mark)
         self.instance.report_run_failed(run)
         return run
 

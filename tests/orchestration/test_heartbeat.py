@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -108,6 +109,17 @@ def test_a_run_that_is_deleted_before_it_began_does_not_begin(instance: dg.Dagst
     instance.delete_run(run.run_id)
     with pytest.raises(IllegalStateError, match="is not in Dagster any more"):
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
+
+
+def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_begin(
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Storage or Kafka kept it waiting, and its member may have requested the work again meanwhile."""
+    heartbeat = begun(instance, make_run(instance, offer(batch_id), Status.STARTED))
+    assert heartbeat.why_too_late() is None
+    later = time.monotonic() + PATIENT_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 1000 s")
 
 
 def test_a_run_that_is_being_cancelled_still_gives_signs(instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]) -> None:

@@ -178,7 +178,7 @@ from dagster_rebalance import KafkaConsumerResource, build_kafka_batch_defs
 
 before = set(threading.enumerate())
 
-@dg.asset
+@dg.asset(required_resource_keys={"kafka_batch"})
 def work() -> None: ...
 
 defs = build_kafka_batch_defs(

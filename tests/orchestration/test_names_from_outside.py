@@ -41,7 +41,7 @@ NASTY = (
 def defs_of(group_id: str, name: str = "orders") -> dg.Definitions:
     """What a team builds for a group."""
 
-    @dg.asset(name=f"work_{name}")
+    @dg.asset(name=f"work_{name}", required_resource_keys={f"batch_{name}"})
     def work() -> None:
         """Never executed."""
 

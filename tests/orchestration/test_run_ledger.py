@@ -167,6 +167,24 @@ def test_attempt_parent_and_start_of_a_run_are_read(instance: dg.DagsterInstance
     assert (after.attempt, after.parent_id, after.has_started) == (0, first.run_id, False)
 
 
+def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Another resource failed or took too long: that says nothing about the records, and must not make a dead letter of them."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    assert look(instance, batch_id).has_started
+    instance.report_run_failed(run)
+    assert not look(instance, batch_id).has_started
+    set_mark(instance, run, Mark.BEGAN)
+    assert look(instance, batch_id).has_started
+
+
+def test_a_retry_of_dagsters_own_is_told_from_a_persons(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Only a person's wish to try again jumps the delays and the limit of attempts."""
+    first = make_run(instance, offer(batch_id), Status.FAILURE)
+    make_run(instance, offer(batch_id), Status.QUEUED, parent=first)
+    make_run(instance, offer(batch_id), Status.QUEUED, parent=first, tags={"dagster/retry_number": "1"})
+    assert [run.is_automatic for run in RunLedger(instance, "etl").read([batch_id])] == [False, False, True]
+
+
 def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Its change is the only sign that the process of a run lives."""
     run = make_run(instance, offer(batch_id), Status.STARTED)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.orchestration.parts import KafkaInMemory
 
 
-@dg.asset
+@dg.asset(required_resource_keys={"kafka_batch"})
 def work() -> None:
     """Never executed."""
 
@@ -189,6 +189,24 @@ def test_a_job_whose_steps_are_processes_is_refused(job: dg.JobDefinition | dg.U
     """Between two steps nobody would beat: healthy runs would be ended as dead, three times, and the partition stopped."""
     with pytest.raises(ConfigurationError, match=f"the job {job.name} of sensor s .* executor_def=dg.in_process_executor"):
         build_kafka_batch_sensor(name="s", job=job)
+
+
+@dg.op
+def _bare() -> None:
+    """Takes no batch."""
+
+
+@dg.job(executor_def=dg.in_process_executor, resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
+def _half() -> None:
+    """A job of which one step takes no batch."""
+    nothing()
+    _bare()
+
+
+def test_a_job_of_which_a_step_takes_no_batch_is_refused() -> None:
+    """Executed again alone, that step would look at no claim and give no sign of life."""
+    with pytest.raises(ConfigurationError, match=r"^_bare of job _half does not take the resource 'kafka_batch'"):
+        build_kafka_batch_sensor(name="s", job=_half)
 
 
 def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:

@@ -9,7 +9,11 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures.process import BrokenProcessPool
+from functools import partial
+from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
 from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
@@ -22,6 +26,7 @@ from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from dagster_rebalance.cli.chaos.exchange import Exchange
     from dagster_rebalance.testing.broker import KafkaCluster
@@ -82,10 +87,7 @@ class Fleeting:
         """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
         reached = self._end
 
-        def delete() -> None:
-            self._turn_off()
-            self._admin.delete_consumer_groups([GROUP])[GROUP].result(_REQUEST_S)
-
+        delete = partial(self._apart, _delete_group)
         self._patiently("the group to be deleted", delete, done=KafkaError.GROUP_ID_NOT_FOUND)
         self._produce()
         self._dagster.ui.start_sensor(LOCATION, SENSOR)
@@ -108,21 +110,20 @@ class Fleeting:
 
     def _say(self, offset: int) -> None:
         """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
-        wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
-
-        def alter() -> None:
-            self._turn_off()
-            answer = self._admin.alter_consumer_group_offsets([wanted])[GROUP].result(_REQUEST_S)
-            for partition in answer.topic_partitions:  # the client raises no refusal of a partition
-                if partition.error is not None:
-                    raise KafkaException(partition.error)
-
-        self._patiently("the group to take an offset", alter)
+        self._patiently("the group to take an offset", partial(self._apart, _set_offset, offset))
         self._dagster.ui.start_sensor(LOCATION, SENSOR)
 
-    def _turn_off(self) -> None:
-        """Turn the sensor off, also where it is on again: a tick that ends at that moment writes the status that it had read."""
+    def _apart(self, ask: Callable[..., int | None], *wanted: object) -> None:
+        """Ask the coordinator of the group from a process of its own, with the sensor off.
+
+        The sensor is turned off each time: a tick that ends just then writes the status that it had read. librdkafka (2.16, issue 5315
+        and an assertion in rdkafka_queue.h) ends processes that ask a coordinator by an `AdminClient` while brokers come and go.
+        """
         self._dagster.ui.stop_sensor(LOCATION, SENSOR)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            code = process.submit(ask, dict(self._kafka.client_config()), *wanted).result()
+        if code is not None:
+            raise KafkaException(KafkaError(code))
 
     def _watch_nothing_move(self) -> None:
         deadline_at = time.monotonic() + _TEMPTATION_S
@@ -156,8 +157,29 @@ class Fleeting:
                 ask()
             except KafkaException as problem:
                 return bool(problem.args[0].code() == done)
-            except (DagsterRebalanceError, FutureTimeoutError):
+            except (DagsterRebalanceError, FutureTimeoutError, BrokenProcessPool):
                 return False
             return True
 
         wait_until(is_done, timeout_s=_LIMIT_S, what=what, interval_s=1)
+
+
+def _delete_group(config: dict[str, str | int | float | bool]) -> int | None:
+    """Delete the group, and return the code of the error."""
+    return _code_of(AdminClient(config).delete_consumer_groups([GROUP])[GROUP])
+
+
+def _set_offset(config: dict[str, str | int | float | bool], offset: int) -> int | None:
+    """Commit an offset in the group's name, and return the code of the error."""
+    wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
+    return _code_of(AdminClient(config).alter_consumer_group_offsets([wanted])[GROUP])
+
+
+def _code_of(asked: Future[ConsumerGroupTopicPartitions | None]) -> int | None:
+    try:
+        answer = asked.result(_REQUEST_S)
+    except KafkaException as problem:
+        return int(problem.args[0].code())
+    # The client raises no refusal of a partition.
+    errors = [partition.error for partition in answer.topic_partitions or () if partition.error is not None] if answer else []
+    return int(errors[0].code()) if errors else None

@@ -50,12 +50,27 @@ class SimulatedDagster(RunLife):
         if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(self._weather.requests_break):
             self._submit(run_id)
 
-    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "", assets: tuple[str, ...] = ()) -> None:
+    def start(
+        self,
+        batch_id: str,
+        ranges: tuple[OffsetRange, ...],
+        *,
+        parent_id: str = "",
+        is_automatic: bool = False,
+        assets: tuple[str, ...] = (),
+    ) -> None:
         """A run is created and submitted: for all assets of the job unless some are named."""
-        self._submit(self.create(batch_id, ranges, parent_id=parent_id, assets=assets))
+        self._submit(self.create(batch_id, ranges, parent_id=parent_id, is_automatic=is_automatic, assets=assets))
 
     def create(
-        self, batch_id: str, ranges: tuple[OffsetRange, ...], *, attempt: int = 0, parent_id: str = "", assets: tuple[str, ...] = ()
+        self,
+        batch_id: str,
+        ranges: tuple[OffsetRange, ...],
+        *,
+        attempt: int = 0,
+        parent_id: str = "",
+        is_automatic: bool = False,
+        assets: tuple[str, ...] = (),
     ) -> str:
         """A run is created, and not submitted yet. Returns its id."""
         run_id = f"r{len(self.runs) + 1}"
@@ -67,6 +82,7 @@ class SimulatedDagster(RunLife):
             RunState.CREATED,
             attempt=attempt,
             parent_id=parent_id,
+            is_automatic=is_automatic,
             has_started=False,
             left_out=left_out,
         )

@@ -46,7 +46,15 @@ class RunLife:
         """What a look-up finds."""
         raise NotImplementedError
 
-    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "", assets: tuple[str, ...] = ()) -> None:
+    def start(
+        self,
+        batch_id: str,
+        ranges: tuple[OffsetRange, ...],
+        *,
+        parent_id: str = "",
+        is_automatic: bool = False,
+        assets: tuple[str, ...] = (),
+    ) -> None:
         """A run is created and submitted."""
         raise NotImplementedError
 
@@ -191,7 +199,7 @@ class RunLife:
         if self.processes[run_id].is_gone:
             return
         if self.runs[run_id].state is RunState.STARTING:
-            self._move(run_id, RunState.STARTED, has_started=True)
+            self._move(run_id, RunState.STARTED)
         self._clockwork.after(self._weather.reaching_its_check(), run_id, partial(self._make_check, run_id))
 
     def _make_check(self, run_id: str) -> None:
@@ -202,7 +210,7 @@ class RunLife:
             self._gone(run_id)
             return
         process.has_begun = True
-        me = self.runs[run_id]
+        self.runs[run_id] = me = replace(self.runs[run_id], has_started=True)
         claims = [(me.batch_id, range_) for range_ in me.ranges]
         others = self.seen([me.batch_id], live_too=True, claims=claims)
         self._clockwork.let_others(run_id, self._weather.latency())
@@ -316,7 +324,7 @@ class RunLife:
         run = self.runs[run_id]
         if not self._clockwork.happens(self._weather.retries_lost) and run_id not in self.deleted:
             rest = tuple(asset for asset in self._weather.assets if asset not in (run.done | set(run.left_out)))
-            self.start(run.batch_id, run.ranges, parent_id=run_id, assets=rest)
+            self.start(run.batch_id, run.ranges, parent_id=run_id, is_automatic=True, assets=rest)
         self.runs[run_id] = replace(self.runs[run_id], awaits_retry=False)
 
     def _stop(self, run_id: str) -> None:

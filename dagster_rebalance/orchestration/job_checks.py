@@ -1,0 +1,60 @@
+"""What a job must be like for its runs to be known: whether they live, and whether they may work.
+
+A `KafkaBatch` looks whether its run may work, gives the signs of life and says that the run is finished. It does so for the steps that take
+it, in the one process that it is in. A run of other steps alone, such as Dagster's "re-execute from failure" makes, would do none of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
+    """Check that one process does all the work of a run.
+
+    Raises:
+        ConfigurationError: The steps of the job run in processes of their own.
+    """
+    executor = job.executor_def
+    if executor is None or executor.name != dg.in_process_executor.name:
+        msg = (
+            f"the job {job.name} of sensor {name} runs its steps in processes of their own, and between two of them nobody would show "
+            "that its run lives: give the job executor_def=dg.in_process_executor. Spark is the parallelism"
+        )
+        raise ConfigurationError(msg)
+
+
+def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
+    """Check that each step takes its batch.
+
+    Args:
+        job: The name of the job.
+        nodes: The definitions of its ops and graphs.
+        batch_key: The resource key of the batch.
+
+    Raises:
+        ConfigurationError: One does not.
+    """
+    for op in _ops(nodes):
+        if batch_key not in op.required_resource_keys:
+            msg = (
+                f"{op.name} of job {job} does not take the resource {batch_key!r}. Dagster can execute it again alone, and nobody would "
+                f"look whether that run may work, or show that it lives: give it a parameter `{batch_key}: KafkaBatch`, or materialise it "
+                "in another job behind this one"
+            )
+            raise ConfigurationError(msg)
+
+
+def _ops(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:
+    for node in nodes:
+        if isinstance(node, dg.GraphDefinition):
+            yield from _ops(node.node_defs)
+        elif isinstance(node, dg.OpDefinition):
+            yield node
