@@ -166,13 +166,15 @@ class Fleeting:
 
 def _delete_group(config: dict[str, str | int | float | bool]) -> int | None:
     """Delete the group, and return the code of the error."""
-    return _code_of(AdminClient(config).delete_consumer_groups([GROUP])[GROUP])
+    admin = AdminClient(config)  # without a name it would be gone before the answer comes
+    return _code_of(admin.delete_consumer_groups([GROUP])[GROUP])
 
 
 def _set_offset(config: dict[str, str | int | float | bool], offset: int) -> int | None:
     """Commit an offset in the group's name, and return the code of the error."""
     wanted = ConsumerGroupTopicPartitions(GROUP, [TopicPartition(TOPIC, 0, offset)])
-    return _code_of(AdminClient(config).alter_consumer_group_offsets([wanted])[GROUP])
+    admin = AdminClient(config)
+    return _code_of(admin.alter_consumer_group_offsets([wanted])[GROUP])
 
 
 def _code_of(asked: Future[ConsumerGroupTopicPartitions | None]) -> int | None:
