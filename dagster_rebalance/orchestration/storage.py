@@ -126,6 +126,7 @@ class StorageWorker:
         with self._changed:
             self._changed.wait_for(lambda: not self._is_at_work, timeout_s)
             self._waiting.clear()
+            self._is_at_work = False
             self._shift += 1
 
     def _work(self, shift: int) -> None:
