@@ -28,12 +28,16 @@ class DagsterUi:
         """Ask the webserver's GraphQL.
 
         Raises:
-            DagsterRebalanceError: It refused the query.
+            DagsterRebalanceError: It refused the query, could not be reached, or could not reach its storage.
         """
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})  # noqa: S310 - our own server
-        with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
-            answer = json.load(response)
+        try:
+            with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
+                answer = json.load(response)
+        except OSError as problem:
+            msg = f"Dagster's webserver gave no answer: {problem}"
+            raise DagsterRebalanceError(msg) from problem
         if answer.get("errors"):
             msg = f"Dagster's webserver refused the query: {answer['errors']}"
             raise DagsterRebalanceError(msg)

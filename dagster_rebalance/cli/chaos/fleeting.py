@@ -67,7 +67,7 @@ class Fleeting:
         """Create the topic, and let the group work."""
         self._make_topic()
         self._produce()
-        self._dagster.ui.start_sensor(LOCATION, SENSOR)
+        self._turn_on()
         self._work_off()
 
     def make_topic_anew(self) -> None:
@@ -90,7 +90,7 @@ class Fleeting:
         delete = partial(self._apart, _delete_group)
         self._patiently("the group to be deleted", delete, done=KafkaError.GROUP_ID_NOT_FOUND)
         self._produce()
-        self._dagster.ui.start_sensor(LOCATION, SENSOR)
+        self._turn_on()
         self._watch_nothing_move()
         self._say(reached)
         self._work_off()
@@ -111,7 +111,10 @@ class Fleeting:
     def _say(self, offset: int) -> None:
         """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
         self._patiently("the group to take an offset", partial(self._apart, _set_offset, offset))
-        self._dagster.ui.start_sensor(LOCATION, SENSOR)
+        self._turn_on()
+
+    def _turn_on(self) -> None:
+        self._patiently("the sensor to be turned on", lambda: self._dagster.ui.start_sensor(LOCATION, SENSOR))
 
     def _apart(self, ask: Callable[..., int | None], *wanted: object) -> None:
         """Ask the coordinator of the group from a process of its own, with the sensor off.
@@ -147,7 +150,7 @@ class Fleeting:
             return None
 
     def _patiently(self, what: str, ask: Callable[[], object], *, done: int | None = None) -> None:
-        """Ask until Kafka agrees: brokers are away now and then, and a group with members is refused.
+        """Ask until it is agreed to: brokers and storage are away now and then, and a group with members is refused.
 
         A broker that is killed may take the answer along: `done` is the error that then says that there is nothing left to do.
         """
