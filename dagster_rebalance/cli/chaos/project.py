@@ -112,31 +112,28 @@ CLASSIC: dict[str, Any] = {
 }
 WITH_SPARK: dict[str, Any] = {"spark": KafkaSparkResource(remote=dg.EnvVar(SPARK_VARIABLE))} if SPARK_VARIABLE in os.environ else {}
 
+BOTH: dict[str, Any] = {
+    "bootstrap_servers": dg.EnvVar(BROKERS_VARIABLE),
+    "max_attempts": 10,  # runs fail here because of faults, never because of a record
+    "retry_delay_s": 1.0,  # what stands still is counted, and that shall not be a wait that was asked for
+    "retry_delay_limit_s": 5.0,
+    "heartbeat_timeout_s": 20.0,
+    "start_timeout_s": 45.0,  # a daemon that is killed leaves the run behind that it was just launching
+    **(CLASSIC if PROTOCOL == "classic" else {}),
+}
 kafka = KafkaConsumerResource(
-    bootstrap_servers=dg.EnvVar(BROKERS_VARIABLE),
     group_id=GROUP,
     topics=[TOPIC],
     max_ranges_per_run=2,
     max_runs_in_flight=50,  # how many work is the business of Dagster's queue, so that no partition has to wait for its turn
-    max_attempts=10,  # runs fail here because of faults, never because of a record
-    retry_delay_s=1.0,  # what stands still is counted, and that shall not be a wait that was asked for
-    retry_delay_limit_s=5.0,
     hold_limit_s=60.0,
     lease_s=40.0,
     shutdown_timeout_s=60.0,
-    heartbeat_timeout_s=20.0,
-    start_timeout_s=45.0,
-    **(CLASSIC if PROTOCOL == "classic" else {}),
+    **BOTH,
 )
 if os.environ.get(ROLE_VARIABLE) == FLEETING:
     defs = build_kafka_batch_defs(
-        kafka=KafkaConsumerResource(
-            bootstrap_servers=dg.EnvVar(BROKERS_VARIABLE),
-            group_id=FLEETING,
-            topics=[FLEETING],
-            lease_s=20.0,
-            **(CLASSIC if PROTOCOL == "classic" else {}),
-        ),
+        kafka=KafkaConsumerResource(group_id=FLEETING, topics=[FLEETING], lease_s=20.0, **BOTH),
         assets=[passed_on],
         name="fleeting_batches",
         batch_key="fleeting_batch",
