@@ -144,8 +144,7 @@ class Commits:
     def remember(self, found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> None:
         """The group is known to have this, save where a commit is on its way."""
         self._seen.update(found)
-        if self._sent is not None:
-            self.forget([*self._sent.offsets, *self._next.offsets])
+        self.forget(self._under_way())
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
         """It is not known any more what the group has for these."""
@@ -154,8 +153,7 @@ class Commits:
 
     def restore(self, stored: Mapping[TopicPartition, int], found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> None:
         """A probe was stored, at these offsets: store again what was there, this member's own commit or what was `found` before it."""
-        under_way = self._sent.offsets.keys() | self._next.offsets.keys() if self._sent else frozenset()
-        own = {tp: self._seen.get(tp) or found.get(tp) for tp in stored if tp not in under_way}
+        own = {tp: self._seen.get(tp) or found.get(tp) for tp in stored.keys() - self._under_way()}
         self.forget(stored)
         again = {tp: offset for tp, offset in own.items() if offset and offset.offset == stored[tp]}
         if again:
@@ -164,6 +162,10 @@ class Commits:
     def moved(self, found: Mapping[TopicPartition, OffsetAndMetadata | None]) -> list[TopicPartition]:
         """Where the group has something else than it was known to have: somebody else has committed."""
         return [tp for tp, offset in found.items() if tp in self._seen and not is_same_commit(self._seen[tp], offset)]
+
+    def _under_way(self) -> frozenset[TopicPartition]:
+        """The partitions of which a commit waits for its answer, or to be sent."""
+        return frozenset([*self._sent.offsets, *self._next.offsets]) if self._sent else frozenset()
 
     def _send_next(self) -> None:
         while self._sent is None and self._next.tickets:

@@ -60,7 +60,6 @@ class Heartbeat:
         self._run = run
         self._timeout_s = timeout_s
         self.interval_s = timeout_s / _BEATS_PER_TIMEOUT
-        self._lease_s = _LEASE * timeout_s
         self._number = 0
         self._claims: Collection[Claimed] = ()
         self._beats = count()
@@ -89,8 +88,8 @@ class Heartbeat:
 
     def why_too_late(self) -> str | None:
         """Why others may take this run for dead although it has not begun to work, or None."""
-        silence_s = time.monotonic() - self._beaten_at
-        return f"it could give no sign of life for {silence_s:.0f} s, so others may do its work" if silence_s >= self._lease_s else None
+        silence = self._silence()
+        return f"it {silence}, so others may do its work" if silence else None
 
     def note_work(self, claims: Collection[Claimed]) -> None:
         """Note what this run works on, from here on: so that it is known of also when the run is deleted.
@@ -196,12 +195,16 @@ class Heartbeat:
 
     def _see_to_lease(self) -> bool:
         """Whether the lease is over; then this process stops itself."""
-        silence_s = time.monotonic() - self._beaten_at
-        is_silent = silence_s >= self._lease_s
-        if is_silent and self._interrupted_at is None:
+        silence = self._silence()
+        if silence and self._interrupted_at is None:
             self._is_cut_off = True
-            self._interrupt(f"could give no sign of life for {silence_s:.0f} s")
-        return is_silent
+            self._interrupt(silence)
+        return silence != ""
+
+    def _silence(self) -> str:
+        """What is to be said of this run when its lease is over; empty while it is not."""
+        silence_s = time.monotonic() - self._beaten_at
+        return f"could give no sign of life for {silence_s:.0f} s" if silence_s >= _LEASE * self._timeout_s else ""
 
     def _interrupt(self, why: str) -> None:
         if self._interrupted_at is None:

@@ -86,9 +86,7 @@ class Fleeting:
     def delete_offsets(self) -> None:
         """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
         reached = self._end
-
-        delete = partial(self._apart, _delete_group)
-        self._patiently("the group to be deleted", delete, done=KafkaError.GROUP_ID_NOT_FOUND)
+        self._patiently("the group to be deleted", partial(self._apart, _delete_group), done=KafkaError.GROUP_ID_NOT_FOUND)
         self._produce()
         self._turn_on()
         self._watch_nothing_move()
