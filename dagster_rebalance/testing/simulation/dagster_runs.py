@@ -50,17 +50,13 @@ class SimulatedDagster(RunLife):
         if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(self._weather.requests_break):
             self._submit(run_id)
 
-    def start(
-        self,
-        batch_id: str,
-        ranges: tuple[OffsetRange, ...],
-        *,
-        parent_id: str = "",
-        is_automatic: bool = False,
-        assets: tuple[str, ...] = (),
-    ) -> None:
+    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "", assets: tuple[str, ...] = ()) -> None:
         """A run is created and submitted: for all assets of the job unless some are named."""
-        self._submit(self.create(batch_id, ranges, parent_id=parent_id, is_automatic=is_automatic, assets=assets))
+        self._submit(self.create(batch_id, ranges, parent_id=parent_id, assets=assets))
+
+    def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
+        """The same, by Dagster itself."""
+        self._submit(self.create(run.batch_id, run.ranges, parent_id=run.run_id, is_automatic=True, assets=assets))
 
     def create(
         self,

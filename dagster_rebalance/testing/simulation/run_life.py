@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.commands import Claimed
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.testing.simulation.clockwork import Clockwork
     from dagster_rebalance.testing.simulation.coordinator import Coordinator
     from dagster_rebalance.testing.simulation.weather import Weather
@@ -46,16 +46,8 @@ class RunLife:
         """What a look-up finds."""
         raise NotImplementedError
 
-    def start(
-        self,
-        batch_id: str,
-        ranges: tuple[OffsetRange, ...],
-        *,
-        parent_id: str = "",
-        is_automatic: bool = False,
-        assets: tuple[str, ...] = (),
-    ) -> None:
-        """A run is created and submitted."""
+    def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
+        """Dagster executes some assets of a run again, by itself."""
         raise NotImplementedError
 
     def mark_ended(self, run_id: str, state: RunState) -> None:
@@ -324,7 +316,7 @@ class RunLife:
         run = self.runs[run_id]
         if not self._clockwork.happens(self._weather.retries_lost) and run_id not in self.deleted:
             rest = tuple(asset for asset in self._weather.assets if asset not in (run.done | set(run.left_out)))
-            self.start(run.batch_id, run.ranges, parent_id=run_id, is_automatic=True, assets=rest)
+            self.retry(run, rest)
         self.runs[run_id] = replace(self.runs[run_id], awaits_retry=False)
 
     def _stop(self, run_id: str) -> None:
