@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.simulation.hanging import Hanging
 
 _LINES_KEPT = 5_000
+_MOST_WAITING = 16
+"""With more actors that wait inside each other there would always be one more: the first would never get its answer."""
 
 
 class Violation(BaseException):
@@ -64,7 +66,8 @@ class Clockwork:
         waiting = []
         while self._queue and self._queue[0][0] <= until:
             entry = heapq.heappop(self._queue)
-            if entry[2] in self._busy:
+            actor = entry[2]
+            if actor in self._busy or (actor is not None and len(self._busy) >= _MOST_WAITING):
                 waiting.append(entry)
                 continue
             self.now = max(self.now, entry[0])
