@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_S = 60.0
 _MOST_DOUBLINGS = 10
+_PHASES = frozenset({Phase.OWNED, Phase.STOPPED})
+"""In which letters are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ class Letter:
 def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:
     """The letter that is to be stored now, if one is."""
     entry = owned.entries[0] if owned.entries else None
-    if entry is None or not isinstance(entry.progress, GaveUp) or owned.phase not in {Phase.OWNED, Phase.STOPPED}:
+    if entry is None or not isinstance(entry.progress, GaveUp) or owned.phase not in _PHASES:
         return None
     if entry.progress.is_cancelled or _deleted(owned, entry.range) is not None:
         return None
@@ -59,6 +61,13 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
     if letter.is_stored or now < letter.due_at:
         return None
     return replace(letter, command=command, due_at=now + retry_s)
+
+
+def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
+    """Whether a letter is still to be stored. What its last run failed with is looked up first, which may take long."""
+    if owned is None or owned.letter is None or owned.phase not in _PHASES:
+        return False
+    return owned.letter.command == command and not owned.letter.is_stored
 
 
 def answered(owned: OwnedPartition | None, event: DeadLetterStored | DeadLetterFailed, now: float, retry_s: float) -> OwnedPartition | None:

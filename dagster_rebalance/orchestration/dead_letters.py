@@ -19,7 +19,7 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from dagster_rebalance.consumer.dead_letters import Delivery
     from dagster_rebalance.core.commands import StoreDeadLetter
@@ -70,10 +70,11 @@ class DeadLetters:
             self._under_way[letter.range.key] = letter
             self._sender.send(letter.range.key, value)
 
-    def answers(self) -> tuple[DeadLetterStored | DeadLetterFailed, ...]:
-        """What became of the letters since the last call."""
-        found = ((self._under_way.pop(delivery.key), delivery.problem) for delivery in self._sender.deliveries())
-        return tuple(DeadLetterFailed(letter, problem) if problem else DeadLetterStored(letter) for letter, problem in found)
+    def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
+        """What became of the letters since the last call. Each is under way until its answer is taken, so that it is not asked for again."""
+        for delivery in self._sender.deliveries():
+            letter = self._under_way.pop(delivery.key)
+            yield DeadLetterFailed(letter, delivery.problem) if delivery.problem else DeadLetterStored(letter)
 
     def _value(self, letter: StoreDeadLetter, error: str) -> str:
         range_ = letter.range

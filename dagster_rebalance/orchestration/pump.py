@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.dead_letters import is_wanted
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
@@ -153,8 +154,9 @@ class Pump:
         if requested:
             self._feed(seen.RevokeRequested(tuple(sorted(requested))))
         told = self._mailbox.take_events()
-        letters = parts.dead_letters.answers() if parts.dead_letters else ()
-        for answer in (*told, *letters, *self._from_storage()):
+        for letter in parts.dead_letters.answers() if parts.dead_letters else ():
+            self._feed(letter)
+        for answer in (*told, *self._from_storage()):
             if answer is not None:
                 self._feed(answer)
         self._look_for_successor()
@@ -297,7 +299,8 @@ class Pump:
         if self.parts.dead_letters is None:
             msg = f"{letter.range} cannot be stored: the member was made without a producer of dead letters"
             raise IllegalStateError(msg)
-        self.parts.dead_letters.store(letter, error)
+        if is_wanted(self.parts.driver.partitions.get(letter.range.topic_partition), letter):
+            self.parts.dead_letters.store(letter, error)
 
     def _show_stop_news(self) -> None:
         now = self.parts.clock()

@@ -8,7 +8,7 @@ import pytest
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.dead_letters import why_stopped
+from dagster_rebalance.core.dead_letters import is_wanted, why_stopped
 from dagster_rebalance.core.holds import HoldBudget, Outcome
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.owned_partition import OwnedPartition
@@ -84,6 +84,22 @@ def test_nothing_is_committed_before_the_topic_has_the_record() -> None:
     assert isinstance(asked, do.StoreDeadLetter)
     member.feed(seen.DeadLetterStored(asked))
     assert world.kafka.commits == [(tp(0), 10)]
+
+
+def test_a_letter_is_wanted_until_it_is_stored_or_its_partition_must_be_given_up() -> None:
+    """What the last run failed with is looked up before it is sent, and that may take long."""
+    world, member = stage(answers=False)
+    assert not is_wanted(member.driver.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2")))
+    given_up(world, member)
+    (asked,) = letters(member)
+    assert isinstance(asked, do.StoreDeadLetter)
+    assert is_wanted(member.driver.partitions[tp(0)], asked)
+    assert not is_wanted(member.driver.partitions[tp(0)], replace(asked, range=span(0, 10, 20)))
+    assert not is_wanted(replace(member.driver.partitions[tp(0)], phase=Phase.DRAINING), asked)
+    assert not is_wanted(None, asked)
+    member.fails.add(do.ReadRuns)
+    member.feed(seen.DeadLetterStored(asked))
+    assert not is_wanted(member.driver.partitions[tp(0)], asked)
 
 
 def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key() -> None:

@@ -233,6 +233,32 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(instance: dg.Dag
     assert len(asked) == 1
 
 
+def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_again(instance: dg.DagsterInstance) -> None:
+    """The driver asked twice because Dagster took long to say why the run failed."""
+    bench, _ = given_up(instance)
+    bench.until(lambda: bench.producer.sent)
+    (owned,) = bench.driver.partitions.values()
+    assert owned.letter is not None
+    bench.producer.end()
+    bench.turn()
+    bench.pump._store(owned.letter.command, "why")  # the second answer
+    assert len(bench.producer.sent) == 1
+
+
+def test_letters_that_are_answered_late_and_together_are_sent_once(instance: dg.DagsterInstance) -> None:
+    """What is done about the first answer finds that the second letter is due again."""
+    bench = Bench(instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1))
+    bench.offers(2)
+    for number in (0, 1):
+        bench.fail(bench.run(Status.STARTED, number))
+    bench.until(lambda: len(bench.producer.sent) == 2)
+    bench.turn(100)
+    bench.producer.end()
+    bench.group.clock.advance(5)
+    bench.until(lambda: bench.offset(0) == bench.offset(1) == 10)
+    assert len(bench.producer.sent) == 2
+
+
 def test_a_revoke_does_not_wait_for_a_letter(instance: dg.DagsterInstance) -> None:
     """The claim stays, and the next owner stores it."""
     bench = Bench(instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
     from dagster_rebalance.core.holds import Receipt
@@ -142,15 +142,16 @@ class SimulatedDeadLetters:
             losses = self._dagster.outputs.losses(letter.range.topic_partition)
             clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter, losses))
 
-    def answers(self) -> tuple[DeadLetterStored | DeadLetterFailed, ...]:
+    def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
         """What became of the letters."""
-        ended, self._ended = tuple(self._ended), []
-        return ended
+        ended, self._ended = self._ended, []
+        for answer in ended:
+            del self._under_way[answer.letter.range.key]
+            yield answer
 
     def _end(self, letter: StoreDeadLetter, losses: int) -> None:
         lost = self._process.clockwork.happens(self._process.weather.lost_requests)
         stored = not lost or self._process.clockwork.happens(0.5)
         if stored and losses == self._dagster.outputs.losses(letter.range.topic_partition):
             self._dagster.letters[letter.range] = letter
-        del self._under_way[letter.range.key]
         self._ended.append(DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter))
