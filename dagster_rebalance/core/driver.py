@@ -141,9 +141,8 @@ class Driver:
         epochs = {}
         for owned in [self.partitions[partition] for partition in partitions if partition in self.partitions]:
             held_since = now if owned.held_since is None else owned.held_since
-            self.partitions[owned.partition] = replace(
-                owned.changed(Change.GIVE_UP_REQUESTED), held_since=held_since, runs_are_known=not owned.entries
-            )
+            asked_back = owned.asked_back()
+            self.partitions[owned.partition] = replace(asked_back, held_since=held_since, runs_are_known=not asked_back.entries)
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
         self._lookups.want_runs()
@@ -252,7 +251,7 @@ class Driver:
         if blocked_by:
             self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
             return
-        self.partitions[owned.partition] = replace(owned.changed(Change.RESTORED), blocked_by=(), refused=None)
+        self.partitions[owned.partition] = replace(owned.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
         if owned.stop_reason:
             self.partitions[owned.partition] = replace(self.partitions[owned.partition], stop_reason="")
             yield do.ShowStop(owned.partition, "")
@@ -281,7 +280,7 @@ class Driver:
         return None if found is None else unanswered(found[0], found[1].run_key, limit_s)
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
-        self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason)
+        self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason, before=None)
         if is_news(reason, owned.stop_reason):
             yield do.ShowStop(owned.partition, reason)
 
@@ -322,7 +321,7 @@ class Driver:
             if owned is None or owned.pending is None or owned.pending.write != write or failure is not seen.WriteFailure.CHANGED:
                 continue
             yield do.Note(f"the stored offset of {write.partition} is not what this member wrote: it is looked up again")
-            self.partitions[write.partition] = self._distrusted(owned)
+            self.partitions[write.partition] = replace(self._distrusted(owned), before=None)
 
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
         if before.ledger is None or after.ledger is None or before.ledger.next_offset == after.ledger.next_offset:
@@ -338,7 +337,9 @@ class Driver:
 
     def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
         self._lookups.want_stored()
-        return replace(owned.changed(Change.DISTRUSTED), pending=None, ledger=None, stored=None, backlog_since=None, letter=None)
+        before = owned if owned.ledger is not None else None
+        distrusted = replace(owned, before=before, pending=None, ledger=None, stored=None, backlog_since=None, letter=None)
+        return distrusted.changed(Change.DISTRUSTED)
 
     def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
         partition = event.record.range.topic_partition

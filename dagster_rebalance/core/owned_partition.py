@@ -81,6 +81,7 @@ class OwnedPartition:
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
         doubted_by: The last run that refused itself, after which the claims were looked up again.
+        before: What it was until it is taken in again; None the first time, and when Kafka stores something else by now.
     """
 
     partition: TopicPartition
@@ -105,6 +106,7 @@ class OwnedPartition:
     blocked_by: tuple[str, ...] = ()
     letter: Letter | None = None
     doubted_by: str = ""
+    before: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
         """The partition after a change of phase. A write under way is forgotten where none is allowed: its answer comes too late.
@@ -120,6 +122,16 @@ class OwnedPartition:
             return changed
         unrecorded = None if self.pending.commits is not None else self.unrecorded
         return replace(changed, pending=None, unrecorded=unrecorded)
+
+    def asked_back(self) -> OwnedPartition:
+        """The partition after it has to be given up.
+
+        One that is taken in again may be worked on by runs that it knew before. They are waited for: each commit is compared
+        with what Kafka stores, and names the log that the next owner compares with the partition's.
+        """
+        if self.before is None:
+            return self.changed(Change.GIVE_UP_REQUESTED)
+        return replace(self.before, phase=after(self.phase, Change.LOOK_UP_DROPPED))
 
     @property
     def is_idle(self) -> bool:
@@ -150,6 +162,8 @@ class OwnedPartition:
     @property
     def live_runs(self) -> frozenset[str]:
         """The runs that may still work on it."""
+        if self.before is not None:
+            return self.before.live_runs
         return self.ledger.live_runs if self.ledger else frozenset()
 
     @property

@@ -62,6 +62,8 @@ class Change(enum.Enum):
     """What stopped it is resolved."""
     GIVE_UP_REQUESTED = "give-up requested"
     """Kafka requested the revoke, or the member is leaving the group."""
+    LOOK_UP_DROPPED = "look-up dropped"
+    """The same, while it is taken in again: it is drained by what was known of it before."""
     DRAIN_FINISHED = "drain finished"
     """No live run touches it, and all that succeeded is committed and recorded."""
     DEADLINE_PASSED = "deadline passed"
@@ -78,6 +80,7 @@ TRANSITIONS: dict[tuple[Phase, Change], Phase] = {
     (Phase.RESTORING, Change.RESTORED): Phase.OWNED,
     (Phase.RESTORING, Change.STOP_CAUSED): Phase.STOPPED,
     (Phase.RESTORING, Change.GIVE_UP_REQUESTED): Phase.DRAINED,
+    (Phase.RESTORING, Change.LOOK_UP_DROPPED): Phase.DRAINING,
     (Phase.OWNED, Change.STOP_CAUSED): Phase.STOPPED,
     (Phase.OWNED, Change.DISTRUSTED): Phase.RESTORING,
     (Phase.OWNED, Change.GIVE_UP_REQUESTED): Phase.DRAINING,

@@ -112,6 +112,7 @@ def take_in(owned: OwnedPartition, found: Found, *, start_from: StartFrom, forei
         bounds=bounds,
         pending=None,
         backlog_since=None,
+        before=owned.before if owned.before is not None and is_same_commit(owned.before.stored, found.stored) else None,
     )
     return replace(taken, unrecorded=_unrecorded(taken, found.recorded_until), recorded_at=None)
 

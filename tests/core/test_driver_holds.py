@@ -68,6 +68,55 @@ def test_a_hold_waits_for_the_run_commits_and_then_releases() -> None:
     assert member.driver.partitions == {}
 
 
+@pytest.mark.parametrize("meanwhile", [do.ReadStoredOffsets, do.ReadRuns])
+def test_a_revoke_of_a_partition_that_is_looked_up_again_waits_for_its_run(meanwhile: type[do.Command]) -> None:
+    """A new leader was elected while it works, and brokers or Dagster are slow to answer."""
+    world, member, (run_id,) = at_work()
+    member.fails.add(meanwhile)
+    world.kafka.elect(0)
+    world.wait(5, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
+    revoke(member, 0)
+    member.fails.clear()
+    world.wait(5, member)
+    assert world.released_by == []
+    world.succeed(run_id)
+    world.wait(1, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.committed, receipt.run_ids) == (Outcome.DRAINED, {tp(0): 100}, (run_id,))
+    assert len(world.dagster.recorded) == 1
+
+
+def test_a_commit_in_a_hold_names_the_log_that_its_run_has_read() -> None:
+    """The log was truncated before the revoke, and nobody has looked: the next owner finds it by the epoch beside the offset."""
+    world, member, (run_id,) = at_work()
+    world.kafka.elect(0)
+    world.wait(5, member)
+    member.fails.add(do.ReadStoredOffsets)
+    world.kafka.elect(0, cut_at=50)
+    world.kafka.produce(tp(0), 200)
+    world.wait(5, member)
+    revoke(member, 0)
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert world.kafka.commits == [(tp(0), 100)]
+    heir = world.member(owns=1)
+    world.wait(1, heir)
+    assert "the log lost records before that offset" in heir.driver.partitions[tp(0)].stop_reason
+
+
+def test_a_revoke_of_a_partition_whose_offset_somebody_has_moved_is_released_at_once() -> None:
+    """What its member knew of it is wrong, and its runs are the next owner's."""
+    world, member, _runs = at_work()
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50, "")
+    world.kafka.elect(0)
+    member.fails.add(do.ReadRuns)
+    world.wait(5, member)
+    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
+    revoke(member, 0)
+    assert world.released_by == [(member, (tp(0),))]
+
+
 def test_retained_partitions_go_on_during_a_hold() -> None:
     """Full speed: they never wait for those that are given up."""
     world, member, runs = at_work(partitions=2)
@@ -352,6 +401,16 @@ def test_runs_of_lost_partitions_are_left_or_cancelled(policy: LossPolicy, state
     member.feed(seen.PartitionsLost((tp(0), tp(7))))
     assert world.dagster.runs[run_id].state is state
     assert member.receipts == []
+
+
+def test_the_runs_of_a_lost_partition_are_cancelled_also_while_it_is_looked_up_again() -> None:
+    """They are those that it knew before."""
+    world, member, (run_id,) = at_work(settings=replace(SETTINGS, on_lost=LossPolicy.CANCEL))
+    member.fails.add(do.ReadRuns)
+    world.kafka.elect(0)
+    world.wait(5, member)
+    member.feed(seen.PartitionsLost((tp(0),)))
+    assert world.dagster.runs[run_id].state is RunState.CANCELING
 
 
 def test_a_partition_is_revoked_while_it_is_taken_in() -> None:

@@ -15,6 +15,7 @@ LEGAL = {
     (Phase.RESTORING, Change.RESTORED): Phase.OWNED,
     (Phase.RESTORING, Change.STOP_CAUSED): Phase.STOPPED,
     (Phase.RESTORING, Change.GIVE_UP_REQUESTED): Phase.DRAINED,
+    (Phase.RESTORING, Change.LOOK_UP_DROPPED): Phase.DRAINING,
     (Phase.RESTORING, Change.LOSS_NOTICED): Phase.LOST,
     (Phase.RESTORING, Change.SUPERSESSION_NOTICED): Phase.SUPERSEDED,
     (Phase.OWNED, Change.STOP_CAUSED): Phase.STOPPED,

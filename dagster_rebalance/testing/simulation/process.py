@@ -12,7 +12,6 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
-from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.testing.simulation.client import SimulatedMember
@@ -182,7 +181,7 @@ class Process:
     def expects_drain(self, held: frozenset[TopicPartition]) -> None:
         """From now on the runs that are known to work on these are waited for."""
         owned = [self.driver.partitions[partition] for partition in sorted(held) if partition in self.driver.partitions]
-        self._waits_for = {o.partition: o.live_runs for o in owned if o.phase is not Phase.RESTORING}
+        self._waits_for = {o.partition: o.live_runs for o in owned}
         budget = self.weather.settings.budget
         self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s
 
