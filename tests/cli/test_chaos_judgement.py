@@ -11,10 +11,10 @@ import pytest
 from dagster_rebalance.cli.chaos.draw import Draw
 from dagster_rebalance.cli.chaos.faults import Fault, Kind
 from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
-from dagster_rebalance.cli.chaos.report import covered_twice, uncovered
+from dagster_rebalance.cli.chaos.report import covered_twice, shown_again, uncovered
 from dagster_rebalance.cli.chaos.spans import Span, without
 from dagster_rebalance.cli.chaos.stalls import Explained, History, Judgement, RunSeen, judge
-from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen
+from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen, Recorded
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 TICKS = {"id-1": [float(at) for at in range(0, 101, 5)], "id-2": [float(at) for at in range(1, 101, 5)]}
@@ -242,3 +242,16 @@ def test_what_cannot_be_done_now_is_done_as_soon_as_it_can_and_others_meanwhile(
 def test_nothing_is_drawn_when_nothing_can_be_done() -> None:
     """The play then waits a moment."""
     assert _draw(1).next(lambda _: False) is None
+
+
+def test_a_commit_is_shown_again_only_if_its_member_was_frozen_when_it_was_recorded_late() -> None:
+    """Any other commit that is shown twice is a defect."""
+    commit = OffsetRange("numbers", 3, 0, 65)
+    pair = [Recorded("blue", commit, at=11.0), Recorded("green", commit, is_late=True, at=25.0)]
+    freeze = Fault(Kind.MEMBER_FROZEN, "blue", began_at=11.1, mended_at=30.0)
+    assert shown_again(pair, [freeze]) == [commit]
+    assert shown_again(pair[1:], [freeze]) == [], "shown once"
+    assert shown_again([pair[0], replace(pair[1], is_late=False)], [freeze]) == []
+    assert shown_again([*pair, pair[0]], [freeze]) == [], "its member recorded it twice"
+    others = [replace(freeze, target="purple"), replace(freeze, kind=Kind.MEMBER_KILLED), replace(freeze, began_at=26.0)]
+    assert shown_again(pair, [*others, replace(freeze, mended_at=14.0)]) == []

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.cli.chaos.exchange import GROUP, TOPIC
+from dagster_rebalance.cli.chaos.faults import Kind
 from dagster_rebalance.cli.chaos.parts import SENSOR
 from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
 from dagster_rebalance.cli.chaos.stalls import History, Judgement, RunSeen, judge
@@ -28,12 +29,15 @@ from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from dagster_rebalance.cli.chaos.faults import Fault
     from dagster_rebalance.cli.chaos.parts import Parts
     from dagster_rebalance.cli.chaos.play import Play
+    from dagster_rebalance.cli.witness.catalogue import Recorded
     from dagster_rebalance.cli.witness.offsets_topic import GroupRecord
     from dagster_rebalance.core.partition import TopicPartition
 
 _TICKS = 10_000
+_AFTER_A_FREEZE_S = 10.0
 _PAGE = 500
 
 
@@ -47,6 +51,7 @@ class Report:
     commits: int
     materialisations_missing: int
     materialisations_extra: int
+    materialisations_repeated: int
     unowned: Sequence[str]
     went_back: Sequence[str]
     stalls: Judgement
@@ -72,6 +77,7 @@ class Report:
             "commits": self.commits,
             "materialisations_missing": self.materialisations_missing,
             "materialisations_extra": self.materialisations_extra,
+            "materialisations_repeated": self.materialisations_repeated,
             "watched_partition_seconds": round(self.stalls.watched_s, 1),
             "idle_partition_seconds_explained": {why: round(seconds, 1) for why, seconds in sorted(self.stalls.idle_s.items())},
             "problems": self.wrong,
@@ -93,7 +99,8 @@ def make_report(parts: Parts, play: Play) -> Report:
     for one in recorded:
         recorded_by[one.range] += [] if one.is_late else [one.member]
     unowned = stored_without_owning(log, recorded_by, names)
-    made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded)
+    repeated = shown_again(recorded, play.faults.done)
+    made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded) - Counter(repeated)
     twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
     ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
     # What a deleted run did is done again; only that it was at work is of interest.
@@ -116,7 +123,9 @@ def make_report(parts: Parts, play: Play) -> Report:
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
     wrong += [f"{count} offsets of {name} were worked on by two successful runs" for name, count in twice.items()]
     wrong += [f"not shown by Dagster: the commit of {one}" for one in (made - shown).elements()]
-    wrong += [f"shown by Dagster, and not committed: {one}" for one in (shown - made).elements()]
+    for extra in (shown - made).elements():
+        by = ", ".join(f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}" for one in recorded if one.range == extra)
+        wrong.append(f"shown by Dagster, and not committed, or not so often: {extra}, by {by}")
     wrong += [*unowned, *went_back, *map(str, judgement.stalls)]
     return Report(
         faults=Counter(fault.kind.name.lower() for fault in play.faults.done),
@@ -125,6 +134,7 @@ def make_report(parts: Parts, play: Play) -> Report:
         commits=len(commits),
         materialisations_missing=(made - shown).total(),
         materialisations_extra=(shown - made).total(),
+        materialisations_repeated=len(repeated),
         unowned=unowned,
         went_back=went_back,
         stalls=judgement,
@@ -168,6 +178,21 @@ def _range_of(key: str) -> OffsetRange:
     topic, *numbers = key.rsplit("-", 3)
     partition, start, until = map(int, numbers)
     return OffsetRange(topic, partition, start, until)
+
+
+def shown_again(recorded: Sequence[Recorded], faults: Iterable[Fault]) -> list[OffsetRange]:
+    """The commits that are shown twice because their member was frozen after it had looked for them, and before it recorded them.
+
+    Its successor recorded them late meanwhile, or waited for the storage that the frozen member kept locked.
+    """
+    frozen = [fault for fault in faults if fault.kind is Kind.MEMBER_FROZEN]
+    found = []
+    for late in (one for one in recorded if one.is_late):
+        first = [one.member for one in recorded if one.range == late.range and not one.is_late]
+        struck = [fault for fault in frozen if [fault.target] == first and fault.began_at <= late.at]
+        if any(fault.mended_at is None or late.at <= fault.mended_at + _AFTER_A_FREEZE_S for fault in struck):
+            found.append(late.range)
+    return found
 
 
 def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]) -> list[str]:

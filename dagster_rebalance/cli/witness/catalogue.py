@@ -28,11 +28,13 @@ class Recorded:
         member: The code location whose member recorded it.
         range: What was committed.
         is_late: Whether an earlier owner committed it, and could not record it.
+        at: When, in seconds since 1970.
     """
 
     member: str
     range: OffsetRange
     is_late: bool = False
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class CatalogueReader:
         """See what is new, and return the new events. Should Dagster's storage fail on the way, the next call goes on from there."""
         for observation, at in self._observations():
             self.events.append(_event(observation, at))
-        for materialisation in self._materialisations():
-            self.recorded.append(_recorded(materialisation))
+        for materialisation, at in self._materialisations():
+            self.recorded.append(_recorded(materialisation, at))
         new, self._returned = self.events[self._returned :], len(self.events)
         return new
 
@@ -127,14 +129,14 @@ class CatalogueReader:
             if len(found) < _PAGE:
                 return
 
-    def _materialisations(self) -> Iterator[dg.AssetMaterialization]:
+    def _materialisations(self) -> Iterator[tuple[dg.AssetMaterialization, float]]:
         while True:
             wanted = dg.AssetRecordsFilter(self._assets.offsets, after_storage_id=self._newest_materialisation)
             found = self._instance.fetch_materializations(wanted, limit=_PAGE, ascending=True).records
             for record in found:
                 self._newest_materialisation = record.storage_id
                 if record.asset_materialization is not None:
-                    yield record.asset_materialization
+                    yield record.asset_materialization, record.timestamp
             if len(found) < _PAGE:
                 return
 
@@ -164,11 +166,11 @@ def _hold(event: Event) -> HoldSeen:
     )
 
 
-def _recorded(materialisation: dg.AssetMaterialization) -> Recorded:
+def _recorded(materialisation: dg.AssetMaterialization, at: float) -> Recorded:
     said = {name: value.value for name, value in materialisation.metadata.items()}
     topic, _, partition = (materialisation.partition or "").rpartition("-")
     range_ = OffsetRange(topic, int(partition), int(str(said["start"])), int(str(said["until"])))
-    return Recorded(str(said.get("member")), range_, is_late=bool(said.get("recorded_late")))
+    return Recorded(str(said.get("member")), range_, is_late=bool(said.get("recorded_late")), at=at)
 
 
 def _list(value: object) -> list[str]:
