@@ -244,12 +244,13 @@ def test_nothing_is_drawn_when_nothing_can_be_done() -> None:
     assert _draw(1).next(lambda _: False) is None
 
 
-def test_a_commit_is_shown_again_only_if_its_member_was_frozen_when_it_was_recorded_late() -> None:
+def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_recorded_late() -> None:
     """Any other commit that is shown twice is a defect."""
     commit = OffsetRange("numbers", 3, 0, 65)
     pair = [Recorded("blue", commit, at=11.0), Recorded("green", commit, is_late=True, at=25.0)]
     freeze = Fault(Kind.MEMBER_FROZEN, "blue", began_at=11.1, mended_at=30.0)
     assert shown_again(pair, [freeze]) == [commit]
+    assert shown_again(pair, [replace(freeze, kind=Kind.STORAGE_LOCKED, target="all databases")]) == [commit]
     assert shown_again(pair[1:], [freeze]) == [], "shown once"
     assert shown_again([pair[0], replace(pair[1], is_late=False)], [freeze]) == []
     assert shown_again([*pair, pair[0]], [freeze]) == [], "its member recorded it twice"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 _TICKS = 10_000
-_AFTER_A_FREEZE_S = 10.0
+_AFTERWARDS_S = 10.0
 _PAGE = 500
 
 
@@ -181,16 +181,16 @@ def _range_of(key: str) -> OffsetRange:
 
 
 def shown_again(recorded: Sequence[Recorded], faults: Iterable[Fault]) -> list[OffsetRange]:
-    """The commits that are shown twice because their member was frozen after it had looked for them, and before it recorded them.
+    """The commits that are shown twice because their member was held up after it had looked for them, and before it recorded them.
 
-    Its successor recorded them late meanwhile, or waited for the storage that the frozen member kept locked.
+    It was frozen, or the storage was; its successor recorded them late meanwhile, or as soon as the storage answered again.
     """
-    frozen = [fault for fault in faults if fault.kind is Kind.MEMBER_FROZEN]
+    holding_up = [fault for fault in faults if fault.kind in {Kind.MEMBER_FROZEN, Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}]
     found = []
     for late in (one for one in recorded if one.is_late):
         first = [one.member for one in recorded if one.range == late.range and not one.is_late]
-        struck = [fault for fault in frozen if [fault.target] == first and fault.began_at <= late.at]
-        if any(fault.mended_at is None or late.at <= fault.mended_at + _AFTER_A_FREEZE_S for fault in struck):
+        struck = [fault for fault in holding_up if len(first) == 1 and (fault.kind is not Kind.MEMBER_FROZEN or fault.target == first[0])]
+        if any(fault.began_at <= late.at <= (fault.mended_at or late.at) + _AFTERWARDS_S for fault in struck):
             found.append(late.range)
     return found
 

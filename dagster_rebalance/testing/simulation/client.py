@@ -83,7 +83,7 @@ class SimulatedMember:
         """Tell what happened. Time goes on for this process only: a poll may take longer than was asked for."""
         self._polled_at = self._process.clockwork.now
         events: list[MemberEvent] = []
-        while self._inbox and not events:
+        while self._inbox:
             member_id, answer = self._inbox.popleft()
             if member_id == self.member_id:
                 events += self._taken_in(answer)

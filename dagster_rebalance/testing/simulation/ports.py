@@ -127,8 +127,8 @@ class SimulatedDeadLetters:
 
     @property
     def under_way(self) -> int:
-        """How many letters are not answered."""
-        return len(self._under_way)
+        """How many letters are not answered. A member that has left takes no answers any more."""
+        return len(self._under_way) - len(self._ended)
 
     def is_under_way(self, range_: OffsetRange) -> bool:
         """Whether the letter of a range is on its way."""
