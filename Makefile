@@ -42,7 +42,7 @@ mutants: install  ## slips of the hand that tests without a broker must notice (
 
 # Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once.
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
-	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The tests of the core have run by then, for its coverage.
 check: ARGS := --ignore=tests/core

@@ -15,11 +15,11 @@ pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("any machine")
 
-REAL_PARTS = ("postgres", "broker", "spark", "e2e")
+REAL_PARTS = ("e2e", "spark", "broker", "postgres")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests without real parts first, whole deployments last."""
+    """Run tests without real parts first; then what takes longest, so that no worker is left alone with it in the end."""
     items.sort(
-        key=lambda item: max((REAL_PARTS.index(mark.name) + 1 for mark in item.iter_markers() if mark.name in REAL_PARTS), default=0)
+        key=lambda item: min((REAL_PARTS.index(mark.name) + 1 for mark in item.iter_markers() if mark.name in REAL_PARTS), default=0)
     )

@@ -48,9 +48,9 @@ class Outputs:
         self._made |= {(range_, asset): run.run_id for range_ in run.ranges for asset in made}
         self._made |= {(range_, failed): None for range_ in run.ranges}
 
-    def losses(self, partition: TopicPartition) -> int:
-        """How often records of a partition have gone."""
-        return sum(forgotten[0] == partition for forgotten in self._forgotten)
+    def losses(self, range_: OffsetRange) -> int:
+        """How often records of a range have gone."""
+        return sum(partition == range_.topic_partition and at < range_.until for partition, at, _ in self._forgotten)
 
     def forget(self, partition: TopicPartition, at: int, begun: Iterable[str]) -> None:
         """The records from an offset on are gone: what was done with them, or is being done by runs that have begun, does not count."""

@@ -139,7 +139,7 @@ class SimulatedDeadLetters:
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter
             clockwork = self._process.clockwork
-            losses = self._dagster.outputs.losses(letter.range.topic_partition)
+            losses = self._dagster.outputs.losses(letter.range)
             clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter, losses))
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
@@ -152,6 +152,6 @@ class SimulatedDeadLetters:
     def _end(self, letter: StoreDeadLetter, losses: int) -> None:
         lost = self._process.clockwork.happens(self._process.weather.lost_requests)
         stored = not lost or self._process.clockwork.happens(0.5)
-        if stored and losses == self._dagster.outputs.losses(letter.range.topic_partition):
+        if stored and losses == self._dagster.outputs.losses(letter.range):
             self._dagster.letters[letter.range] = letter
         self._ended.append(DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter))

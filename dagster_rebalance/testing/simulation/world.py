@@ -211,7 +211,8 @@ class World:
     def _check_stops_are_shown(self) -> None:
         """The check in Dagster is what people rely on."""
         now = self.clockwork.now
-        served = [process for process in self.processes if process.is_served and not process.is_gone and not process.is_paused]
+        awake = [process for process in self.processes if not (process.is_gone or process.is_paused or self.clockwork.is_waiting(process))]
+        served = [process for process in awake if process.is_served]
         stopped = {owned.partition for process in served for owned in process.driver.partitions.values() if owned.phase is Phase.STOPPED}
         self._stopped_since = {partition: self._stopped_since.get(partition, now) for partition in stopped - self.dagster.stopped.keys()}
         awake_since = max((process.awake_since for process in served), default=now)
