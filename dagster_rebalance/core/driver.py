@@ -202,7 +202,7 @@ class Driver:
                 continue
             self.partitions[partition] = taken
             self._lookups.want_runs()
-            moved = moved_offset(taken, found.recorded_until)
+            moved = moved_offset(taken, found.recorded)
             if moved is not None:
                 yield do.Note(moved)
 

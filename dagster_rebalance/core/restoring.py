@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.claims import StoredPartition, decode
 from dagster_rebalance.core.commands import RecordCommit
@@ -39,6 +39,18 @@ class ForeignMetadata(enum.Enum):
     OVERWRITE = "overwrite"
 
 
+class Recorded(NamedTuple):
+    """The last commit of a partition that Dagster has recorded.
+
+    Attributes:
+        until: The offset behind it.
+        run_id: Its run; empty where the record does not name one.
+    """
+
+    until: int
+    run_id: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """What Kafka and Dagster say of a partition that is looked up.
@@ -46,7 +58,7 @@ class Found:
     Attributes:
         stored: What the group has committed; None when it has nothing.
         bounds: The offsets that Kafka has; `ANY_BOUNDS` where their leader does not answer.
-        recorded_until: The `until` of the last commit that Dagster has recorded, if there is one.
+        recorded: The last commit that Dagster has recorded, if there is one.
         topic_id: The id of the topic; empty where it is not known.
         is_truncated: Whether the log lost records behind which the group has committed or claimed offsets,
             even if others have their offsets now: `position_to_verify`, asked of the leader.
@@ -54,7 +66,7 @@ class Found:
 
     stored: OffsetAndMetadata | None
     bounds: Bounds
-    recorded_until: int | None = None
+    recorded: Recorded | None = None
     topic_id: str = ""
     is_truncated: bool = False
 
@@ -114,14 +126,14 @@ def take_in(owned: OwnedPartition, found: Found, *, start_from: StartFrom, forei
         backlog_since=None,
         before=owned.before if owned.before is not None and is_same_commit(owned.before.stored, found.stored) else None,
     )
-    return replace(taken, unrecorded=_unrecorded(taken, found.recorded_until), recorded_at=None)
+    return replace(taken, unrecorded=_unrecorded(taken, found.recorded), recorded_at=None)
 
 
 def judge(partition: TopicPartition, found: Found, foreign_metadata: ForeignMetadata) -> StoredPartition | Refused | None:
     """What the group has stored; None when it begins with this partition; or why nobody may go on without a person's word."""
     stored = found.stored
     if stored is None:
-        return None if found.recorded_until is None else Refused(_vanished(partition, found.recorded_until))
+        return None if found.recorded is None else Refused(_vanished(partition, found.recorded.until))
     try:
         read = decode(stored)
     except ClaimError as error:
@@ -210,22 +222,27 @@ def _reset(partition: TopicPartition, where: str) -> str:
     )
 
 
-def moved_offset(owned: OwnedPartition, recorded_until: int | None) -> str | None:
+def moved_offset(owned: OwnedPartition, recorded: Recorded | None) -> str | None:
     """A sentence that says that somebody moved the committed offset, or None."""
-    if recorded_until is None or owned.ledger is None or owned.unrecorded is not None:
+    if recorded is None or owned.ledger is None or owned.unrecorded is not None:
         return None
     here = owned.ledger.next_offset
-    if recorded_until == here:
+    if recorded.until == here:
         return None
     return (
-        f"{owned.partition} continues at offset {here}, which was set by somebody else: the last recorded commit ended at {recorded_until}"
+        f"{owned.partition} continues at offset {here}, which was set by somebody else: the last recorded commit ended at {recorded.until}"
     )
 
 
-def _unrecorded(owned: OwnedPartition, recorded_until: int | None) -> RecordCommit | None:
-    """The last commit, if Dagster does not know it: its member went away between the commit and its materialisation."""
+def _unrecorded(owned: OwnedPartition, recorded: Recorded | None) -> RecordCommit | None:
+    """The last commit, if Dagster does not know it: its member went away between the commit and its materialisation.
+
+    After a rewind another run may have committed up to the same offset.
+    """
     last = owned.last_commit
-    if last is None or owned.ledger is None or recorded_until == owned.ledger.next_offset:
+    if last is None or owned.ledger is None:
+        return None
+    if recorded is not None and recorded.until == owned.ledger.next_offset and recorded.run_id in {"", last.run_id}:
         return None
     return RecordCommit(
         range=OffsetRange(owned.partition.topic, owned.partition.partition, last.start, owned.ledger.next_offset),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.restoring import Recorded
 
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
@@ -55,7 +56,7 @@ def read_bounds(
 def find(
     consumer: RebalanceAwareConsumer,
     bounds: Mapping[TopicPartition, Bounds],
-    recorded_until: Mapping[TopicPartition, int],
+    recorded: Mapping[TopicPartition, Recorded],
     *,
     timeout_s: float = READ_LIMIT_S,
     patience_s: float = READ_LIMIT_S,
@@ -65,7 +66,7 @@ def find(
     Args:
         consumer: Asks Kafka.
         bounds: The partitions.
-        recorded_until: The ends of the last recorded commits, as far as they are known.
+        recorded: The last recorded commits, as far as they are known.
         timeout_s: How long the coordinator, or any broker, may take.
         patience_s: How long the leaders may take together.
 
@@ -81,7 +82,7 @@ def find(
         partition: Found(
             stored[partition],
             found,
-            recorded_until.get(partition),
+            recorded.get(partition),
             ids.get(partition.topic, ""),
             is_truncated.get(partition, False),
         )
@@ -93,8 +94,8 @@ def find(
 class RecordedCommits(Protocol):
     """Who knows what Dagster has recorded."""
 
-    def recorded_until(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, int]:
-        """The offset behind the last recorded commit of each partition that has one."""
+    def last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Recorded]:
+        """The last recorded commit of each partition that has one."""
 
 
 class BoundsReader:

@@ -55,7 +55,8 @@ class Coverage:
         plan = self._plan(run)
         asked = plan.asked if plan else {}
         if seen.has_succeeded:
-            return replace(seen, left_out=self._left_out(run, whole), done=frozenset(plan.names if plan else whole))
+            unplanned = frozenset[str]() if _may_be_a_part(run) else whole
+            return replace(seen, left_out=self._left_out(run, whole), done=plan.names if plan else unplanned)
         tried = {stats.step_key: stats.status for stats in self._instance.get_run_step_stats(run.run_id)}
         done = {key for key, status in tried.items() if status is not None and status.value in _DONE}
         return replace(
@@ -65,9 +66,11 @@ class Coverage:
         )
 
     def _left_out(self, run: dg.DagsterRun, whole: frozenset[str]) -> tuple[str, ...]:
-        plan = self._plan(run) if _may_be_a_part(run) else None
-        if plan is None:
+        if not _may_be_a_part(run):
             return ()
+        plan = self._plan(run)
+        if plan is None:
+            return (UNKNOWN,)
         known = whole if plan.whole is None else plan.whole
         return tuple(sorted(known - plan.names)) if known else (UNKNOWN,)
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.restoring import Recorded
     from dagster_rebalance.orchestration.catalogue import Catalogue
     from dagster_rebalance.orchestration.dead_letters import DeadLetters
     from dagster_rebalance.orchestration.runs import RunLedger
@@ -208,7 +209,7 @@ class Pump:
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
-                self._ask(command, partial(self._recorded_until, epochs), partial(self._stored, epochs), slot="offsets")
+                self._ask(command, partial(self._last_recorded, epochs), partial(self._stored, epochs), slot="offsets")
             case do.ReadRuns(batch_ids, live_too, look, claims):
                 self._ask(
                     command,
@@ -250,16 +251,16 @@ class Pump:
                 self._left = reason
         return None
 
-    def _recorded_until(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+    def _last_recorded(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Recorded]:
         self.parts.catalogue.add_partitions(partitions)
-        return self.parts.catalogue.recorded_until(partitions)
+        return self.parts.catalogue.last_recorded(partitions)
 
-    def _stored(self, epochs: Mapping[TopicPartition, int], recorded_until: Mapping[TopicPartition, int]) -> seen.Event:
+    def _stored(self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, Recorded]) -> seen.Event:
         """Kafka is asked last, and of what is still owned: the storage may have taken its time."""
         parts = self.parts
         owned = parts.driver.partitions
         bounds = self._bounds.read([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch])
-        found = find(parts.consumer, bounds, recorded_until, patience_s=PATIENCE_S)
+        found = find(parts.consumer, bounds, recorded, patience_s=PATIENCE_S)
         return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:

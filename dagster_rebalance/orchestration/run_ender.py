@@ -23,6 +23,9 @@ _Task: TypeAlias = "tuple[str, str, str]"
 """What is done, to which run, and the last sign of life of one that is to be ended as dead."""
 MOST_AT_ONCE = 4
 """Each writes to Dagster's storage, as the member does meanwhile."""
+SLOW_S = 5.0
+"""What takes longer waits for a launcher, and does not count as one of those."""
+_MOST_SLOW = 12
 PATIENCE_S = 120.0
 _LONGEST_PATIENCE_S = 1920.0
 """It doubles with each thread that hangs, so that a launcher that stays silent for a day holds few threads."""
@@ -88,7 +91,8 @@ class RunEnder:
                 self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
             under_way = {task for task, _ in self._at_work.values()}
             self._waiting.update((task, None) for task in tasks if task not in under_way)
-            wanted = min(MOST_AT_ONCE - len(self._at_work), len(self._waiting))
+            slow = sum(now - since >= SLOW_S for _, since in self._at_work.values())
+            wanted = min(MOST_AT_ONCE + min(slow, _MOST_SLOW) - len(self._at_work), len(self._waiting))
             begun = [next(self._numbers) for _ in range(wanted)]
             self._at_work |= dict.fromkeys(begun, (None, now))
         for what, run_id, _ in hung.values():

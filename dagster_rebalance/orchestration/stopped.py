@@ -127,9 +127,9 @@ def stopped_in(look: GroupLook, ledger: RunLedger, catalogue: RecordedCommits, s
         settings: When a partition is stopped.
     """
     without = [partition for partition, found in look.found.items() if found.stored is None]
-    recorded = catalogue.recorded_until(without) if without else {}
+    recorded = catalogue.last_recorded(without) if without else {}
     judged = {
-        partition: judge(partition, replace(found, recorded_until=recorded.get(partition)), settings.foreign_metadata)
+        partition: judge(partition, replace(found, recorded=recorded.get(partition)), settings.foreign_metadata)
         for partition, found in look.found.items()
     }
     claimed = {partition: read.ranges(partition) for partition, read in judged.items() if isinstance(read, StoredPartition)}

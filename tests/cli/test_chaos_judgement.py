@@ -13,7 +13,7 @@ from dagster_rebalance.cli.chaos.faults import Fault, Kind
 from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
 from dagster_rebalance.cli.chaos.report import covered_twice, shown_again, uncovered
 from dagster_rebalance.cli.chaos.spans import Span, without
-from dagster_rebalance.cli.chaos.stalls import Explained, History, Judgement, RunSeen, judge
+from dagster_rebalance.cli.chaos.stalls import Explained, History, Judgement, RunSeen, clock, judge
 from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen, Recorded
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
@@ -48,6 +48,11 @@ def test_a_commit_that_comes_late_is_a_stall() -> None:
     """The run has succeeded, and the partition waits for its member."""
     late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
     assert _stalls(late) == [Span(19.5, 24.0)]
+    (told,) = map(str, judge([late], TICKS, (), UNTIL).stalls)
+    assert told == (
+        f"{late.name} stood still for 4.5 s from {clock(19.5)} on, after a run succeeded at {clock(19.5)} "
+        f"and until a commit up to 5 at {clock(24.0)}"
+    )
 
 
 def test_a_claim_that_comes_late_is_a_stall() -> None:

@@ -158,6 +158,15 @@ def test_what_the_group_has_is_unknown_while_a_commit_is_on_its_way(scene: Scene
     assert commits.moved({P0: offset(4)}) == [P0]
 
 
+def test_what_a_caller_reads_of_the_group_is_not_taken_for_what_the_member_knows(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may ask for partitions of others, which go on committing; that is no rebalance that nobody told of."""
+    stored = [confluent_kafka.TopicPartition(P0.topic, P0.partition, 1)]
+    monkeypatch.setattr(scene.client, "committed", lambda *_args, **_settings: stored)
+    commits = scene.session.commits
+    assert commits.read([P0], 1.0) == {P0: offset(1)}
+    assert commits.moved({P0: offset(5)}) == []
+
+
 def test_a_stale_generation_counts_as_fencing_only_within_the_hold_that_it_was_asked_in(scene: Scene) -> None:
     """Asked before, it tells of the rebalance that led to the hold."""
     commits = scene.session.commits

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from dagster_rebalance.consumer.fetcher import Fetcher
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
@@ -20,8 +20,6 @@ from tests.consumer.contract.stages import MockCluster
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from confluent_kafka import Message
 
 EACH = 20
 
@@ -208,6 +206,27 @@ def test_what_a_callback_of_the_settings_raises_costs_no_record(cluster: MockClu
     log.read_until(log.tp(0), EACH)
     assert log.seen[log.tp(0)] == list(range(EACH))
     log.fetcher.close()
+
+
+def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client says it with each look for metadata, for as long as it is so."""
+    missing = Message(topic="gone", partition=0, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+    away = Message(topic="gone", partition=0, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    def told(*what: Message) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(log.fetcher, "_whatever_is_there", lambda *_: list(what))
+            assert log.read() == []
+        try:
+            log.fetcher._raise_problem()
+        except BrokerError as problem:
+            return "gone" in str(problem)
+        return False
+
+    assert [told(missing), told(missing), told(away), told(missing)] == [True, False, True, False]
+    log.fetcher.stage([TopicPartition("gone", 0)])
+    log.fetcher.drop([TopicPartition("gone", 0)])
+    assert told(missing)
 
 
 class Refusing:

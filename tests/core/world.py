@@ -16,7 +16,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import Found, position_to_verify
+from dagster_rebalance.core.restoring import Found, Recorded, position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
@@ -136,9 +136,9 @@ class FakeDagster:
         if rest is not None:
             self.recorded.append(rest)
 
-    def recorded_until(self) -> dict[TopicPartition, int]:
-        """The end of the last materialisation of each partition."""
-        return {record.range.topic_partition: record.range.until for record in self.recorded}
+    def last_recorded(self) -> dict[TopicPartition, Recorded]:
+        """The last materialisation of each partition."""
+        return {record.range.topic_partition: Recorded(record.range.until, record.run_id) for record in self.recorded}
 
     def cancel(self, run_ids: Iterable[str]) -> None:
         """Cancel runs: at once when they have not started, else they are asked to stop."""
@@ -214,7 +214,7 @@ class Member:
         kafka, dagster = self.world.kafka, self.world.dagster
         match command:
             case do.ReadStoredOffsets(wanted):
-                truncated, recorded = kafka.truncated(wanted), dagster.recorded_until()
+                truncated, recorded = kafka.truncated(wanted), dagster.last_recorded()
                 return seen.StoredOffsetsRead(
                     dict(wanted),
                     {p: Found(kafka.stored.get(p), kafka.bounds[p], recorded.get(p), kafka.topic_id, p in truncated) for p in wanted},

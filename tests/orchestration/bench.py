@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.restoring import Recorded
 
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
@@ -98,12 +99,12 @@ class FaultyCatalogue(Catalogue):
     failures = 0
     reads_fail = False
 
-    def recorded_until(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Recorded]:
         """Fail, or read."""
         if self.reads_fail:
             message = "database is locked"
             raise OSError(message)
-        return super().recorded_until(partitions)
+        return super().last_recorded(partitions)
 
     def record_commit(self, commit: do.RecordCommit) -> None:
         """Fail, or record."""

@@ -8,7 +8,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.runs import Succeeded, ToRequest, progress_of
-from dagster_rebalance.orchestration.coverage import UNKNOWN
+from dagster_rebalance.orchestration.coverage import UNKNOWN, Coverage
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 from tests.orchestration.parts import offer, span
@@ -161,4 +161,12 @@ def test_assets_that_were_selected_by_hand_are_a_part(desk: Desk) -> None:
 def test_assets_that_were_selected_while_no_whole_run_is_known_are_no_success(desk: Desk) -> None:
     """What the job has besides is not known."""
     desk.selected("orders", "totals", "left")
+    assert lacks(desk.progress()) == (UNKNOWN,)
+
+
+def test_a_part_whose_plan_dagster_has_not_is_no_success(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody knows what it left out."""
+    first = desk.run()
+    desk.again(first)
+    monkeypatch.setattr(Coverage, "_read_plan", lambda *_: None)
     assert lacks(desk.progress()) == (UNKNOWN,)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, PATIENCE_S, RunEnder, in_thread
+from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, PATIENCE_S, SLOW_S, RunEnder, in_thread
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -93,18 +93,33 @@ def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run
     runs = [f"run-{number}" for number in range(MOST_AT_ONCE)]
     stage.ender.end_dead(dict.fromkeys(runs, ""))
     wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
-    stage.now = PATIENCE_S - 1
+    stage.now = SLOW_S - 1
     stage.ender.end_dead({"run-0": "", "another": ""})
     assert len(stage.threads) == MOST_AT_ONCE
+    stage.now = SLOW_S
+    stage.ender.end_dead({"run-0": ""})
+    wait_until(lambda: ledger.asked[MOST_AT_ONCE:] == [("end", "another")], timeout_s=10, what="the other run to be asked for")
     stage.now = PATIENCE_S
     stage.ender.end_dead({"run-0": ""})
     wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for")
-    assert sorted(ledger.asked[MOST_AT_ONCE:]) == [("end", "another"), ("end", "run-0")]
+    assert ledger.asked[MOST_AT_ONCE + 1 :] == [("end", "run-0")]
     assert sorted(stage.notes) == [f"ending run {run} hangs: nobody has answered. It is tried again in another thread" for run in runs]
     ledger.may_go_on.set()
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
     assert len(ledger.asked) == MOST_AT_ONCE + 2, "a thread that was given up takes no other run"
+
+
+def test_launchers_that_are_silent_hold_a_bounded_number_of_threads() -> None:
+    """A thousand runs may be asked for at once."""
+    ledger = _Ledger()
+    stage = _Stage(ledger)
+    for stage.now in (0.0, SLOW_S, 2 * SLOW_S, 3 * SLOW_S, 4 * SLOW_S, 5 * SLOW_S):
+        stage.ender.cancel([f"run-{number}" for number in range(100)])
+        wait_until(lambda: len(ledger.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
+    assert len(stage.threads) == 16
+    ledger.may_go_on.set()
+    stage.wait()
 
 
 def test_an_error_is_noted() -> None:

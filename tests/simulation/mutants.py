@@ -223,9 +223,7 @@ def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
 def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
     """A group without a committed offset is a new group, whatever Dagster has recorded."""
     real = restoring_module.judge
-    patch.setattr(
-        restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, recorded_until=None), foreign)
-    )
+    patch.setattr(restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, recorded=None), foreign))
 
 
 def created_is_queued(patch: pytest.MonkeyPatch) -> None:

@@ -39,14 +39,18 @@ def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_work_of_a_killed_client_is_stopped_from_elsewhere(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
-    """The server goes on for minutes after its client is gone, beside the run that does the batch again."""
+    """The server goes on for minutes after its client is gone, beside the run that does the batch again.
+
+    A session belongs to a user, whom the URL may name.
+    """
     run_id = str(uuid.uuid4())
-    url = remote_with_session(spark_connect_server.remote, connect_session_id(run_id))
+    remote = f"{spark_connect_server.remote}/;user_id=team"
+    url = remote_with_session(remote, connect_session_id(run_id))
     with process("tests.spark.connect_client", url, tmp_path) as client:
         wait_until_working(tmp_path / "first")
         client.kill()
         client.wait()
-    stop_abandoned_work(spark_connect_server.remote, run_id)
+    stop_abandoned_work(remote, run_id)
     wait_until_stopped(tmp_path / "first")
 
 

@@ -45,13 +45,14 @@ MEMBERS = ("blue", "green", RELOADED)
 DATABASE = "dagster"
 
 TICK_LIMIT_S = 15
+# A run takes 3 s of CPU to start. With more of them at once two cores would have no time for the members, which is no stall of theirs.
 SETTINGS = {
     "sensors": {"use_threads": True, "num_workers": 4},
     "run_launcher": {"module": "dagster_rebalance.cli.chaos.launcher", "class": "RefusingLauncher"},
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
         "class": "QueuedRunCoordinator",
-        "config": {"max_concurrent_runs": 4, "dequeue_interval_seconds": 1, "dequeue_use_threads": True, "dequeue_num_workers": 2},
+        "config": {"max_concurrent_runs": 3, "dequeue_interval_seconds": 1, "dequeue_use_threads": True, "dequeue_num_workers": 2},
     },
 }
 

@@ -33,7 +33,7 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
 
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
-LONGEST_WORK_S = 6.0
+LONGEST_WORK_S = 9.0
 LONGEST_CUT_OFF_S = 60.0
 READ_LIMIT_S = 60.0
 

@@ -86,13 +86,23 @@ class Explained:
 
 @dataclass(frozen=True, slots=True)
 class Stall:
-    """A partition stood still."""
+    """A partition stood still.
+
+    Attributes:
+        partition: Which.
+        span: When.
+        before: What had happened to it last.
+        after: What happened to it next.
+    """
 
     partition: str
     span: Span
+    before: str = ""
+    after: str = ""
 
     def __str__(self) -> str:
-        return f"{self.partition} stood still for {self.span.seconds:.1f} s from {clock(self.span.begin)} on"
+        text = f"{self.partition} stood still for {self.span.seconds:.1f} s from {clock(self.span.begin)} on"
+        return f"{text}, after {self.before} and until {self.after}" if self.before else text
 
 
 @dataclass
@@ -134,7 +144,7 @@ def judge(histories: Iterable[History], ticks: Mapping[str, Sequence[float]], re
                 judgement.idle_s[reason.why] += total_s(idle) - total_s(left)
                 idle, behind = left, without(behind, [reason.span])
         judgement.watched_s += total_s(behind)
-        judgement.stalls += [Stall(history.name, span) for span in idle if span.seconds > STALL_S]
+        judgement.stalls += [Stall(history.name, span, *_around(history, span)) for span in idle if span.seconds > STALL_S]
     return judgement
 
 
@@ -183,6 +193,19 @@ def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence
     due = [last + (REQUEST_S if waited == TICKS_WAITED else LONGEST_WAIT_S)]
     due += [run.created_at for run in history.runs if run.created_at >= wanted_at]
     return min(due)
+
+
+def _around(history: History, span: Span) -> tuple[str, str]:
+    """What happened to a partition last before a time, and first behind it."""
+    events = [(at, f"a commit up to {offset}") for at, offset in history.commits]
+    events += [(at, f"a claim up to {offset}") for at, offset in history.claims]
+    events += [(run.created_at, "a run was made") for run in history.runs]
+    events += [(run.ended_at, f"a run {'succeeded' if run.succeeded else 'failed'}") for run in history.runs if run.ended_at is not None]
+    events += [(at, "a new owner had it" if owner else "nobody had it") for at, owner in history.owners]
+    told = [(at, f"{what} at {clock(at)}") for at, what in sorted(events)]
+    before = [text for at, text in told if at <= span.begin]
+    after = [text for at, text in told if at >= span.end]
+    return before[-1] if before else "its beginning", after[0] if after else "the end"
 
 
 def _nobody(history: History, until: float) -> list[Explained]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.restoring import Recorded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -70,11 +71,12 @@ class SimulatedCatalogue:
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Nothing to keep."""
 
-    def recorded_until(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """The end of the last recorded commit of each partition."""
+    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Recorded]:
+        """The last recorded commit of each partition."""
         self._process.must_reach("dagster")
         recorded = self._dagster.recorded
-        return {partition: recorded[partition][-1].range.until for partition in partitions if recorded.get(partition)}
+        last = {partition: recorded[partition][-1] for partition in partitions if recorded.get(partition)}
+        return {partition: Recorded(commit.range.until, commit.run_id) for partition, commit in last.items()}
 
     def record_commit(self, commit: RecordCommit) -> None:
         """Record a commit once."""
