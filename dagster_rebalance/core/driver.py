@@ -234,7 +234,7 @@ class Driver:
             covers_all = event.batch_ids >= {entry.batch_id for entry in ledger.entries}
             self.partitions[owned.partition] = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
             if owned.phase is Phase.RESTORING and event.with_live and covers_all:
-                yield from self._restore(self.partitions[owned.partition], event.runs)
+                yield from self._restore(self.partitions[owned.partition], event.runs, now)
             yield from self._stop_or_go_on(self.partitions[owned.partition])
             known = self.partitions[owned.partition]
             if doubted not in {"", known.doubted_by} and known.phase in {Phase.OWNED, Phase.STOPPED} and known.pending is None:
@@ -246,12 +246,12 @@ class Driver:
         self._lookups.want_runs()  # a deleted run that was read before is not there any more
         return ()
 
-    def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...]) -> Iterable[do.Command]:
+    def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float) -> Iterable[do.Command]:
         blocked_by = unclaimed_workers([owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs)
         if blocked_by:
             self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
             return
-        self.partitions[owned.partition] = replace(owned.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
+        self.partitions[owned.partition] = owned.restored(now)
         if owned.stop_reason:
             self.partitions[owned.partition] = replace(self.partitions[owned.partition], stop_reason="")
             yield do.ShowStop(owned.partition, "")

@@ -133,6 +133,12 @@ class OwnedPartition:
             return self.changed(Change.GIVE_UP_REQUESTED)
         return replace(self.before, phase=after(self.phase, Change.LOOK_UP_DROPPED))
 
+    def restored(self, now: float) -> OwnedPartition:
+        """The partition once all is known of it. What can be read was looked up with its offset, and may be claimed at once."""
+        has_backlog = self.bounds is not None and self.ledger is not None and self.bounds.until > self.ledger.claimed_until
+        known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
+        return replace(known, backlog_since=now if has_backlog else None)
+
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do for it until something happens: time alone changes nothing."""

@@ -136,13 +136,18 @@ MOVED = replace(WORKED_OFF, owners=[(1.0, "id-1"), (30.0, "id-2")])
         (Fault(Kind.MEMBER_KILLED, "blue", 31.0, frozenset({0}), 33.0), "31 to 100"),
         (Fault(Kind.COORDINATOR_MOVED, "node 1", 20.0, None, 24.0), "20 to 29"),
         (Fault(Kind.BROKER_KILLED, "node 1", 20.0, frozenset({1}), 24.0), None),
+        (Fault(Kind.STORAGE_LOCKED, "all databases", 20.0, None, 24.5), "20 to 30"),
+        (Fault(Kind.LAUNCH_REFUSED, "all runs", 80.0, None, 82.0), "80 to 91"),
         (Fault(Kind.DAEMON_KILLED, "the daemon", 20.0, None, 32.0), "20 to 36"),
         (Fault(Kind.RUN_FAILED, "a run", 20.0, frozenset(), 20.0), None),
         (Fault(Kind.PARTITIONS_ADDED, "numbers-0", 20.0, frozenset({0}), 20.0), None),
     ],
 )
 def test_a_fault_reaches_as_far_as_what_it_was_done_to(fault: Fault, reach: str | None) -> None:
-    """A member's until its partitions have another owner; a broker's a little longer than itself; the daemon's until it ticks again."""
+    """A member's until its partitions have another owner; a broker's a little longer than itself.
+
+    The daemon's and the storage's end when it has ticked again.
+    """
     assert _reasons(fault, history=MOVED) == ([f"{fault.kind.value}: {reach}"] if reach else [])
 
 

@@ -25,6 +25,15 @@ def crashed(world: World, *, partitions: int = 1, runs: int = 1) -> tuple[Member
     return member, member.tick(state=RunState.STARTED)
 
 
+def test_what_was_found_with_the_offset_is_claimed_at_once() -> None:
+    """A partition that changes hands stands still for as long as its new owner takes."""
+    world = World(records=100)
+    member = world.member()
+    member.fails.add(do.ReadBounds)
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
 def test_a_live_run_is_adopted_and_committed_by_the_new_owner() -> None:
     """No second run is asked for."""
     world = World(records=100)

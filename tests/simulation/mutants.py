@@ -13,6 +13,7 @@ from dagster_rebalance.core import restoring as restoring_module
 from dagster_rebalance.core import runs as runs_module
 from dagster_rebalance.core import start_check as start_check_module
 from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.holds import Cause, Hold
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.offers import Offer, offers_of
@@ -20,7 +21,7 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
 from dagster_rebalance.core.restoring import StartFrom, take_in
-from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Succeeded, ToRequest
+from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Setback, Succeeded, ToRequest
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.storage import StorageWorker
 from dagster_rebalance.testing.simulation import run_life
@@ -259,6 +260,26 @@ def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SimulatedDagster, "_shown_deleted", lambda self, run_id, _: replace(self.runs[run_id], is_refused=True))
 
 
+def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
+    """A right that is missing on one partition takes the others along."""
+    real = Pump._written
+
+    def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+        event = real(self, writes)
+        if isinstance(event, seen.OffsetsWritten) and event.refused:
+            message = "the right is missing"
+            raise BrokerError(message, retriable=False)
+        return event
+
+    patch.setattr(Pump, "_written", written)
+
+
+def a_refusal_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A run that could not ask whether it may begin counts as one that failed."""
+    real = runs_module._setback
+    patch.setattr(runs_module, "_setback", lambda run: Setback.FAILED if run.is_refused and not run.is_taken_back else real(run))
+
+
 def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
     """Holds that have ended are not forgotten."""
     real, kept = Driver._end, []
@@ -293,7 +314,7 @@ MUTANTS = {
     leave_with_an_open_hold: (1, "has left with holds above zero"),
     believe_dagster: (7, "two live runs"),
     no_lease: (16, "although it works and cannot give a sign of life"),
-    a_part_is_the_whole: (77, "but no run has succeeded on it"),
+    a_part_is_the_whole: (254, "but no run has succeeded on it"),
     keep_what_a_later_run_has_spoilt: (5337126457, "but no run has succeeded on it"),
     begin_anew_where_offsets_vanished: (108, "goes back"),
     created_is_queued: (23, "does nothing about"),
@@ -301,5 +322,7 @@ MUTANTS = {
     wait_for_ever_for_the_storage: (61, "does nothing about"),
     believe_the_end_of_the_log: (60, "is in no successful run"),
     forget_deleted_runs: (479, "two live runs"),
+    one_refused_partition_ends_the_member: (26, "ended with BrokerError"),
+    a_refusal_is_an_attempt: (60, "which refused itself"),
 }
 """Each with the seed that finds it, and words of what it finds."""

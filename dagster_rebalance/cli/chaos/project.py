@@ -116,7 +116,7 @@ BOTH: dict[str, Any] = {
     "bootstrap_servers": dg.EnvVar(BROKERS_VARIABLE),
     "max_attempts": 10,  # runs fail here because of faults, never because of a record
     "retry_delay_s": 1.0,  # what stands still is counted, and that shall not be a wait that was asked for
-    "retry_delay_limit_s": 5.0,
+    "retry_delay_limit_s": 1.0,
     "heartbeat_timeout_s": 20.0,
     "start_timeout_s": 45.0,  # a daemon that is killed leaves the run behind that it was just launching
     **(CLASSIC if PROTOCOL == "classic" else {}),

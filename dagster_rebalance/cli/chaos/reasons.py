@@ -28,6 +28,8 @@ OF_MEMBERS = {
 }
 LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
 HELD_UP = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED, Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
+OF_DAGSTER = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
+"""The tick that such a fault meets fails, and what it requested is requested again by the tick after the next."""
 OF_RUNS = {Kind.RUN_WORKER_KILLED, Kind.RUN_DELETED, Kind.RUN_FORCE_TERMINATED, Kind.RUN_CUT_OFF_FROM_STORAGE}
 """Nobody may begin before the process of the run has stopped, or is known to be gone."""
 DEATH_LIMIT_S = 30.0
@@ -96,11 +98,20 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
             end = min([*created, mended_at + DEATH_LIMIT_S])
         elif fault.kind in HELD_UP:
             end = mended_at + AFTERMATH_S
+            if fault.kind in OF_DAGSTER:
+                end = max(end, _second_tick(evidence, history, mended_at))
         elif fault.kind is Kind.DAEMON_KILLED:
             end = next(iter([at for at in every_tick if at > mended_at][1:]), until)
         else:
             continue
         yield Explained(Span(fault.began_at, end), fault.kind.value, history.name)
+
+
+def _second_tick(evidence: Evidence, history: History, since: float) -> float:
+    """When the owner of a partition has ticked twice, or should have."""
+    owner = next((owner for at, owner in reversed(history.owners) if at <= since), None)
+    following = [at for at in evidence.ticks.get(owner or "", ()) if at > since][:2]
+    return min([*following[1:], since + PATIENCE_S])
 
 
 def _given_to_leaving_members(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:

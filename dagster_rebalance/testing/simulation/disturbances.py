@@ -196,11 +196,16 @@ class Disturbances:
         self._clockwork.after(self._clockwork.within(2, 15), None, lambda: self._world.people.commit_again(partition))
 
     def _a_log_is_cut_off(self) -> None:
-        """A replica that lacks the last records becomes the leader; what is produced from then on gets their offsets."""
+        """A replica that lacks the last records becomes the leader; what is produced from then on gets their offsets.
+
+        Not before a member has looked at an offset that a person has set, and so names no epoch: that is said under the limits.
+        """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         start, end = max(group.starts[partition], group.ends[partition] - 15), group.ends[partition]
-        if start < end and not self._clockwork.is_nested:
+        stored = group.stored.get(partition)
+        is_bare = stored is not None and not stored.metadata
+        if start < end and not self._clockwork.is_nested and not is_bare:
             self._world.cut_off(partition, self._clockwork.chance.randrange(start, end))
 
     def _the_topic_is_made_anew(self) -> None:

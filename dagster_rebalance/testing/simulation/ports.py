@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.restoring import Recorded
+from dagster_rebalance.testing.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -138,6 +139,10 @@ class SimulatedDeadLetters:
 
     def store(self, letter: StoreDeadLetter, error: str) -> None:  # noqa: ARG002 - nobody reads the records here
         """Begin to store a letter."""
+        for run_id in letter.run_ids:
+            if self._dagster.runs[run_id].is_refused:
+                msg = f"{letter.range} becomes a dead letter because of {run_id}, which refused itself"
+                raise Violation(msg)
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter
             clockwork = self._process.clockwork
