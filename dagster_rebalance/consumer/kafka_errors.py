@@ -28,12 +28,43 @@ FENCED_IN_A_HOLD = FENCED | {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEM
 """During a hold no newer generation is on its way to the client, so a stale one is final too; at other times it may only be late."""
 
 _UNREACHABLE = frozenset(
-    {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._TIMED_OUT, KafkaError._WAIT_COORD}
+    {
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._RESOLVE,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._WAIT_COORD,
+    }
 )
 _COORDINATOR = frozenset({KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR})
 _LEADER = frozenset(
-    {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.OFFSET_NOT_AVAILABLE, KafkaError.FENCED_LEADER_EPOCH}
+    {
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.KAFKA_STORAGE_ERROR,
+    }
 )
+_BUSY = frozenset(
+    {
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NOT_ENOUGH_REPLICAS,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.UNSTABLE_OFFSET_COMMIT,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError.INCONSISTENT_TOPIC_ID,
+        KafkaError._RETRY,
+        KafkaError._WAIT_CACHE,
+    }
+)
+"""What else Apache's clients try again by themselves; librdkafka calls none of these retriable."""
 UNKNOWN_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 CREDENTIALS = frozenset(
     {
@@ -55,9 +86,9 @@ _REFUSED_WITHIN_S = 1.0
 TROUBLES_KEPT = 20
 """The last ones that a client told are enough to find the cause of a time-out."""
 
-RETRIABLE = _UNREACHABLE | _COORDINATOR | _LEADER | {KafkaError.REQUEST_TIMED_OUT, KafkaError.NETWORK_EXCEPTION, KafkaError._RETRY}
+RETRIABLE = _UNREACHABLE | _COORDINATOR | _LEADER | _BUSY
 
-PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError._TIMED_OUT_QUEUE, KafkaError.REBALANCE_IN_PROGRESS}
+PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError.REBALANCE_IN_PROGRESS}
 """What the client mends by itself while it is polled."""
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF

@@ -11,7 +11,7 @@ import pytest
 from dagster_rebalance.cli.chaos.draw import Draw
 from dagster_rebalance.cli.chaos.faults import Fault, Kind
 from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
-from dagster_rebalance.cli.chaos.report import covered_twice, shown_again, uncovered
+from dagster_rebalance.cli.chaos.report import covered_twice, failures_in, shown_again, uncovered
 from dagster_rebalance.cli.chaos.spans import Span, without
 from dagster_rebalance.cli.chaos.stalls import Explained, History, Judgement, RunSeen, clock, judge
 from dagster_rebalance.cli.witness.catalogue import Event, HoldSeen, Recorded
@@ -266,3 +266,15 @@ def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_reco
     assert shown_again([*pair, pair[0]], [freeze]) == [], "its member recorded it twice"
     others = [replace(freeze, target="purple"), replace(freeze, kind=Kind.MEMBER_KILLED), replace(freeze, began_at=26.0)]
     assert shown_again(pair, [*others, replace(freeze, mended_at=14.0)]) == []
+
+
+def test_a_member_that_ends_with_an_error_is_told_with_it() -> None:
+    """Its partitions go to others, so nothing is lost; but they stand still until then."""
+    log = [
+        "the member blue/kafka_batches_sensor failed",
+        "Traceback (most recent call last):",
+        "dagster_rebalance.core.errors.BrokerError: reading offsets failed for numbers-0",
+        "owns numbers-0",
+        "the member blue/kafka_batches_sensor failed",
+    ]
+    assert failures_in(log) == ["the member blue/kafka_batches_sensor failed: reading offsets failed for numbers-0", log[-1]]

@@ -59,6 +59,19 @@ def test_a_message_says_what_to_do(name: str, advice: str) -> None:
     assert error.partitions == {P0: "what happened"}
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("_TIMED_OUT_QUEUE", "_TIMED_OUT", "_TRANSPORT", "_WAIT_CACHE", "NOT_COORDINATOR", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
+        *("REPLICA_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "BROKER_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "UNSTABLE_OFFSET_COMMIT"),
+        *("THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID"),
+    ],
+)
+def test_what_passes_by_itself_ends_no_member(name: str) -> None:
+    """All of these come while brokers are restarted. One that is not retriable makes a member leave, and its partitions stand still."""
+    assert broker_error(KafkaError(code(name)), COMMIT, [P0]).retriable
+
+
 def test_the_brokers_are_named_when_they_cannot_be_reached() -> None:
     """The address is the first thing to look at, and of no interest otherwise."""
     assert "at kafka:9092" in str(broker_error(KafkaError(code("_TRANSPORT")), COMMIT))

@@ -84,6 +84,11 @@ class Parts:
     protocol: str
 
     @property
+    def member_logs(self) -> list[Path]:
+        """The files with what the members of the group have to say."""
+        return [self.dagster.home / f"{name}.log" for name in MEMBERS]
+
+    @property
     def logs(self) -> list[Path]:
         """The files with what the parts have to say."""
         return [

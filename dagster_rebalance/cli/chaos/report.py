@@ -118,6 +118,7 @@ def make_report(parts: Parts, play: Play) -> Report:
     noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
     reached = [(commit.range.topic_partition, commit.range.until) for commit in commits]
     wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
+    wrong += [problem for log in parts.member_logs for problem in failures_in(log.read_text(errors="replace").splitlines())]
     wrong += [*parts.fleeting.problems, *(f"record {number} is lost" for number in output.lost)]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
@@ -178,6 +179,17 @@ def _range_of(key: str) -> OffsetRange:
     topic, *numbers = key.rsplit("-", 3)
     partition, start, until = map(int, numbers)
     return OffsetRange(topic, partition, start, until)
+
+
+def failures_in(log: Iterable[str]) -> list[str]:
+    """The members that ended with an error, and with which: nothing that is done to them here needs a person."""
+    found: list[str] = []
+    for line in log:
+        if line.startswith("the member ") and line.endswith(" failed"):
+            found.append(line)
+        elif found and line.startswith("dagster_rebalance.core.errors.") and found[-1].endswith(" failed"):
+            found[-1] = f"{found[-1]}: {line.rpartition('Error: ')[2]}"
+    return found
 
 
 def shown_again(recorded: Sequence[Recorded], faults: Iterable[Fault]) -> list[OffsetRange]:
