@@ -19,7 +19,7 @@ REAL_PARTS = ("e2e", "spark", "broker", "postgres")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests without real parts first; then what takes longest, so that no worker is left alone with it in the end."""
+    """Run tests without real parts first, then what takes longest: no worker shall end alone with it."""
     items.sort(
         key=lambda item: min((REAL_PARTS.index(mark.name) + 1 for mark in item.iter_markers() if mark.name in REAL_PARTS), default=0)
     )

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.commands import StoreDeadLetter
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
-from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.restoring import out_of_range
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded
 from dagster_rebalance.core.setbacks import failures, why_blocked
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_S = 60.0
 _MOST_DOUBLINGS = 10
-_PHASES = frozenset({Phase.OWNED, Phase.STOPPED})
-"""In which letters are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +47,7 @@ class Letter:
 def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:
     """The letter that is to be stored now, if one is."""
     entry = owned.entries[0] if owned.entries else None
-    if entry is None or not isinstance(entry.progress, GaveUp) or owned.phase not in _PHASES:
+    if entry is None or not isinstance(entry.progress, GaveUp) or not owned.phase.is_kept:
         return None
     if entry.progress.is_cancelled or _deleted(owned, entry.range) is not None:
         return None
@@ -65,7 +62,7 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
     """Whether a letter is still to be stored. What its last run failed with is looked up first, which may take long."""
-    if owned is None or owned.letter is None or owned.phase not in _PHASES:
+    if owned is None or owned.letter is None or not owned.phase.is_kept:
         return False
     return owned.letter.command == command and not owned.letter.is_stored
 

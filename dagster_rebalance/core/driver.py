@@ -237,7 +237,7 @@ class Driver:
                 yield from self._restore(self.partitions[owned.partition], event.runs, now)
             yield from self._stop_or_go_on(self.partitions[owned.partition])
             known = self.partitions[owned.partition]
-            if doubted not in {"", known.doubted_by} and known.phase in {Phase.OWNED, Phase.STOPPED} and known.pending is None:
+            if doubted not in {"", known.doubted_by} and known.phase.is_kept and known.pending is None:
                 yield do.Note(f"run {doubted} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
                 self.partitions[owned.partition] = self._distrusted(replace(known, doubted_by=doubted))
 
@@ -290,10 +290,8 @@ class Driver:
             if owned is None or owned.ledger is None or (owned.is_idle and owned.bounds == bounds):
                 continue
             ledger = owned.ledger
-            has_backlog = bounds.until > ledger.claimed_until
-            since = (now if owned.backlog_since is None else owned.backlog_since) if has_backlog else None
             had, has = owned.open_transaction, noticed(owned.open_transaction, bounds, now)
-            self.partitions[partition] = owned = replace(owned, bounds=bounds, backlog_since=since, open_transaction=has)
+            self.partitions[partition] = owned = replace(owned.with_bounds(bounds, now), open_transaction=has)
             if had != has:
                 yield from self._stop_or_go_on(owned)
                 owned = self.partitions[partition]

@@ -81,7 +81,8 @@ class OwnedPartition:
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
         doubted_by: The last run that refused itself, after which the claims were looked up again.
-        before: What it was until it is taken in again; None the first time, and when Kafka stores something else by now.
+        before: What it was until it is taken in again; None the first time, and when Kafka stores
+            something else by now.
     """
 
     partition: TopicPartition
@@ -126,18 +127,27 @@ class OwnedPartition:
     def asked_back(self) -> OwnedPartition:
         """The partition after it has to be given up.
 
-        One that is taken in again may be worked on by runs that it knew before. They are waited for: each commit is compared
-        with what Kafka stores, and names the log that the next owner compares with the partition's.
+        One that is taken in again may be worked on by runs that it knew before. They are waited for:
+        each commit is compared with what Kafka stores, and names the log that the next owner compares
+        with the partition's.
         """
         if self.before is None:
             return self.changed(Change.GIVE_UP_REQUESTED)
         return replace(self.before, phase=after(self.phase, Change.LOOK_UP_DROPPED))
 
     def restored(self, now: float) -> OwnedPartition:
-        """The partition once all is known of it. What can be read was looked up with its offset, and may be claimed at once."""
-        has_backlog = self.bounds is not None and self.ledger is not None and self.bounds.until > self.ledger.claimed_until
+        """The partition once all is known of it.
+
+        Its bounds were looked up with its offset, so what can be read may be claimed at once.
+        """
         known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
-        return replace(known, backlog_since=now if has_backlog else None)
+        return known if self.bounds is None else known.with_bounds(self.bounds, now)
+
+    def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
+        """The partition after a look at what can be read, which may be more than is claimed."""
+        has_backlog = self.ledger is not None and bounds.until > self.ledger.claimed_until
+        since = now if self.backlog_since is None else self.backlog_since
+        return replace(self, bounds=bounds, backlog_since=since if has_backlog else None)
 
     @property
     def is_idle(self) -> bool:

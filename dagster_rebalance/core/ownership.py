@@ -39,9 +39,14 @@ class Phase(enum.Enum):
         return self is Phase.OWNED
 
     @property
+    def is_kept(self) -> bool:
+        """Whether all is known of it, and nobody has asked for it."""
+        return self in {Phase.OWNED, Phase.STOPPED}
+
+    @property
     def may_commit(self) -> bool:
         """Whether the member may write the partition's offset."""
-        return self in {Phase.OWNED, Phase.STOPPED, Phase.DRAINING}
+        return self.is_kept or self is Phase.DRAINING
 
     @property
     def is_final(self) -> bool:

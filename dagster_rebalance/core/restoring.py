@@ -39,7 +39,7 @@ class ForeignMetadata(enum.Enum):
     OVERWRITE = "overwrite"
 
 
-class Recorded(NamedTuple):
+class LastRecorded(NamedTuple):
     """The last commit of a partition that Dagster has recorded.
 
     Attributes:
@@ -66,7 +66,7 @@ class Found:
 
     stored: OffsetAndMetadata | None
     bounds: Bounds
-    recorded: Recorded | None = None
+    recorded: LastRecorded | None = None
     topic_id: str = ""
     is_truncated: bool = False
 
@@ -222,7 +222,7 @@ def _reset(partition: TopicPartition, where: str) -> str:
     )
 
 
-def moved_offset(owned: OwnedPartition, recorded: Recorded | None) -> str | None:
+def moved_offset(owned: OwnedPartition, recorded: LastRecorded | None) -> str | None:
     """A sentence that says that somebody moved the committed offset, or None."""
     if recorded is None or owned.ledger is None or owned.unrecorded is not None:
         return None
@@ -234,7 +234,7 @@ def moved_offset(owned: OwnedPartition, recorded: Recorded | None) -> str | None
     )
 
 
-def _unrecorded(owned: OwnedPartition, recorded: Recorded | None) -> RecordCommit | None:
+def _unrecorded(owned: OwnedPartition, recorded: LastRecorded | None) -> RecordCommit | None:
     """The last commit, if Dagster does not know it: its member went away between the commit and its materialisation.
 
     After a rewind another run may have committed up to the same offset.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.restoring import Recorded
+    from dagster_rebalance.core.restoring import LastRecorded
 
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
@@ -56,7 +56,7 @@ def read_bounds(
 def find(
     consumer: RebalanceAwareConsumer,
     bounds: Mapping[TopicPartition, Bounds],
-    recorded: Mapping[TopicPartition, Recorded],
+    recorded: Mapping[TopicPartition, LastRecorded],
     *,
     timeout_s: float = READ_LIMIT_S,
     patience_s: float = READ_LIMIT_S,
@@ -94,7 +94,7 @@ def find(
 class RecordedCommits(Protocol):
     """Who knows what Dagster has recorded."""
 
-    def last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Recorded]:
+    def last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
 
 

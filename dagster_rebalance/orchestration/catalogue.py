@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 import dagster as dg
 
 from dagster_rebalance.core.holds import named
-from dagster_rebalance.core.restoring import Recorded
+from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
@@ -137,15 +137,15 @@ class Catalogue:
             self._instance.add_dynamic_partitions(self._assets.partitions_name, sorted(keys))
             self._known |= keys
 
-    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Recorded]:
+    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
         wanted = tuple(partitions)
-        found: dict[TopicPartition, Recorded] = {}
+        found: dict[TopicPartition, LastRecorded] = {}
         for start in range(0, len(wanted), _PARTITIONS_PER_QUERY):
             found |= self._recorded_last(wanted[start : start + _PARTITIONS_PER_QUERY])
         return found
 
-    def _recorded_last(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Recorded]:
+    def _recorded_last(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
         """The same in two queries, save for partitions of which somebody else has reported the last materialisation."""
         names = {str(partition) for partition in partitions}
         kind = dg.DagsterEventType.ASSET_MATERIALIZATION
@@ -155,7 +155,7 @@ class Catalogue:
         these = dg.AssetRecordsFilter(asset_key=self._assets.offsets, storage_ids=sorted(newest.values()))
         records = self._instance.fetch_materializations(these, limit=len(newest)).records
         commits = {record.partition_key: _metadata_of(record) for record in records}
-        found: dict[TopicPartition, Recorded] = {}
+        found: dict[TopicPartition, LastRecorded] = {}
         for partition in partitions:
             name = str(partition)
             known = (_commits([commits.get(name, {})]) or _commits(self._recorded(partition))) if name in newest else []
@@ -303,8 +303,8 @@ def _metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
     return {} if event is None else {name: value.value for name, value in event.metadata.items()}
 
 
-def _commits(records: Iterable[dict[str, object]]) -> list[Recorded]:
-    return [Recorded(until, str(record.get("run", ""))) for record in records if isinstance(until := record.get("until"), int)]
+def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:
+    return [LastRecorded(until, str(record.get("run", ""))) for record in records if isinstance(until := record.get("until"), int)]
 
 
 def _key_part(group_id: str) -> str:

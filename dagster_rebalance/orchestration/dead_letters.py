@@ -71,7 +71,10 @@ class DeadLetters:
             self._sender.send(letter.range.key, value)
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """What became of the letters. Each is under way until its answer is taken, so that it is not asked for again."""
+        """What became of the letters.
+
+        Each is under way until its answer is taken, so that it is not asked for again.
+        """
         for delivery in self._sender.deliveries():
             letter = self._under_way.pop(delivery.key)
             yield DeadLetterFailed(letter, delivery.problem) if delivery.problem else DeadLetterStored(letter)

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.restoring import Recorded
+    from dagster_rebalance.core.restoring import LastRecorded
     from dagster_rebalance.orchestration.catalogue import Catalogue
     from dagster_rebalance.orchestration.dead_letters import DeadLetters
     from dagster_rebalance.orchestration.runs import RunLedger
@@ -251,11 +251,11 @@ class Pump:
                 self._left = reason
         return None
 
-    def _last_recorded(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Recorded]:
+    def _last_recorded(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
         self.parts.catalogue.add_partitions(partitions)
         return self.parts.catalogue.last_recorded(partitions)
 
-    def _stored(self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, Recorded]) -> seen.Event:
+    def _stored(self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, LastRecorded]) -> seen.Event:
         """Kafka is asked last, and of what is still owned: the storage may have taken its time."""
         parts = self.parts
         owned = parts.driver.partitions

@@ -68,7 +68,7 @@ def test_a_message_says_what_to_do(name: str, advice: str) -> None:
     ],
 )
 def test_what_passes_by_itself_ends_no_member(name: str) -> None:
-    """All of these come while brokers are restarted. One that is not retriable makes a member leave, and its partitions stand still."""
+    """They come while brokers are restarted. One that is not retriable makes a member leave its group."""
     assert broker_error(KafkaError(code(name)), COMMIT, [P0]).retriable
 
 

@@ -7,7 +7,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.restoring import Found, Recorded
+from dagster_rebalance.core.restoring import Found, LastRecorded
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
@@ -149,7 +149,7 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
     assert first.pending is not None
     late_write = seen.OffsetsWritten((first.pending.write,))
     late_read = seen.StoredOffsetsRead(
-        {tp(0): first.epoch, tp(9): 1}, {tp(0): Found(OffsetAndMetadata(77), seen.Bounds(0, 100), Recorded(77))}
+        {tp(0): first.epoch, tp(9): 1}, {tp(0): Found(OffsetAndMetadata(77), seen.Bounds(0, 100), LastRecorded(77))}
     )
     late_record = seen.CommitRecorded(do.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None))
     member.feed(seen.PartitionsLost((tp(0),)))

@@ -88,7 +88,10 @@ def test_a_revoke_of_a_partition_that_is_looked_up_again_waits_for_its_run(meanw
 
 
 def test_a_commit_in_a_hold_names_the_log_that_its_run_has_read() -> None:
-    """The log was truncated before the revoke, and nobody has looked: the next owner finds it by the epoch beside the offset."""
+    """The log was truncated before the revoke, and nobody has looked.
+
+    The next owner finds it by the epoch beside the offset.
+    """
     world, member, (run_id,) = at_work()
     world.kafka.elect(0)
     world.wait(5, member)

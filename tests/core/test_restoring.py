@@ -14,7 +14,7 @@ from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata
 from dagster_rebalance.core.restoring import (
     ForeignMetadata,
     Found,
-    Recorded,
+    LastRecorded,
     Refused,
     StartFrom,
     is_news,
@@ -32,7 +32,7 @@ COMMITTED = encode(StoredPartition(120, (), LAST))
 
 def taken(
     stored: OffsetAndMetadata | None,
-    recorded: Recorded | None = None,
+    recorded: LastRecorded | None = None,
     *,
     bounds: Bounds = BOUNDS,
     topic_id: str = "",
@@ -49,7 +49,7 @@ def taken(
 
 def test_claims_become_the_ledger() -> None:
     """Same ranges, same batch ids; nothing is known of their runs yet."""
-    owned = taken(encode(StoredPartition(120, (Claim(130, "x"), Claim(140, "y")), LAST)), Recorded(120, "r1"))
+    owned = taken(encode(StoredPartition(120, (Claim(130, "x"), Claim(140, "y")), LAST)), LastRecorded(120, "r1"))
     assert isinstance(owned, OwnedPartition)
     assert [(entry.range, entry.batch_id, entry.claimed_at) for entry in owned.entries] == [
         (span(0, 120, 130), "x", None),
@@ -76,8 +76,8 @@ def test_a_dead_letter_that_was_never_recorded_is_found_as_such() -> None:
     assert (owned.unrecorded.is_dead_letter, owned.unrecorded.run_id) == (True, "r1")
 
 
-@pytest.mark.parametrize("recorded", [None, Recorded(100, "r0"), Recorded(300, "r0"), Recorded(120, "r0")])
-def test_a_commit_that_was_never_recorded_is_found(recorded: Recorded | None) -> None:
+@pytest.mark.parametrize("recorded", [None, LastRecorded(100, "r0"), LastRecorded(300, "r0"), LastRecorded(120, "r0")])
+def test_a_commit_that_was_never_recorded_is_found(recorded: LastRecorded | None) -> None:
     """Its member went away between the commit and the materialisation.
 
     Behind a rewind, older commits are recorded with higher offsets, or with the same one.
@@ -92,25 +92,25 @@ def test_a_commit_that_was_never_recorded_is_found(recorded: Recorded | None) ->
 @pytest.mark.parametrize("run_id", ["r1", ""])
 def test_a_commit_that_was_recorded_is_not_recorded_again(run_id: str) -> None:
     """One materialisation for each commit; somebody else's tool may have reported it."""
-    owned = taken(COMMITTED, Recorded(120, run_id))
+    owned = taken(COMMITTED, LastRecorded(120, run_id))
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is None
 
 
 def test_an_offset_that_somebody_moved_is_obeyed_and_said() -> None:
     """An operator's reset writes no metadata of ours."""
-    owned = taken(OffsetAndMetadata(50), Recorded(120))
+    owned = taken(OffsetAndMetadata(50), LastRecorded(120))
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is None
-    assert moved_offset(owned, Recorded(120)) == (
+    assert moved_offset(owned, LastRecorded(120)) == (
         "orders-0 continues at offset 50, which was set by somebody else: the last recorded commit ended at 120"
     )
 
 
 @pytest.mark.parametrize(
-    ("stored", "recorded"), [(OffsetAndMetadata(50), None), (OffsetAndMetadata(50), Recorded(50)), (COMMITTED, Recorded(100))]
+    ("stored", "recorded"), [(OffsetAndMetadata(50), None), (OffsetAndMetadata(50), LastRecorded(50)), (COMMITTED, LastRecorded(100))]
 )
-def test_an_offset_that_nobody_moved_is_not_spoken_of(stored: OffsetAndMetadata, recorded: Recorded | None) -> None:
+def test_an_offset_that_nobody_moved_is_not_spoken_of(stored: OffsetAndMetadata, recorded: LastRecorded | None) -> None:
     """A new group, the usual case, and a commit that is still to be recorded."""
     owned = taken(stored, recorded)
     assert isinstance(owned, OwnedPartition)
@@ -119,7 +119,7 @@ def test_an_offset_that_nobody_moved_is_not_spoken_of(stored: OffsetAndMetadata,
 
 def test_an_offset_of_a_partition_that_is_not_read_yet_was_not_moved() -> None:
     """There is nothing to compare."""
-    assert moved_offset(OwnedPartition(tp(0), 4), Recorded(120)) is None
+    assert moved_offset(OwnedPartition(tp(0), 4), LastRecorded(120)) is None
 
 
 def test_offsets_deleted_by_retention_are_refused_with_what_to_do() -> None:
@@ -195,7 +195,7 @@ def test_a_leader_is_asked_for_an_earlier_epoch_only(stored: OffsetAndMetadata |
 @pytest.mark.parametrize("start_from", list(StartFrom))
 def test_an_offset_that_vanished_is_no_new_group(start_from: StartFrom) -> None:
     """With `latest` everything since the last commit would be skipped, with `earliest` the whole topic done again."""
-    refused = taken(None, Recorded(300), start_from=start_from)
+    refused = taken(None, LastRecorded(300), start_from=start_from)
     assert isinstance(refused, Refused)
     assert "the group has no committed offset in Kafka any more, although Dagster has recorded its commits up to 300" in refused.reason
     assert "--topic orders:0 --to-offset 300 --execute" in refused.reason
@@ -205,21 +205,21 @@ def test_an_offset_that_vanished_is_no_new_group(start_from: StartFrom) -> None:
 def test_a_topic_that_was_made_again_is_refused() -> None:
     """Its offsets are those of other records, and its ranges would replace the output of the old ones."""
     stored = encode(StoredPartition(120, (), LAST, Log("old-id")))
-    refused = taken(stored, Recorded(120), topic_id="new-id")
+    refused = taken(stored, LastRecorded(120), topic_id="new-id")
     assert isinstance(refused, Refused)
     assert "the topic was deleted and made again, or the offsets were copied to another cluster" in refused.reason
     assert "move the old output away" in refused.reason
-    assert isinstance(taken(stored, Recorded(120), topic_id="old-id"), OwnedPartition)
-    assert isinstance(taken(stored, Recorded(120)), OwnedPartition)
+    assert isinstance(taken(stored, LastRecorded(120), topic_id="old-id"), OwnedPartition)
+    assert isinstance(taken(stored, LastRecorded(120)), OwnedPartition)
 
 
 def test_what_is_known_of_the_log_is_kept_where_kafka_does_not_tell_it() -> None:
     """A broker that is upgraded later must find what was known before."""
     stored = encode(StoredPartition(120, (), LAST, Log("id", 3)))
-    owned = taken(stored, Recorded(120))
+    owned = taken(stored, LastRecorded(120))
     assert isinstance(owned, OwnedPartition)
     assert (owned.log, owned.stored_log) == (Log("id", 3), Log("id", 3))
-    told = taken(stored, Recorded(120), topic_id="id", bounds=Bounds(0, 500, 5))
+    told = taken(stored, LastRecorded(120), topic_id="id", bounds=Bounds(0, 500, 5))
     assert isinstance(told, OwnedPartition)
     assert (told.log, told.stored_log) == (Log("id", 5), Log("id", 3))
 

@@ -16,7 +16,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import Found, Recorded, position_to_verify
+from dagster_rebalance.core.restoring import Found, LastRecorded, position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
@@ -136,9 +136,9 @@ class FakeDagster:
         if rest is not None:
             self.recorded.append(rest)
 
-    def last_recorded(self) -> dict[TopicPartition, Recorded]:
+    def last_recorded(self) -> dict[TopicPartition, LastRecorded]:
         """The last materialisation of each partition."""
-        return {record.range.topic_partition: Recorded(record.range.until, record.run_id) for record in self.recorded}
+        return {record.range.topic_partition: LastRecorded(record.range.until, record.run_id) for record in self.recorded}
 
     def cancel(self, run_ids: Iterable[str]) -> None:
         """Cancel runs: at once when they have not started, else they are asked to stop."""

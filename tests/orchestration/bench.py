@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.restoring import Recorded
+    from dagster_rebalance.core.restoring import LastRecorded
 
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
@@ -99,7 +99,7 @@ class FaultyCatalogue(Catalogue):
     failures = 0
     reads_fail = False
 
-    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Recorded]:
+    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
         """Fail, or read."""
         if self.reads_fail:
             message = "database is locked"

@@ -6,7 +6,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.partition import Log
-from dagster_rebalance.core.restoring import Recorded
+from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.bounds import BoundsReader, find
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
@@ -61,9 +61,9 @@ def test_a_position_that_its_leader_does_not_verify_is_not_judged_yet() -> None:
         group.committed[tp(number)] = encode(StoredPartition(5, log=Log(leader_epoch=1)))
     bounds = dict.fromkeys((tp(0), tp(1)), Bounds(0, 10, leader_epoch=2))
     group.silence(tp(1))
-    found = find(consumer, bounds, {tp(0): Recorded(5)})
+    found = find(consumer, bounds, {tp(0): LastRecorded(5)})
     assert list(found) == [tp(0)]
-    assert (found[tp(0)].is_truncated, found[tp(0)].recorded) == (False, Recorded(5))
+    assert (found[tp(0)].is_truncated, found[tp(0)].recorded) == (False, LastRecorded(5))
 
 
 def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:

@@ -11,7 +11,7 @@ import pytest
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.holds import Cause, Outcome, Receipt
 from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.restoring import Recorded
+from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fixtures import unique_name
@@ -160,7 +160,10 @@ def test_the_end_of_the_last_recorded_commit_is_found_for_each_partition(shown: 
     """A commit that was written but not recorded before a crash is found by comparing with it."""
     for commit in (COMMIT, replace(COMMIT, range=span(1, 0, 5)), replace(COMMIT, range=span(0, 10, 25))):
         shown.catalogue.record_commit(commit)
-    assert shown.catalogue.last_recorded([tp(0), tp(1), tp(2)]) == {tp(0): Recorded(25, COMMIT.run_id), tp(1): Recorded(5, COMMIT.run_id)}
+    assert shown.catalogue.last_recorded([tp(0), tp(1), tp(2)]) == {
+        tp(0): LastRecorded(25, COMMIT.run_id),
+        tp(1): LastRecorded(5, COMMIT.run_id),
+    }
 
 
 def test_a_materialisation_by_a_person_is_no_recorded_commit_and_hides_none(shown: Shown) -> None:
@@ -168,7 +171,7 @@ def test_a_materialisation_by_a_person_is_no_recorded_commit_and_hides_none(show
     shown.catalogue.record_commit(replace(COMMIT, range=span(1)))
     shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-1"))
     shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-0"))
-    assert shown.catalogue.last_recorded([tp(0), tp(1)]) == {tp(1): Recorded(10, COMMIT.run_id)}
+    assert shown.catalogue.last_recorded([tp(0), tp(1)]) == {tp(1): LastRecorded(10, COMMIT.run_id)}
 
 
 def test_a_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
@@ -293,5 +296,5 @@ def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(sho
         return real(instance, *args, **options)
 
     monkeypatch.setattr(dg.DagsterInstance, "fetch_materializations", counted)
-    assert shown.catalogue.last_recorded(partitions) == dict.fromkeys(partitions[:30], Recorded(20, COMMIT.run_id))
+    assert shown.catalogue.last_recorded(partitions) == dict.fromkeys(partitions[:30], LastRecorded(20, COMMIT.run_id))
     assert len(queries) == 2, "one for all, and one for the partition of which a person has reported something"

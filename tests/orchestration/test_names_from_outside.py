@@ -13,6 +13,7 @@ import pytest
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
@@ -100,9 +101,7 @@ def test_a_commit_of_any_topic_is_recorded_and_found_again(instance: dg.DagsterI
     catalogue.add_partitions([span.topic_partition])
     commit = RecordCommit(range=span, epoch=1, batch_id="b", run_id="r", lag=0, claim_to_commit_s=None, drain_s=None)
     catalogue.record_commit(commit)
-    assert {partition: last.until for partition, last in catalogue.last_recorded([span.topic_partition]).items()} == {
-        span.topic_partition: 12
-    }
+    assert catalogue.last_recorded([span.topic_partition]) == {span.topic_partition: LastRecorded(12, "r")}
 
 
 @pytest.mark.parametrize("topic", ["", "..", "^orders.*", "orders:0", "a/b", 'a"b', "x" * 250])

@@ -71,6 +71,16 @@ def given_up(instance: dg.DagsterInstance, settings: DriverSettings = LETTERS, r
     return bench, runs
 
 
+def two_given_up(instance: dg.DagsterInstance) -> Bench:
+    """A member with two partitions, whose first ranges have failed for good; their letters are under way."""
+    bench = Bench(instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1))
+    bench.offers(2)
+    for number in (0, 1):
+        bench.fail(bench.run(Status.STARTED, number))
+    bench.until(lambda: len(bench.producer.sent) == 2)
+    return bench
+
+
 def check_state(bench: Bench) -> tuple[bool, str]:
     """What the check of the offsets asset shows."""
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
@@ -247,11 +257,7 @@ def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_
 
 def test_letters_that_are_answered_late_and_together_are_sent_once(instance: dg.DagsterInstance) -> None:
     """What is done about the first answer finds that the second letter is due again."""
-    bench = Bench(instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1))
-    bench.offers(2)
-    for number in (0, 1):
-        bench.fail(bench.run(Status.STARTED, number))
-    bench.until(lambda: len(bench.producer.sent) == 2)
+    bench = two_given_up(instance)
     bench.turn(100)
     bench.producer.end()
     bench.group.clock.advance(5)
@@ -261,11 +267,7 @@ def test_letters_that_are_answered_late_and_together_are_sent_once(instance: dg.
 
 def test_a_revoke_does_not_wait_for_a_letter(instance: dg.DagsterInstance) -> None:
     """The claim stays, and the next owner stores it."""
-    bench = Bench(instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1))
-    bench.offers(2)
-    for number in (0, 1):
-        bench.fail(bench.run(Status.STARTED, number))
-    bench.until(lambda: len(bench.producer.sent) == 2)
+    bench = two_given_up(instance)
     bench.joined_by_another()
     bench.until(lambda: len(bench.driver.partitions) == 1)
     assert outcomes(bench) == ["nothing to do"]

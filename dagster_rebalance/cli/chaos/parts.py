@@ -45,7 +45,8 @@ MEMBERS = ("blue", "green", RELOADED)
 DATABASE = "dagster"
 
 TICK_LIMIT_S = 15
-# A run takes 3 s of CPU to start. With more of them at once two cores would have no time for the members, which is no stall of theirs.
+# A run takes 3 s of CPU to start. With more of them at once, two cores would have no time for the
+# members, which is no stall of theirs.
 SETTINGS = {
     "sensors": {"use_threads": True, "num_workers": 4},
     "run_launcher": {"module": "dagster_rebalance.cli.chaos.launcher", "class": "RefusingLauncher"},
@@ -86,7 +87,7 @@ class Parts:
     @property
     def member_logs(self) -> list[Path]:
         """The files with what the members of the group have to say."""
-        return [self.dagster.home / f"{name}.log" for name in MEMBERS]
+        return [self.dagster.locations[name].server.log for name in MEMBERS]
 
     @property
     def logs(self) -> list[Path]:

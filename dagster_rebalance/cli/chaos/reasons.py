@@ -27,7 +27,7 @@ OF_MEMBERS = {
     Kind.CODE_SERVER_RELOADED,
 }
 LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
-HELD_UP = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED, Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
+OF_BROKERS = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED}
 OF_DAGSTER = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
 """The tick that such a fault meets fails, and what it requested is requested again by the tick after the next."""
 OF_RUNS = {Kind.RUN_WORKER_KILLED, Kind.RUN_DELETED, Kind.RUN_FORCE_TERMINATED, Kind.RUN_CUT_OFF_FROM_STORAGE}
@@ -96,10 +96,10 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
         elif fault.kind in OF_RUNS:
             created = [run.created_at for run in history.runs if run.created_at > fault.began_at]
             end = min([*created, mended_at + DEATH_LIMIT_S])
-        elif fault.kind in HELD_UP:
+        elif fault.kind in OF_BROKERS:
             end = mended_at + AFTERMATH_S
-            if fault.kind in OF_DAGSTER:
-                end = max(end, _second_tick(evidence, history, mended_at))
+        elif fault.kind in OF_DAGSTER:
+            end = max(mended_at + AFTERMATH_S, _second_tick(evidence, history, mended_at))
         elif fault.kind is Kind.DAEMON_KILLED:
             end = next(iter([at for at in every_tick if at > mended_at][1:]), until)
         else:
@@ -109,8 +109,8 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
 
 def _second_tick(evidence: Evidence, history: History, since: float) -> float:
     """When the owner of a partition has ticked twice, or should have."""
-    owner = next((owner for at, owner in reversed(history.owners) if at <= since), None)
-    following = [at for at in evidence.ticks.get(owner or "", ()) if at > since][:2]
+    ticks = evidence.ticks.get(history.owner_at(since) or "", ())
+    following = [at for at in ticks if at > since][:2]
     return min([*following[1:], since + PATIENCE_S])
 
 

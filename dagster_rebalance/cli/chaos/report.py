@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 _TICKS = 10_000
 _AFTERWARDS_S = 10.0
+"""What a member that was held up, or its successor, takes for a write once that is over."""
 _PAGE = 500
 
 
@@ -118,7 +119,8 @@ def make_report(parts: Parts, play: Play) -> Report:
     noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
     reached = [(commit.range.topic_partition, commit.range.until) for commit in commits]
     wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
-    wrong += [problem for log in parts.member_logs for problem in failures_in(log.read_text(errors="replace").splitlines())]
+    for member_log in parts.member_logs:
+        wrong += failures_in(member_log.read_text(errors="replace").splitlines())
     wrong += [*parts.fleeting.problems, *(f"record {number} is lost" for number in output.lost)]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
@@ -192,19 +194,26 @@ def failures_in(log: Iterable[str]) -> list[str]:
     return found
 
 
-def shown_again(recorded: Sequence[Recorded], faults: Iterable[Fault]) -> list[OffsetRange]:
-    """The commits that are shown twice because their member was held up after it had looked for them, and before it recorded them.
+def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[OffsetRange]:
+    """The commits that Dagster shows twice because of a fault.
 
-    It was frozen, or the storage was; its successor recorded them late meanwhile, or as soon as the storage answered again.
+    Their member was held up after it had looked for them, and before it recorded them. Its successor
+    recorded them late meanwhile, or as soon as the storage answered again.
     """
-    holding_up = [fault for fault in faults if fault.kind in {Kind.MEMBER_FROZEN, Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}]
     found = []
     for late in (one for one in recorded if one.is_late):
         first = [one.member for one in recorded if one.range == late.range and not one.is_late]
-        struck = [fault for fault in holding_up if len(first) == 1 and (fault.kind is not Kind.MEMBER_FROZEN or fault.target == first[0])]
-        if any(fault.began_at <= late.at <= (fault.mended_at or late.at) + _AFTERWARDS_S for fault in struck):
+        if len(first) == 1 and any(_holds_up(fault, first[0], late.at) for fault in faults):
             found.append(late.range)
     return found
+
+
+def _holds_up(fault: Fault, member: str, at: float) -> bool:
+    """Whether a fault may have kept a member from the end of a write, until somebody else did it."""
+    its_own = fault.kind is Kind.MEMBER_FROZEN and fault.target == member
+    if not its_own and fault.kind not in {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}:
+        return False
+    return fault.began_at <= at <= (fault.mended_at or at) + _AFTERWARDS_S
 
 
 def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]) -> list[str]:

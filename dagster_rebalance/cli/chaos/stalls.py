@@ -63,6 +63,10 @@ class History:
     runs: Sequence[RunSeen]
     owners: Sequence[tuple[float, str | None]]
 
+    def owner_at(self, at: float) -> str | None:
+        """Who had it at a time."""
+        return next((owner for since, owner in reversed(self.owners) if since <= at), None)
+
     def owned(self, until: float) -> Iterator[tuple[Span, str | None]]:
         """Who had it, and for how long, until a time."""
         for (since, owner), (end, _) in pairwise([*self.owners, (until, None)]):
@@ -97,12 +101,12 @@ class Stall:
 
     partition: str
     span: Span
-    before: str = ""
-    after: str = ""
+    before: str
+    after: str
 
     def __str__(self) -> str:
         text = f"{self.partition} stood still for {self.span.seconds:.1f} s from {clock(self.span.begin)} on"
-        return f"{text}, after {self.before} and until {self.after}" if self.before else text
+        return f"{text}, after {self.before} and until {self.after}"
 
 
 @dataclass
@@ -182,8 +186,7 @@ def _is_claimed(history: History, at: float) -> bool:
 
 def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
     """Until when a batch waits for its run: until there is one, or should have been one."""
-    owner = next((owner for since, owner in reversed(history.owners) if since <= wanted_at), None)
-    its_ticks = ticks.get(owner or "", ())
+    its_ticks = ticks.get(history.owner_at(wanted_at) or "", ())
     following = its_ticks[bisect.bisect_right(its_ticks, wanted_at) :][:TICKS_WAITED]
     last, waited = wanted_at, 0
     for tick in following:

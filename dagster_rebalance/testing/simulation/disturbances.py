@@ -196,9 +196,10 @@ class Disturbances:
         self._clockwork.after(self._clockwork.within(2, 15), None, lambda: self._world.people.commit_again(partition))
 
     def _a_log_is_cut_off(self) -> None:
-        """A replica that lacks the last records becomes the leader; what is produced from then on gets their offsets.
+        """A replica that lacks the last records becomes the leader; what is produced then gets their offsets.
 
-        Not before a member has looked at an offset that a person has set, and so names no epoch: that is said under the limits.
+        Not before a member has looked at an offset that a person has set: it names no epoch, which is
+        said under the limits.
         """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)

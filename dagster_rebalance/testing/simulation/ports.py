@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
-from dagster_rebalance.core.restoring import Recorded
+from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.testing.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ class SimulatedCatalogue:
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Nothing to keep."""
 
-    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Recorded]:
+    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition."""
         self._process.must_reach("dagster")
         recorded = self._dagster.recorded
         last = {partition: recorded[partition][-1] for partition in partitions if recorded.get(partition)}
-        return {partition: Recorded(commit.range.until, commit.run_id) for partition, commit in last.items()}
+        return {partition: LastRecorded(commit.range.until, commit.run_id) for partition, commit in last.items()}
 
     def record_commit(self, commit: RecordCommit) -> None:
         """Record a commit once."""
