@@ -157,10 +157,15 @@ class StoreDeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class CancelRuns:
-    """Cancel runs, and mark them as taken back, so that they do not count as failed attempts."""
+    """Cancel runs, and mark them as taken back, so that they do not count as failed attempts.
+
+    Attributes:
+        only_unstarted: Whether a run that turns out to have started is left alone: what the driver knows is up to `poll_s` old.
+    """
 
     run_ids: tuple[str, ...]
     reason: str
+    only_unstarted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

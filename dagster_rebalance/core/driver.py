@@ -418,7 +418,7 @@ class Driver:
         cancels: list[do.Command] = []
         if due:
             reason = "the time to drain is up" if cancels_all else "they have not started"
-            cancels.append(do.CancelRuns(tuple(sorted(due)), f"{named(hold.epochs)} must be given up, and {reason}"))
+            cancels.append(do.CancelRuns(tuple(sorted(due)), f"{named(hold.epochs)} must be given up, and {reason}", not cancels_all))
             hold = replace(hold, cancelled=hold.cancelled | due, cancelled_at=now)
         waits_for_commits_only = is_late and not cancels_all
         overdue = [o for o in draining if now >= hold.limit_at or (waits_for_commits_only and o.runs_are_known and not o.is_committing)]

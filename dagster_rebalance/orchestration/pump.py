@@ -230,9 +230,9 @@ class Pump:
                 )
             case do.StoreDeadLetter():
                 self._ask_why(command)
-            case do.CancelRuns(run_ids, reason):
+            case do.CancelRuns(run_ids, reason, only_unstarted):
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
-                self._runs.cancel(run_ids)
+                self._runs.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 self._note(f"sees to it that nothing of {', '.join(signs)} works any more")
                 self._runs.end_dead(signs)

@@ -74,9 +74,9 @@ class RunEnder:
         self._at_work: dict[int, tuple[_Task | None, float]] = {}
         self._numbers = itertools.count()
 
-    def cancel(self, run_ids: Iterable[str]) -> None:
-        """Begin to cancel runs."""
-        self._begin(("cancelling", run_id, "") for run_id in run_ids)
+    def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
+        """Begin to cancel runs; or those of them that have not started when it comes to them."""
+        self._begin(("taking back" if only_unstarted else "cancelling", run_id, "") for run_id in run_ids)
 
     def end_dead(self, signs: Mapping[str, str]) -> None:
         """Begin to end runs whose process has gone; each comes with its last sign of life."""
@@ -121,8 +121,8 @@ class RunEnder:
     def _carry_out(self, task: _Task) -> None:
         what, run_id, sign = task
         try:
-            if what == "cancelling":
-                self._ledger.cancel(run_id)
+            if what != "ending":
+                self._ledger.cancel(run_id, only_unstarted=what == "taking back")
             elif self._ledger.end_dead(run_id, sign):
                 self._ended(run_id)
             else:

@@ -179,11 +179,15 @@ class RunLedger:
             error = error.cause
         return "\ncaused by: ".join(messages)
 
-    def cancel(self, run_id: str) -> None:
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run, and mark it first, so that it does not count as a failed attempt.
 
         A launcher may cancel a run that is being launched, by deleting a pod that waits for its node for example. The default
         one can only interrupt a process that is there; the core asks again.
+
+        Args:
+            run_id: The run.
+            only_unstarted: Whether a run that has started is left alone.
 
         Raises:
             ConfigurationError: The launcher could not.
@@ -193,6 +197,8 @@ class RunLedger:
         if run is None or run.is_finished or run.status is dg.DagsterRunStatus.CANCELING:
             return
         if run.status is dg.DagsterRunStatus.STARTING and isinstance(instance.run_launcher, dg.DefaultRunLauncher):
+            return
+        if run.status is dg.DagsterRunStatus.STARTED and only_unstarted:
             return
         if Mark.TAKEN_BACK not in marks_of(instance, run_id):  # the core asks again each second
             set_mark(instance, run, Mark.TAKEN_BACK)

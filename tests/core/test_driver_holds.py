@@ -208,6 +208,23 @@ def test_a_run_that_starts_although_its_launcher_was_to_cancel_it_is_waited_for(
     assert (receipt.outcome, receipt.committed, receipt.cancelled) == (Outcome.DRAINED, {tp(0): 100}, ())
 
 
+@pytest.mark.parametrize("state", [RunState.WAITING, RunState.STARTING])
+def test_a_run_that_started_since_the_last_look_is_waited_for(state: RunState) -> None:
+    """What the member knows of its runs is up to a second old when it is asked for a partition."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=SETTINGS)
+    (run_id,) = member.tick(state=state)
+    world.wait(1, member)
+    assert world.start(run_id) is None
+    revoke(member, 0)
+    world.wait(3, member)
+    assert world.dagster.runs[run_id].state is RunState.STARTED
+    world.succeed(run_id)
+    world.wait(1, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.committed, receipt.cancelled) == (Outcome.DRAINED, {tp(0): 100}, ())
+
+
 def test_a_cancellation_that_did_not_work_is_given_again() -> None:
     """Dagster was away, or the run was just being launched."""
     world = World(records=100)

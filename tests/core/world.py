@@ -140,11 +140,11 @@ class FakeDagster:
         """The last materialisation of each partition."""
         return {record.range.topic_partition: LastRecorded(record.range.until, record.run_id) for record in self.recorded}
 
-    def cancel(self, run_ids: Iterable[str]) -> None:
+    def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
         """Cancel runs: at once when they have not started, else they are asked to stop."""
         for run_id in run_ids:
             state = self.runs[run_id].state
-            if state not in ENDED:
+            if state not in ENDED and not (only_unstarted and state is RunState.STARTED):
                 self.move(run_id, RunState.CANCELED if state is RunState.WAITING else RunState.CANCELING, is_taken_back=True)
 
 
@@ -232,8 +232,8 @@ class Member:
             case do.StoreDeadLetter():
                 kafka.letters.append(command)
                 return seen.DeadLetterStored(command)
-            case do.CancelRuns(run_ids):
-                dagster.cancel(run_ids)
+            case do.CancelRuns(run_ids, only_unstarted=only_unstarted):
+                dagster.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 dagster.end_dead(signs)
             case do.ReleasePartitions(partitions):

@@ -142,16 +142,17 @@ class Group:
     def wait(self, what: str, condition: Callable[[Group], object], timeout_s: float = PATIENCE_S) -> None:
         """Wait for something, and say how things stand if it does not come."""
         wait_until(
-            lambda: condition(self) or None, timeout_s=timeout_s, what=lambda: f"{self.name}: {what}; {self._state()}", interval_s=0.5
+            lambda: condition(self) or None, timeout_s=timeout_s, what=lambda: f"{self.name}: {what}; {self.state()}", interval_s=0.5
         )
 
-    def _state(self) -> str:
+    def state(self) -> str:
+        """How things stand, for the message of a test that fails."""
         ticks = {
             location: [tick["skipReason"] or tick["error"] for tick in self.ticks(location)[:2]]
             for location in self.stage.dagster.locations
         }
         runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.runs()]
-        return f"runs {runs}, ticks {ticks}, working {self.working()}, events {self.events()}"
+        return f"runs {runs}, ticks {ticks}, working {self.working()}, committed {self.committed()}, events {self.events()}"
 
     def runs(self) -> list[dg.DagsterRun]:
         """All runs of the group, oldest first."""

@@ -100,7 +100,7 @@ def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: St
         group.open()
     server.wait(TAKE_OVER_S)
     for group in groups:
-        assert group.is_done(), "what was in flight is committed before the process ends"
+        assert group.is_done(), f"what was in flight is committed before the process ends: {group.state()}"
         assert group.events("left", "blue")
         group.check_exactly_once()
     _restart(stage, "blue")

@@ -24,8 +24,8 @@ class _Ledger:
         self.may_go_on = threading.Event()
         self._problem = problem
 
-    def cancel(self, run_id: str) -> None:
-        self._ask("cancel", run_id)
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
+        self._ask("take back" if only_unstarted else "cancel", run_id)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         self._ask("end", run_id)

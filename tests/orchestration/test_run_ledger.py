@@ -397,6 +397,21 @@ def test_a_queued_run_is_cancelled_and_marked(instance: dg.DagsterInstance, batc
     assert look(instance, batch_id).is_taken_back
 
 
+def test_a_run_that_has_started_meanwhile_is_not_taken_back(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Its member saw it in the queue, and gives a partition up now: work that began is waited for."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
+    assert status_of(instance, run) is Status.STARTED
+    assert not marks_of(instance, run.run_id)
+
+
+def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """A queue costs nothing, and holds a revoke up."""
+    run = make_run(instance, offer(batch_id), Status.QUEUED)
+    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
+    assert status_of(instance, run) is Status.CANCELED
+
+
 @pytest.mark.parametrize("status", [Status.STARTING, Status.CANCELING, Status.SUCCESS, Status.FAILURE, Status.CANCELED])
 def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
     """The default launcher has no process to interrupt while a run is being launched; a run that failed by itself has to count."""

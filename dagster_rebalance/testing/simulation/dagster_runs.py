@@ -99,10 +99,12 @@ class SimulatedDagster(RunLife):
         noted = {claim: self.notes[claim] for claim in claims if self.notes.get(claim) in self.deleted}
         return (*there, *(self._shown_deleted(run_id, noted) for run_id in dict.fromkeys(noted.values())))
 
-    def cancel(self, run_id: str, *, by_member: bool = True) -> None:
+    def cancel(self, run_id: str, *, by_member: bool = True, only_unstarted: bool = False) -> None:
         """Cancel a run: one that waits is over at once, one that works is asked to stop, one that is being launched cannot be."""
         run = self.runs[run_id]
         if run_id in self.deleted or run.state not in {*NOT_BEGUN, RunState.STARTED}:
+            return
+        if run.state is RunState.STARTED and only_unstarted:
             return
         waits = run.state in NOT_BEGUN
         self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)

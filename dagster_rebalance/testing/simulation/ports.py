@@ -47,10 +47,10 @@ class SimulatedLedger:
         self._process.must_reach("dagster")
         return "it failed"
 
-    def cancel(self, run_id: str) -> None:
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run."""
         self._process.must_reach("dagster")
-        self._dagster.cancel(run_id)
+        self._dagster.cancel(run_id, only_unstarted=only_unstarted)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         """End a run without another sign of life, before that or after it."""
