@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.assigned import AssignedPartitions
     from dagster_rebalance.core.events import RunsRead
+    from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.settings import DriverSettings
 
 _IDLE_READ = 1_000
@@ -67,7 +68,7 @@ class Lookups:
             self._stored_at = now
             yield do.ReadStoredOffsets(unread)
         restoring = any(o.phase is Phase.RESTORING and o.ledger is not None for o in owned)
-        if now - self._runs_at >= (settings.poll_s / 4 if holds else settings.poll_s):
+        if now - self._runs_at >= self._runs_wait_s(owned, holds=holds):
             is_complete = self._runs_at == _AT_ONCE or now - self._quiet_at >= settings.recheck_s
             # Not up to the time at which a run is due: a person may have begun one a moment before.
             soon = now + settings.recheck_s
@@ -83,3 +84,10 @@ class Lookups:
             if readable:
                 self._bounds_at = now
                 yield do.ReadBounds(tuple(sorted(readable)))
+
+    def _runs_wait_s(self, owned: Iterable[OwnedPartition], *, holds: bool) -> float:
+        """How long a look at the runs is good for; shorter while somebody stands still until one of them ends."""
+        if holds:
+            return self._settings.poll_s / 4
+        has_more = any(o.backlog_since is not None and o.phase is Phase.OWNED for o in owned)
+        return self._settings.poll_s / 2 if has_more else self._settings.poll_s

@@ -37,7 +37,8 @@ class DriverSettings:
         foreign_metadata: What to do with offsets that another application committed.
         lease_s: Without a tick for so long, the member drains and leaves.
         plan_patience_s: Without a tick for so long, nothing new is claimed, because nobody would start its run.
-        poll_s: How often runs and end offsets are read; four times as often during a hold.
+        poll_s: How often runs and end offsets are read; runs twice as often while more is there to be claimed, and four
+            times as often during a hold.
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.

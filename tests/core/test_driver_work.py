@@ -174,6 +174,22 @@ def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
     assert len(member.given(do.ReadRuns)) - before == 5, "what is at work is followed"
 
 
+def test_runs_are_looked_up_sooner_while_more_waits_to_be_claimed() -> None:
+    """A partition stands still between the end of its run and the look that finds it."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick(state=RunState.STARTED)
+    before = len(member.given(do.ReadRuns))
+    _turns(world, member, 10)
+    assert len(member.given(do.ReadRuns)) - before == 10
+    world.kafka.produce(tp(0), 100)
+    _turns(world, member, 1)
+    world.succeed(run_id)
+    before = len(member.given(do.WriteOffsets))
+    world.wait(0.5, member)
+    assert len(member.given(do.WriteOffsets)) - before == 2, "it is committed, and the next range is claimed"
+
+
 def test_a_stopped_partition_takes_no_room_from_the_others() -> None:
     """Else a few stopped partitions would stall the whole member in silence."""
     world = World(records=20)
