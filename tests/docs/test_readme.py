@@ -59,9 +59,9 @@ def test_the_pages_that_the_readme_names_exist() -> None:
         assert f"`{name.replace('GROUP', '<group>')}`" in text
 
 
-def test_the_users_test_in_the_readme_passes() -> None:
+def test_the_users_test_in_the_guide_passes() -> None:
     """It shows what the kit is for."""
-    _run(block_with(README, "python", "FakeGroup"))["test_a_revoke_can_be_delayed"]()
+    _run(block_with("docs/testing.md", "python", "FakeGroup"))["test_a_revoke_can_be_delayed"]()
 
 
 class Work:

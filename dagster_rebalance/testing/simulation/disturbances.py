@@ -198,8 +198,8 @@ class Disturbances:
     def _a_log_is_cut_off(self) -> None:
         """A replica that lacks the last records becomes the leader; what is produced then gets their offsets.
 
-        Not before a member has looked at an offset that a person has set: it names no epoch, which is
-        said under the limits.
+        Not before a member has looked at an offset that a person has set: it names no epoch, as
+        docs/limits.md says.
         """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)

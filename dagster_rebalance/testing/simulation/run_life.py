@@ -237,7 +237,7 @@ class RunLife:
     def _must_be_alone(self, me: RunSeen) -> None:
         for other in self.working():
             if self._is_out_of_sight(other) and other.batch_id != me.batch_id:
-                continue  # said under the limits
+                continue  # docs/limits.md says so
             if any(mine.overlaps(theirs) for mine in me.ranges for theirs in other.ranges):
                 msg = f"{me.run_id} works on what {other.run_id} works on: two live runs of {me.batch_id} and {other.batch_id}"
                 raise Violation(msg)
