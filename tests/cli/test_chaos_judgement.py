@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from dagster_rebalance.cli.chaos.bystander import Bystander
 from dagster_rebalance.cli.chaos.draw import Draw
 from dagster_rebalance.cli.chaos.faults import Fault, Kind
 from dagster_rebalance.cli.chaos.reasons import Evidence, reasons
@@ -121,7 +122,7 @@ def _reasons(
     left: tuple[Event, ...] = (),
     is_classic: bool = False,
 ) -> list[str]:
-    found = reasons(Evidence(faults, holds, assigned, left, TICKS, is_classic), [history], UNTIL)
+    found = reasons(Evidence(faults, holds, assigned, left, TICKS, is_classic=is_classic), [history], UNTIL)
     return [f"{one.why}: {one.span.begin:g} to {one.span.end:g}" for one in found if one.span.seconds > 0]
 
 
@@ -196,6 +197,30 @@ def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> No
     """After 15 s without a tick a member claims nothing more."""
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
     assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [(20.0, 41.0), (55.0, 96.0)]
+
+
+def test_what_a_bystander_waited_for_is_no_stall() -> None:
+    """A commit came 4.5 s late, of which the storage took 3 for anybody."""
+    late = replace(WORKED_OFF, commits=[(10.5, 0), (24.0, 5), (50.4, 5), (60.0, 9)])
+    for slow, stands in ([Span(20.0, 23.0)], []), ([Span(20.0, 21.0)], [Span(21.0, 24.0)]):
+        found = reasons(Evidence((), (), (), (), TICKS, slow), [late], UNTIL)
+        assert _stalls(late, *found) == stands
+
+
+def test_a_bystander_notes_what_took_long() -> None:
+    """An answer that never came says nothing about time."""
+    times = iter([10.0, 10.1, 11.0, 12.0, 13.0])
+    problems = iter([None, None, OSError("locked")])
+
+    def ask() -> None:
+        problem = next(problems)
+        if problem is not None:
+            raise problem
+
+    bystander = Bystander(ask, lambda: next(times))
+    for _ in range(3):
+        bystander.look()
+    assert bystander.slow == [Span(11.0, 12.0)]
 
 
 def test_spans_are_cut_by_holes_that_overlap() -> None:

@@ -11,7 +11,8 @@ from dagster_rebalance.cli.chaos.parts import BROKERS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-MOST_PARTITIONS = 24
+MOST_PARTITIONS = 12
+"""As many as have a run of their own now and then, on two cores."""
 
 
 def kill_broker(ground: Ground) -> UnderWay | None:

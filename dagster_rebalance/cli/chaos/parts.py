@@ -10,10 +10,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.cli.chaos.bystander import Bystander
 from dagster_rebalance.cli.chaos.exchange import (
     BROKERS_VARIABLE,
     FLEETING,
     FOLDER_VARIABLE,
+    GROUP,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
     SPARK_VARIABLE,
@@ -23,6 +25,7 @@ from dagster_rebalance.cli.chaos.exchange import (
 from dagster_rebalance.cli.chaos.fleeting import LOCATION as AMBER
 from dagster_rebalance.cli.chaos.fleeting import Fleeting
 from dagster_rebalance.cli.witness.producer import NumberedProducer
+from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.postgres import Postgres
@@ -67,6 +70,7 @@ class Parts:
         dagster: The deployment.
         instance: Its instance.
         producer: Has begun to produce.
+        bystander: Has begun to ask Dagster's storage what members ask.
         exchange: Where runs are seen and steered.
         fleeting: A second group, whose offsets and topic do not last.
         spark: The Spark Connect server, if runs use Spark.
@@ -78,6 +82,7 @@ class Parts:
     dagster: DagsterDeployment
     instance: dg.DagsterInstance
     producer: NumberedProducer
+    bystander: Bystander
     exchange: Exchange
     fleeting: Fleeting
     spark: SparkConnectServer | None
@@ -147,7 +152,9 @@ def all_parts(
             instance = stack.enter_context(dagster.instance())
             producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
             stack.enter_context(producer)
+            runs = RunLedger(instance, GROUP)
+            bystander = stack.enter_context(Bystander(lambda: runs.read((), live_too=True)))
             fleeting = Fleeting(kafka, dagster, exchange)
-            yield Parts(kafka, dagster, instance, producer, exchange, fleeting, spark, postgres, protocol)
+            yield Parts(kafka, dagster, instance, producer, bystander, exchange, fleeting, spark, postgres, protocol)
         finally:
             at_end()

@@ -55,6 +55,7 @@ class Evidence:
         assigned: When members said that they were assigned what.
         left: When they said that they had left.
         ticks: As in `stalls.judge`.
+        slow: When a bystander waited long for what members ask as well.
         is_classic: Whether the group protocol is the classic one.
     """
 
@@ -63,6 +64,7 @@ class Evidence:
     assigned: Sequence[Event]
     left: Sequence[Event]
     ticks: Mapping[str, Sequence[float]]
+    slow: Sequence[Span] = ()
     is_classic: bool = False
 
 
@@ -77,6 +79,7 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
         yield from _given_to_leaving_members(evidence, history, until)
         yield from _on_its_way(evidence.assigned, history)
         yield from _without_ticks(evidence.ticks, history, until)
+    yield from (Explained(span, "the machine was busy") for span in evidence.slow)
     if evidence.is_classic:
         for span in _classic_rebalances(evidence):
             for history in histories:

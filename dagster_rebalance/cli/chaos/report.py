@@ -113,6 +113,7 @@ def make_report(parts: Parts, play: Play) -> Report:
         assigned=assigned,
         left=[event for event in play.catalogue.events if event.kind == "left"],
         ticks=ticks,
+        slow=parts.bystander.slow,
         is_classic=parts.protocol == "classic",
     )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
