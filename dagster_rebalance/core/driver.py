@@ -351,7 +351,8 @@ class Driver:
         owned = dead_letters.answered(self.partitions.get(event.letter.range.topic_partition), event, now, self.settings.retry_s)
         if owned is not None:
             self.partitions[owned.partition] = owned
-            self._lookups.want_runs()
+            if isinstance(event, seen.DeadLetterStored):
+                self._lookups.want_runs()
             yield from self._stop_or_go_on(owned)
 
     # What follows
@@ -414,7 +415,9 @@ class Driver:
         unwanted = live if cancels_all else unstarted
         is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= self.settings.retry_s
         due = unwanted if is_due_again else unwanted - hold.cancelled
-        hold = replace(hold, run_ids=hold.run_ids | live)
+        # What was to be taken back, and had started by then, was left alone.
+        left_alone = frozenset[str]() if cancels_all else frozenset[str]().union(*(owned.started_runs for owned in held))
+        hold = replace(hold, run_ids=hold.run_ids | live, cancelled=hold.cancelled - left_alone)
         cancels: list[do.Command] = []
         if due:
             reason = "the time to drain is up" if cancels_all else "they have not started"

@@ -66,15 +66,23 @@ class OffsetLedger:
         return self.entries[-1].range.until if self.entries else self.next_offset
 
     @property
+    def _in_flight(self) -> tuple[InFlight, ...]:
+        return tuple(entry.progress for entry in self.entries if isinstance(entry.progress, InFlight))
+
+    @property
     def live_runs(self) -> frozenset[str]:
         """The runs that may still work on the partition."""
-        return frozenset(run for entry in self.entries if isinstance(entry.progress, InFlight) for run in entry.progress.run_ids)
+        return frozenset(run for progress in self._in_flight for run in progress.run_ids)
 
     @property
     def unstarted_runs(self) -> frozenset[str]:
         """Those of the live runs that have not started."""
-        in_flight = [entry.progress for entry in self.entries if isinstance(entry.progress, InFlight)]
-        return frozenset(run for progress in in_flight for run in (*progress.waiting, *progress.launching))
+        return frozenset(run for progress in self._in_flight for run in (*progress.waiting, *progress.launching))
+
+    @property
+    def started_runs(self) -> frozenset[str]:
+        """Those of the live runs that have started, and that nobody has asked to end."""
+        return frozenset(run for progress in self._in_flight for run in progress.started)
 
     @property
     def blocked(self) -> tuple[Entry, GaveUp | Trouble] | None:

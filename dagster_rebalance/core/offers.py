@@ -64,7 +64,7 @@ def offers_of(partitions: Iterable[OwnedPartition], now: float, *, most_runs: in
             case ToRequest(attempt, failures=failures) | GaveUp(attempt=attempt, attempts=failures) if failures:
                 again.append((entry.due_at, Offer(entry.batch_id, attempt, (entry.range,))))
     offers |= dict.fromkeys(Offer(batch_id, attempt, tuple(sorted(found))) for (batch_id, attempt), found in together.items())
-    live = {run_id for owned in partitions for entry in owned.entries for run_id in _at_work(entry)}
+    live = {run_id for owned in partitions for entry in owned.known_entries for run_id in _at_work(entry)}
     room = max(0, most_runs - len(live) - len(offers))
     again.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
     return (*offers, *(offer for _, offer in again[:room]))
@@ -86,7 +86,7 @@ def batches_under_way(partitions: Iterable[OwnedPartition], now: float) -> froze
     for owned in partitions:
         if owned.pending is not None and owned.pending.claims is not None:
             found.add(owned.pending.claims[0])
-        found |= {entry.batch_id for entry in owned.entries if isinstance(entry.progress, InFlight)}
+        found |= {entry.batch_id for entry in owned.known_entries if isinstance(entry.progress, InFlight)}
         found |= {entry.batch_id for entry in _requestable(owned, now)}
     return frozenset(found)
 

@@ -170,6 +170,11 @@ class OwnedPartition:
         return self.ledger.entries if self.ledger else ()
 
     @property
+    def known_entries(self) -> tuple[Entry, ...]:
+        """The claimed ranges; those from before while it is taken in again."""
+        return self.before.entries if self.ledger is None and self.before is not None else self.entries
+
+    @property
     def ahead(self) -> OffsetRange:
         """Everything that is not committed yet, whether Kafka has it already or not."""
         start = self.ledger.next_offset if self.ledger else 0
@@ -186,6 +191,11 @@ class OwnedPartition:
     def unstarted_runs(self) -> frozenset[str]:
         """Those of the live runs that have not started."""
         return self.ledger.unstarted_runs if self.ledger else frozenset()
+
+    @property
+    def started_runs(self) -> frozenset[str]:
+        """Those of the live runs that have started, and that nobody has asked to end."""
+        return self.ledger.started_runs if self.ledger else frozenset()
 
     @property
     def lag(self) -> int:

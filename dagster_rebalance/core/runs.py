@@ -180,6 +180,7 @@ class InFlight:
         run_ids: Their ids, oldest first.
         waiting: Those in no process and at no launcher yet.
         launching: Those that are being launched, and have not started.
+        started: Those that have started, and that nobody has asked to end.
         unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are over.
         deleted: Those of them that are not in Dagster any more.
         unsubmitted: The run to be requested again, because Dagster has created all of them and submitted none.
@@ -189,6 +190,7 @@ class InFlight:
     run_ids: tuple[str, ...]
     waiting: tuple[str, ...] = ()
     launching: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
     unconfirmed: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     unsubmitted: RunSeen | None = None
@@ -325,6 +327,7 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
         tuple(run.run_id for run in live),
         waiting=tuple(run.run_id for run in live if run.state in NOT_BEGUN),
         launching=tuple(run.run_id for run in live if run.state is RunState.STARTING),
+        started=tuple(run.run_id for run in live if run.state is RunState.STARTED),
         unconfirmed=tuple(run.run_id for run in live if not run.is_over),
         deleted=tuple(run.run_id for run in live if run.state is RunState.DELETED),
         unsubmitted=live[-1] if unsubmitted else None,

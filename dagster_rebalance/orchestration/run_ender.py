@@ -28,7 +28,9 @@ SLOW_S = 5.0
 _MOST_SLOW = 12
 PATIENCE_S = 120.0
 _LONGEST_PATIENCE_S = 1920.0
-"""It doubles with each thread that hangs, so that a launcher that stays silent for a day holds few threads."""
+"""It doubles each time that the same run hangs, so that a launcher that stays silent for a day holds few threads."""
+MOST_OVERTAKEN = 48
+"""So many threads may hang beside those at work; another one that hangs keeps its place."""
 
 
 def in_thread(name: str, work: Callable[[], None]) -> None:
@@ -68,7 +70,8 @@ class RunEnder:
         self._ended = ended
         self._start = start
         self._clock = clock
-        self._patience_s = PATIENCE_S
+        self._patience_s: dict[_Task, float] = {}
+        self._overtaken: set[int] = set()
         self._lock = threading.Lock()
         self._waiting: dict[_Task, None] = {}
         self._at_work: dict[int, tuple[_Task | None, float]] = {}
@@ -85,20 +88,29 @@ class RunEnder:
     def _begin(self, tasks: Iterable[_Task]) -> None:
         now = self._clock()
         with self._lock:
-            hung = {number: task for number, (task, since) in self._at_work.items() if task and now - since >= self._patience_s}
-            for number in hung:
-                del self._at_work[number]
-                self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
+            hung = self._overtake(now)
             under_way = {task for task, _ in self._at_work.values()}
             self._waiting.update((task, None) for task in tasks if task not in under_way)
             slow = sum(now - since >= SLOW_S for _, since in self._at_work.values())
             wanted = min(MOST_AT_ONCE + min(slow, _MOST_SLOW) - len(self._at_work), len(self._waiting))
             begun = [next(self._numbers) for _ in range(wanted)]
             self._at_work |= dict.fromkeys(begun, (None, now))
-        for what, run_id, _ in hung.values():
+        for what, run_id, _ in hung:
             self._note(f"{what} run {run_id} hangs: nobody has answered. It is tried again in another thread")
         for number in begun:
             self._start("ending runs", partial(self._work, number))
+
+    def _overtake(self, now: float) -> list[_Task]:
+        """Give up the threads that have hung for too long: what they were to do may be begun again."""
+        hung = []
+        for number, (task, since) in list(self._at_work.items()):
+            patience_s = self._patience_s.get(task, PATIENCE_S) if task else float("inf")
+            if task and now - since >= patience_s and len(self._overtaken) < MOST_OVERTAKEN:
+                del self._at_work[number]
+                self._overtaken.add(number)
+                self._patience_s[task] = min(2 * patience_s, _LONGEST_PATIENCE_S)
+                hung.append(task)
+        return hung
 
     def _work(self, number: int) -> None:
         while (task := self._next(number)) is not None:
@@ -107,9 +119,11 @@ class RunEnder:
     def _next(self, number: int) -> _Task | None:
         with self._lock:
             if number not in self._at_work:
+                self._overtaken.discard(number)
                 return None
-            if self._at_work[number][0] is not None:
-                self._patience_s = PATIENCE_S
+            done, _ = self._at_work[number]
+            if done is not None:
+                self._patience_s.pop(done, None)
             task = next(iter(self._waiting), None)
             if task is None:
                 del self._at_work[number]

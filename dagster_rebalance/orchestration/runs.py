@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -59,6 +60,9 @@ _WILL_RETRY_TAG = "dagster/will_retry"
 _RETRY_NUMBER_TAG = "dagster/retry_number"
 """Of runs that Dagster executed again by itself. It leaves the tag out when a person executes one of them again."""
 _BATCHES_PER_QUERY = 100
+_STOP_AGAIN_S = 5.0
+"""How soon a launcher that could not stop a run is asked again; it adds to the run's log each time."""
+_STOPS_KEPT = 1_000
 RETRY_PATIENCE_S = 300.0
 """For so long a failed run that Dagster announced to retry counts as live; a retry that never came must not stall a partition."""
 
@@ -88,6 +92,7 @@ class RunLedger:
         self._notes = WorkNotes(instance)
         self._noted: dict[str, list[Claimed]] = {}
         self._final_marks: dict[str, frozenset[Mark]] = {}
+        self._ask_again_at: OrderedDict[str, float] = OrderedDict()
         self._own_jobs = OwnJobs(instance, group_id, own_job)
         self._coverage = Coverage(instance)
 
@@ -194,25 +199,44 @@ class RunLedger:
         """
         instance = self._instance
         run = instance.get_run_by_id(run_id)
-        if run is None or run.is_finished or run.status is dg.DagsterRunStatus.CANCELING:
+        if run is None or not self._may_cancel(run, only_unstarted=only_unstarted):
             return
-        if run.status is dg.DagsterRunStatus.STARTING and isinstance(instance.run_launcher, dg.DefaultRunLauncher):
-            return
-        if run.status is dg.DagsterRunStatus.STARTED and only_unstarted:
-            return
-        if Mark.TAKEN_BACK not in marks_of(instance, run_id):  # the core asks again each second
+        if run.status is not dg.DagsterRunStatus.CANCELING and Mark.TAKEN_BACK not in marks_of(instance, run_id):
             set_mark(instance, run, Mark.TAKEN_BACK)
+            run = instance.get_run_by_id(run_id)  # a write may take its time, and the run begin meanwhile
+            if run is None or not self._may_cancel(run, only_unstarted=only_unstarted):
+                return
         if run.status is dg.DagsterRunStatus.NOT_STARTED:
             instance.report_run_canceled(run)  # it was never submitted, so no queue and no launcher knows it
             return
-        if not instance.run_coordinator.cancel_run(run_id):
-            now = instance.get_run_by_id(run_id)
-            if now is not None and not now.is_finished:
-                msg = (
-                    "Dagster's launcher could not stop it; the last events of the run say why. On Kubernetes the service account "
-                    "of the code server needs the right to delete jobs"
-                )
-                raise ConfigurationError(msg)
+        self._note_asked(run_id, again_at=time.monotonic() + _STOP_AGAIN_S)
+        if instance.run_coordinator.cancel_run(run_id):
+            self._note_asked(run_id, again_at=float("inf"))
+            return
+        now = instance.get_run_by_id(run_id)
+        if now is not None and not now.is_finished:
+            msg = (
+                "Dagster's launcher could not stop it; the last events of the run say why. On Kubernetes the service account "
+                "of the code server needs the right to delete jobs"
+            )
+            raise ConfigurationError(msg)
+
+    def _may_cancel(self, run: dg.DagsterRun, *, only_unstarted: bool) -> bool:
+        """Whether to ask for the end of a run. Launchers show it as canceling first: it is one only once they have asked its process."""
+        match run.status:
+            case dg.DagsterRunStatus.STARTING:
+                return not isinstance(self._instance.run_launcher, dg.DefaultRunLauncher)
+            case dg.DagsterRunStatus.STARTED:
+                return not only_unstarted
+            case dg.DagsterRunStatus.CANCELING:
+                return not only_unstarted and time.monotonic() >= self._ask_again_at.get(run.run_id, 0.0)
+            case _:
+                return not run.is_finished
+
+    def _note_asked(self, run_id: str, *, again_at: float) -> None:
+        self._ask_again_at[run_id] = again_at
+        if len(self._ask_again_at) > _STOPS_KEPT:
+            self._ask_again_at.popitem(last=False)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         """End a run whose process has gone: first its Spark work, so that nothing of it is left, then the run in Dagster.

@@ -236,6 +236,18 @@ def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
     assert member.driver.partitions[tp(0)].letter is None
 
 
+def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
+    """A hundred of them would make all looks void, so that no run of the others was ever found to have ended."""
+    world, member = stage(answers=False)
+    given_up(world, member)
+    (asked,) = set(letters(member))
+    assert isinstance(asked, do.StoreDeadLetter)
+    looks = {command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)}
+    member.feed(seen.DeadLetterFailed(asked, "forbidden"))
+    world.wait(2, member)
+    assert {command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)} == looks
+
+
 def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored() -> None:
     """Dagster is away, so that the runs cannot be looked at once more before the commit."""
     world, member = stage(answers=False)

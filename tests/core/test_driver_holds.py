@@ -225,6 +225,19 @@ def test_a_run_that_started_since_the_last_look_is_waited_for(state: RunState) -
     assert (receipt.outcome, receipt.committed, receipt.cancelled) == (Outcome.DRAINED, {tp(0): 100}, ())
 
 
+def test_the_receipt_does_not_say_cancelled_of_a_run_that_was_left_alone() -> None:
+    """It had started before the member could take it back, and worked on beyond the deadline."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE))
+    (run_id,) = member.tick()
+    world.wait(1, member)
+    assert world.start(run_id) is None
+    revoke(member, 0)
+    world.wait(60, member)
+    (receipt,) = member.receipts
+    assert (receipt.outcome, receipt.run_ids, receipt.cancelled) == (Outcome.DEADLINE, (run_id,), ())
+
+
 def test_a_cancellation_that_did_not_work_is_given_again() -> None:
     """Dagster was away, or the run was just being launched."""
     world = World(records=100)

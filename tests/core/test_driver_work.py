@@ -174,6 +174,28 @@ def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
     assert len(member.given(do.ReadRuns)) - before == 5, "what is at work is followed"
 
 
+def test_partitions_that_are_taken_in_again_keep_their_room() -> None:
+    """Each restart of a broker would else double the runs at work."""
+    world = World(records=0, partitions=4)
+    limits = BatchLimits(max_ranges_per_run=1, max_runs_in_flight=2)
+    member = world.member(owns=4, settings=DriverSettings(limits=limits))
+    for number in (0, 1):
+        world.kafka.produce(tp(number), 100)
+    world.wait(2, member)
+    assert len(member.tick(state=RunState.STARTED)) == 2
+    for number in (2, 3):
+        world.kafka.produce(tp(number), 100)
+    world.wait(3, member)
+    for number in (0, 1):
+        world.kafka.elect(number)
+    member.fails.add(do.ReadStoredOffsets)
+    world.wait(2, member)
+    member.tick(state=RunState.STARTED)
+    member.fails.clear()
+    world.wait(3, member)
+    assert sum(run.is_live for run in world.dagster.runs.values()) == 2
+
+
 def test_runs_are_looked_up_sooner_while_more_waits_to_be_claimed() -> None:
     """A partition stands still between the end of its run and the look that finds it."""
     world = World(records=100)

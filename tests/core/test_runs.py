@@ -43,7 +43,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([], ToRequest(1)),
         ([run("r1", S.WAITING)], InFlight(("r1",), ("r1",))),
         ([run("r1", S.STARTING)], InFlight(("r1",), launching=("r1",))),
-        ([run("r1", S.STARTED)], InFlight(("r1",))),
+        ([run("r1", S.STARTED)], InFlight(("r1",), started=("r1",))),
         ([run("r1", S.CANCELING)], InFlight(("r1",))),
         ([run("r1", S.SUCCEEDED)], Succeeded("r1")),
         ([run("r1", S.FAILED)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
@@ -67,7 +67,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
         # Another location's sensor has created it, and this one's run with the same key has ended: Dagster starts nothing for that key.
         ([CREATED, run("r2", S.FAILED, attempt=1, is_taken_back=True)], ToRequest(2)),
         ([CREATED, run("r2", S.FAILED, attempt=1)], ToRequest(2, 1, Trouble(F, 1, "r2"))),
-        ([CREATED, run("r2", S.STARTED, attempt=1)], InFlight(("r1", "r2"), ("r1",))),
+        ([CREATED, run("r2", S.STARTED, attempt=1)], InFlight(("r1", "r2"), ("r1",), started=("r2",))),
         ([run("r0", S.FAILED, attempt=2), CREATED], InFlight(("r1",), ("r1",), unsubmitted=CREATED)),
         # Somebody deleted runs: the next number is above that of each run that is left.
         ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, Trouble(F, 1, "r3"))),
@@ -86,13 +86,13 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ),
         # Dagster's own retries are not attempts of ours.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
-        ([run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")], InFlight(("r2",))),
+        ([run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")], InFlight(("r2",), started=("r2",))),
         (
             [run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1"), run("r3", S.FAILED, parent_id="r1")],
             ToRequest(2, 1, Trouble(F, 1, "r1")),
         ),
         # A refused run that has not ended is waited for: it may be the one whose start the other saw.
-        ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",))),
+        ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",), started=("r1",))),
         # A person executes a run again with all of its ranges; when it has to refuse itself, this one is tried again, once.
         (
             [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.FAILED, parent_id="r1", is_refused=True)],
@@ -123,7 +123,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
         # A member ended it, since its process was gone or silent: whatever it says later, somebody else may be at work by now.
         ([run("r1", S.SUCCEEDED, is_written_off=True)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
         ([run("r1", S.SUCCEEDED, is_written_off=True, is_taken_back=True)], ToRequest(2)),
-        ([run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)], InFlight(("r2",))),
+        ([run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)], InFlight(("r2",), started=("r2",))),
         # Taken back too late.
         ([run("r1", S.SUCCEEDED, is_taken_back=True)], Succeeded("r1")),
     ],

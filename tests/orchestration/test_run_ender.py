@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, cast
 
-from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, PATIENCE_S, SLOW_S, RunEnder, in_thread
+from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, MOST_OVERTAKEN, PATIENCE_S, SLOW_S, RunEnder, in_thread
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -108,6 +108,40 @@ def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
     assert len(ledger.asked) == MOST_AT_ONCE + 2, "a thread that was given up takes no other run"
+
+
+def test_patience_grows_for_the_run_that_hangs_again_and_for_no_other() -> None:
+    """Four threads that meet the same outage must not let all of them wait for half an hour."""
+    ledger = _Ledger()
+    stage = _Stage(ledger)
+    runs = dict.fromkeys([f"run-{number}" for number in range(MOST_AT_ONCE)], "")
+    stage.ender.end_dead(runs)
+    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
+    stage.now = PATIENCE_S
+    stage.ender.end_dead(runs)
+    wait_until(lambda: len(ledger.asked) == 2 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for again")
+    stage.now = 3 * PATIENCE_S - 1
+    stage.ender.end_dead(runs)
+    assert len(stage.threads) == 2 * MOST_AT_ONCE, "twice as much patience"
+    stage.now = 3 * PATIENCE_S
+    stage.ender.end_dead(runs)
+    wait_until(lambda: len(ledger.asked) == 3 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for once more")
+    ledger.may_go_on.set()
+    stage.wait()
+
+
+def test_a_run_that_hangs_for_ever_holds_a_bounded_number_of_threads() -> None:
+    """Whether others end well meanwhile or not."""
+    ledger = _Ledger()
+    stage = _Stage(ledger)
+    while stage.now < 2 * 86_400:
+        stage.ender.end_dead({"run-1": ""})
+        wait_until(lambda: len(ledger.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
+        stage.now += PATIENCE_S
+    assert len(stage.threads) == MOST_OVERTAKEN + 1
+    ledger.may_go_on.set()
+    stage.wait()
+    assert not any(thread.is_alive() for thread in stage.threads)
 
 
 def test_launchers_that_are_silent_hold_a_bounded_number_of_threads() -> None:

@@ -21,6 +21,8 @@ from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import EACH_STORAGE, give_sign, idle_job, make_run, offer, span, status_of, tags_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -412,7 +414,7 @@ def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str)
     assert status_of(instance, run) is Status.CANCELED
 
 
-@pytest.mark.parametrize("status", [Status.STARTING, Status.CANCELING, Status.SUCCESS, Status.FAILURE, Status.CANCELED])
+@pytest.mark.parametrize("status", [Status.STARTING, Status.SUCCESS, Status.FAILURE, Status.CANCELED])
 def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
     """The default launcher has no process to interrupt while a run is being launched; a run that failed by itself has to count."""
     run = make_run(instance, offer(batch_id), status)
@@ -422,17 +424,73 @@ def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstan
     assert not marks_of(instance, run.run_id)
 
 
-class LauncherOfPods:
-    """A launcher that can stop what it launches, also before that has started; unless it may not."""
+def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a run begin while its mark is written: storage is locked for seconds, and the daemon launches it."""
 
-    def __init__(self, *, may_stop: bool) -> None:
+    def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
+        set_mark(within, run, mark)
+        within.report_dagster_event(dg.DagsterEvent("PIPELINE_START", run.job_name), run.run_id)
+
+    monkeypatch.setattr(runs_module, "set_mark", slow)
+
+
+@pytest.mark.parametrize("status", [Status.NOT_STARTED, Status.QUEUED])
+def test_a_run_that_begins_while_it_is_marked_is_not_taken_back(
+    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be cancelled at work, or shown as cancelled while it works."""
+    run = make_run(instance, offer(batch_id), status)
+    begin_once_marked(monkeypatch)
+    RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
+    assert status_of(instance, run) is Status.STARTED
+
+
+class LauncherOfPods:
+    """A launcher that can stop what it launches, also before that has started; unless it may not, or not yet."""
+
+    def __init__(self, *, may_stop: bool, shows_it: Callable[[str], object] = str) -> None:
         self.asked: list[str] = []
-        self._may_stop = may_stop
+        self.may_stop = may_stop
+        self._shows_it = shows_it
 
     def terminate(self, run_id: str) -> bool:
         """What Kubernetes says of a job that is to be deleted."""
         self.asked.append(run_id)
-        return self._may_stop
+        self._shows_it(run_id)
+        return self.may_stop
+
+
+def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it_as_canceling(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's launchers show a run so first, and then ask its process, which a busy code server may not answer."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
+    with_launcher(instance, launcher, monkeypatch)
+    monkeypatch.setattr(runs_module, "_STOP_AGAIN_S", 0.0)
+    ledger = RunLedger(instance, "etl")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="could not stop it"):
+            ledger.cancel(run.run_id)
+    launcher.may_stop = True
+    for _ in range(3):
+        ledger.cancel(run.run_id)
+    assert len(launcher.asked) == 3, "once it has said yes it is not asked again"
+    assert len([mark for mark in marks_of(instance, run.run_id) if mark is Mark.TAKEN_BACK]) == 1
+
+
+def test_a_launcher_that_fails_is_not_asked_each_second(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It adds to the log of the run each time."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
+    with_launcher(instance, launcher, monkeypatch)
+    ledger = RunLedger(instance, "etl")
+    with pytest.raises(ConfigurationError, match="could not stop it"):
+        ledger.cancel(run.run_id)
+    ledger.cancel(run.run_id)
+    assert len(launcher.asked) == 1
 
 
 def with_launcher(instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch) -> None:

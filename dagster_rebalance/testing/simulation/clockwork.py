@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 _LINES_KEPT = 5_000
 _MOST_WAITING = 16
-"""With more actors that wait inside each other there would always be one more: the first would never get its answer."""
+"""With more actors that wait inside each other there would always be one more: the first would never get its answer. Then no
+run begins anything until one of them has its answer; members are few, and have to keep their limits."""
 
 
 class Violation(BaseException):
@@ -49,7 +50,10 @@ class Clockwork:
         self.trace.append(f"{self.now - 1000:9.2f} {who}: {what}")
 
     def after(self, seconds: float, actor: object, action: Callable[[], None]) -> None:
-        """Let an actor do something later. While the actor waits for an answer, it does nothing else."""
+        """Let an actor do something later: a run, by its id, or a part of a member; None for the world.
+
+        While the actor waits for an answer, it does nothing else.
+        """
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), actor, action))
 
     def within(self, low: float, high: float) -> float:
@@ -67,7 +71,7 @@ class Clockwork:
         while self._queue and self._queue[0][0] <= until:
             entry = heapq.heappop(self._queue)
             actor = entry[2]
-            if actor in self._busy or (actor is not None and len(self._busy) >= _MOST_WAITING):
+            if actor in self._busy or (isinstance(actor, str) and len(self._busy) >= _MOST_WAITING):
                 waiting.append(entry)
                 continue
             self.now = max(self.now, entry[0])
