@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import Bounds
+from dagster_rebalance.core.holds import named
 from dagster_rebalance.core.restoring import Found, position_to_verify
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
 """For so long a member waits for what only some of its partitions need."""
+_LONGEST_PATIENCE_S = 6.0
+"""To verify an offset takes about seven round trips, because each look begins with a new connection."""
 _AGAIN_S = 1.5
 _PATIENCE_AGAIN_S = 0.5
 """A leader that did not answer is asked again so often, and waited for so long: it comes back some day, and the others must not feel it."""
@@ -114,6 +117,29 @@ class BoundsReader:
         self._ask_again_at: dict[TopicPartition, float] = {}
         self._seldom_at: dict[TopicPartition, float] = {}
         self._starts: dict[TopicPartition, int] = {}
+        self._patience_s = PATIENCE_S
+
+    def find(self, partitions: Collection[TopicPartition], recorded: Mapping[TopicPartition, LastRecorded]) -> dict[TopicPartition, Found]:
+        """What is to be judged of the partitions whose leaders answer.
+
+        Leaders that do not verify a committed offset in time are waited for longer the next time.
+
+        Args:
+            partitions: Of which partitions.
+            recorded: The last recorded commits, as far as they are known.
+
+        Raises:
+            BrokerError: Kafka refuses, or its coordinator does not answer.
+        """
+        bounds = self.read(partitions)
+        found = find(self._consumer, bounds, recorded, patience_s=self._patience_s)
+        unverified = bounds.keys() - found.keys()
+        if not unverified:
+            self._patience_s = PATIENCE_S
+        elif self._patience_s < _LONGEST_PATIENCE_S:
+            self._note(f"the leaders of {named(unverified)} did not verify the committed offset within {self._patience_s:g} s")
+            self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
+        return found
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
         """The bounds of the partitions whose leaders answer; the others are asked for again by a later call.

@@ -24,7 +24,7 @@ from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import is_same_commit
 from dagster_rebalance.orchestration.assignment import AssignmentWitness
-from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader, find
+from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 from dagster_rebalance.orchestration.stopped import look_at_group, stopped_in
@@ -259,8 +259,7 @@ class Pump:
         """Kafka is asked last, and of what is still owned: the storage may have taken its time."""
         parts = self.parts
         owned = parts.driver.partitions
-        bounds = self._bounds.read([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch])
-        found = find(parts.consumer, bounds, recorded, patience_s=PATIENCE_S)
+        found = self._bounds.find([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded)
         return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.events import Bounds
-from dagster_rebalance.core.partition import Log
+from dagster_rebalance.core.partition import Log, LogPosition, TopicPartition
 from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.bounds import BoundsReader, find
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
 from tests.orchestration.parts import tp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
@@ -64,6 +69,26 @@ def test_a_position_that_its_leader_does_not_verify_is_not_judged_yet() -> None:
     found = find(consumer, bounds, {tp(0): LastRecorded(5)})
     assert list(found) == [tp(0)]
     assert (found[tp(0)].is_truncated, found[tp(0)].recorded) == (False, LastRecorded(5))
+
+
+def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
+    """Over a slow line each look would else be given up before its answer, for ever."""
+    group, consumer = stage()
+    group.committed[tp(0)] = encode(StoredPartition(5, log=Log(leader_epoch=0)))
+    group.elect(tp(0))
+    waited: list[float] = []
+    notes: list[str] = []
+
+    def truncated(positions: Mapping[TopicPartition, LogPosition], timeout_s: float) -> dict[TopicPartition, bool]:
+        waited.append(timeout_s)
+        return dict.fromkeys(positions, False) if timeout_s > 2 else {}
+
+    group.truncated = truncated  # type: ignore[method-assign,assignment]
+    reader = BoundsReader(consumer, group.clock, notes.append)
+    found = [list(reader.find([tp(0)], {})) for _ in range(3)]
+    assert found == [[], [tp(0)], []]
+    assert waited == [1.5, 3.0, 1.5]
+    assert notes == ["the leaders of orders-0 did not verify the committed offset within 1.5 s"] * 2
 
 
 def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:

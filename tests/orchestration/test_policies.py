@@ -48,7 +48,7 @@ def held(instance: dg.DagsterInstance, settings: DriverSettings) -> tuple[Bench,
     runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
     bench.until(lambda: not bench.mailbox.mail.offers)
     cancelled: list[str] = []
-    bench.pump.parts.ledger.cancel = cancelled.append  # type: ignore[method-assign,assignment]
+    bench.pump.parts.ledger.cancel = lambda run_id, **_: cancelled.append(run_id)  # type: ignore[method-assign]
     bench.joined_by_another()
     bench.until(lambda: bench.driver.holds)
     return bench, runs, cancelled
