@@ -17,8 +17,8 @@ from confluent_kafka import OFFSET_INVALID, IsolationLevel, KafkaError, KafkaExc
 from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec
 
 from dagster_rebalance.consumer.kafka_errors import (
-    NO_LEADER_ANSWERED,
     NO_LEADER_KNOWN,
+    NOT_ANSWERED,
     RETRIABLE,
     TROUBLES_KEPT,
     UNKNOWN_TOPIC,
@@ -50,6 +50,9 @@ _RETRY_PAUSE_S = 0.1
 _NEW_TOPIC_GRACE_S = 2.0
 _LEADER_PATIENCE_S = 2.0
 """For so long a leader is waited for before it is looked up again: the client goes on asking one that is gone."""
+_CONTROLLER_PATIENCE_S = 1.0
+"""Descriptions come from the node that the metadata names as controller, any broker with KRaft. The client does not look for
+another one when that node is away: it tries to connect without a pause (2.16: half a core) until its time is up."""
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
@@ -94,9 +97,8 @@ class Cluster:
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
         """The ids of topics, of those for which they are known. Brokers before Kafka 2.8 have none."""
-        answers = self._admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=timeout_s)
         found: dict[str, str] = {}
-        for topic, answer in answers.items():
+        for topic, answer in self._descriptions(topics, timeout_s).items():
             try:
                 topic_id = answer.result().topic_id
             except KafkaException as problem:
@@ -169,9 +171,7 @@ class Cluster:
 
     def _check_rights(self, topics: Collection[str], timeout_s: float) -> None:
         """Whoever may see a topic need not be allowed to read it; that would show at the first commit, with a claim already planned."""
-        asked = TopicCollection(sorted(topics))
-        answers = self._admin.describe_topics(asked, include_authorized_operations=True, request_timeout=timeout_s)
-        for topic, answer in answers.items():
+        for topic, answer in self._descriptions(topics, timeout_s, with_rights=True).items():
             try:
                 allowed = answer.result().authorized_operations
             except KafkaException as problem:
@@ -181,6 +181,20 @@ class Cluster:
             if allowed and AclOperation.READ not in allowed:
                 error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "the principal may see it and not read it")
                 raise broker_error(error, self._attempt(f"looking up topic '{topic}'"))
+
+    def _descriptions(self, topics: Collection[str], timeout_s: float, *, with_rights: bool = False) -> dict[str, Future[Any]]:
+        """Ask for the descriptions of topics, and again with new metadata while the node that shall answer does not."""
+        started_at = self._clock()
+        asked = TopicCollection(sorted(topics))
+        while True:
+            left_s = started_at + timeout_s - self._clock()
+            limit_s = min(max(left_s, _RETRY_PAUSE_S), _CONTROLLER_PATIENCE_S)
+            answers = self._admin.describe_topics(asked, include_authorized_operations=with_rights, request_timeout=limit_s)
+            problems = [answer.exception() for answer in answers.values()]
+            is_silent = any(isinstance(one, KafkaException) and kafka_error(one).code() == NOT_ANSWERED for one in problems)
+            if not is_silent or left_s <= limit_s:
+                return answers
+            self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
 
     def _offsets(
         self, wanted: Mapping[TopicPartition, OffsetSpec], timeout_s: float, level: IsolationLevel | None = None
@@ -200,7 +214,7 @@ class Cluster:
                 if isinstance(problem, KafkaException):
                     refused[tp] = kafka_error(problem)
                 elif answer.result().offset == OFFSET_INVALID:  # so librdkafka says that the leader did not answer in time
-                    refused[tp] = KafkaError(NO_LEADER_ANSWERED, f"the leader of {tp} did not answer")
+                    refused[tp] = KafkaError(NOT_ANSWERED, f"the leader of {tp} did not answer")
                 else:
                     found[tp] = answer.result()
             waited = self._clock() - started_at

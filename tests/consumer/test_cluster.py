@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, Uuid
+from confluent_kafka.admin import AclOperation
 
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.port import PartitionInfo
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.fake_group import ManualClock
 
 
 class FakeAdmin:
@@ -25,9 +28,37 @@ class FakeAdmin:
         }
         return SimpleNamespace(topics=topics)
 
-    def describe_topics(self, *_: object, **__: object) -> dict[str, object]:
+    def describe_topics(self, *_: object, request_timeout: float, **__: object) -> dict[str, object]:  # noqa: ARG002 - the client's signature
         """Nothing is known about rights."""
         return {}
+
+
+class LostController(FakeAdmin):
+    """A client whose metadata names a controller that is away, until it asks for them anew so often."""
+
+    def __init__(self, clock: ManualClock, *, looks: int) -> None:
+        self.clock = clock
+        self.asked_for_s: list[float] = []
+        self._looks = looks
+
+    def list_topics(self, timeout: float) -> SimpleNamespace:
+        """New metadata."""
+        self._looks -= 1
+        return super().list_topics(timeout)
+
+    def describe_topics(self, *_: object, request_timeout: float, **__: object) -> dict[str, object]:
+        """The answer, or none within the limit."""
+        self.asked_for_s.append(request_timeout)
+        answer: Future[SimpleNamespace] = Future()
+        if self._looks > 0:
+            self.clock.advance(request_timeout)
+            answer.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT, "Timed out waiting for controller")))
+        else:
+            answer.set_result(SimpleNamespace(topic_id=Uuid(1, 2), authorized_operations=[AclOperation.READ]))
+        return {"orders": answer}
+
+    def poll(self, _timeout: float) -> None:
+        """Nothing."""
 
 
 @pytest.fixture
@@ -44,6 +75,27 @@ def test_a_topic_that_cannot_be_described_hides_no_other(cluster: Cluster) -> No
     assert cluster.list_topics() == {"orders": orders}
     assert cluster.partitions_for("orders") == orders
     cluster.check(["orders"])
+
+
+def test_a_controller_that_is_away_is_looked_for_again() -> None:
+    """The client goes on with the one that it knows."""
+    clock = ManualClock()
+    cluster = Cluster(validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1), clock=clock)
+    admin = vars(cluster)["_admin"] = LostController(clock, looks=2)
+    assert cluster.topic_ids(["orders"]) == {"orders": str(Uuid(1, 2))}
+    assert admin.asked_for_s == [1.0, 1.0, 1.0]
+    cluster.check(["orders"])
+
+
+def test_a_controller_that_stays_away_is_waited_for_no_longer_than_was_said() -> None:
+    """The member polls on, and asks again."""
+    clock = ManualClock()
+    cluster = Cluster(validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1), clock=clock)
+    admin = vars(cluster)["_admin"] = LostController(clock, looks=100)
+    with pytest.raises(BrokerError, match="waiting for controller") as problem:
+        cluster.topic_ids(["orders"], 2.5)
+    assert problem.value.retriable
+    assert admin.asked_for_s == [1.0, 1.0, 0.5]
 
 
 def test_a_topic_that_is_asked_for_and_cannot_be_described_is_told(cluster: Cluster) -> None:
