@@ -147,7 +147,10 @@ def _stage(frame: DataFrame, staged: str) -> int:
     writer = counted.write.mode("error").option("maxRecordsPerFile", "0").partitionBy(FOLDER, _FILE)
     with explained_read_errors():
         writer.parquet(staged)
-    return int(count.get["records"])
+    counted_records = count.get.get("records")
+    if counted_records is None:  # a Spark Connect server that is busy ends a command without its observations now and then
+        return int(frame.sparkSession.read.schema(whole.schema).parquet(staged).count())
+    return int(counted_records)
 
 
 def _observed(frame: Any) -> tuple[DataFrame, Any]:  # noqa: ANN401 - of either kind of session
