@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.testing.deployment import DagsterDeployment
+from dagster_rebalance.testing.fixtures import unique_name
 from tests.e2e.stage import SETTINGS, Group, Stage, locations
 
 if TYPE_CHECKING:
@@ -50,14 +51,15 @@ def _curtain() -> None:
 def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """Play it, with no more rights than are needed."""
     root = tmp_path_factory.mktemp("secrets")
-    secured_kafka.add_user("etl", PASSWORD)
+    user = unique_name("etl")  # other tests on the same Kafka have one of this name, too
+    secured_kafka.add_user(user, PASSWORD)
     secrets = {"KAFKA_PASSWORD": PASSWORD, "KAFKA_WRONG_PASSWORD": WRONG_PASSWORD}
-    login = {"KAFKA_USERNAME": "etl", "KAFKA_CA": str(secured_kafka.certificate), **secrets}
+    login = {"KAFKA_USERNAME": user, "KAFKA_CA": str(secured_kafka.certificate), **secrets}
     served = locations(["secured", "refused"], root, secured_kafka.bootstrap_servers, "blue", secrets=login)
     with DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster, dagster.instance() as instance:
         stage = Stage(secured_kafka, dagster, root, instance)
         group, refused = (stage.group(scenario, "consumer", partitions=1) for scenario in ("secured", "refused"))
-        secured_kafka.allow("etl", "READ", topic=group.name, group=group.name)
+        secured_kafka.allow(user, "READ", topic=group.name, group=group.name)
         group.fail_next(1)
         group.open()
         group.turn_on("blue")
