@@ -191,6 +191,16 @@ class Bench:
             set_mark(self.instance, run, mark)
         self.instance.report_run_failed(run, message)
 
+    def only_note_cancels(self) -> list[tuple[str, bool]]:
+        """Let no run be cancelled from now on; what is asked for is noted, with `only_unstarted`."""
+        asked: list[tuple[str, bool]] = []
+
+        def cancel(run_id: str, *, only_unstarted: bool = False) -> None:
+            asked.append((run_id, only_unstarted))
+
+        vars(self.pump.parts.ledger)["cancel"] = cancel
+        return asked
+
     def offset(self, number: int = 0) -> int:
         """What is committed."""
         return self.group.committed[tp(number)].offset

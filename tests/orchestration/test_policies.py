@@ -41,14 +41,16 @@ def resource(**settings: Any) -> DriverSettings:  # noqa: ANN401 - settings of a
     return KafkaConsumerResource(**given).driver_settings()
 
 
-def held(instance: dg.DagsterInstance, settings: DriverSettings) -> tuple[Bench, list[dg.DagsterRun], list[str]]:
-    """A member with a run at work on each of two partitions, asked for one of them; and the runs that it cancels."""
+def held(instance: dg.DagsterInstance, settings: DriverSettings) -> tuple[Bench, list[dg.DagsterRun], list[tuple[str, bool]]]:
+    """A member with a run at work on each of two partitions, asked for one of them.
+
+    And the runs that it asks to be cancelled, with `only_unstarted`.
+    """
     bench = Bench(instance, partitions=2, settings=settings)
     bench.offers(2)
     runs = [bench.run(Status.STARTED, number) for number in (0, 1)]
     bench.until(lambda: not bench.mailbox.mail.offers)
-    cancelled: list[str] = []
-    bench.pump.parts.ledger.cancel = lambda run_id, **_: cancelled.append(run_id)  # type: ignore[method-assign]
+    cancelled = bench.only_note_cancels()
     bench.joined_by_another()
     bench.until(lambda: bench.driver.holds)
     return bench, runs, cancelled
@@ -127,7 +129,7 @@ def test_at_the_deadline_runs_are_cancelled_and_waited_for(instance: dg.DagsterI
     (going,) = bench.driver.held
     assert cancelled == []
     bench.until(lambda: cancelled)
-    assert set(cancelled) == {runs[going.partition].run_id}
+    assert set(cancelled) == {(runs[going.partition].run_id, False)}
     assert bench.group.owner(going) is bench.member, "still held: the run has not ended"
     bench.fail(runs[going.partition])
     bench.until(lambda: bench.group.owner(going) is not bench.member)
@@ -153,7 +155,7 @@ def test_runs_of_lost_partitions_are_left_or_cancelled(instance: dg.DagsterInsta
     bench, runs, cancelled = held(instance, replace(SETTINGS, on_lost=policy))
     bench.group.fence(bench.member)
     bench.until(lambda: "lost" in outcomes(bench))
-    assert set(cancelled) == ({run.run_id for run in runs} if policy is LossPolicy.CANCEL else set())
+    assert set(cancelled) == ({(run.run_id, False) for run in runs} if policy is LossPolicy.CANCEL else set())
     assert {bench.offset(0), bench.offset(1)} == {0}
 
 

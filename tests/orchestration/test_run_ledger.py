@@ -460,13 +460,19 @@ class LauncherOfPods:
         return self.may_stop
 
 
+def launcher_that_fails(instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch) -> LauncherOfPods:
+    """A launcher that shows a run as canceling, as Dagster's do, and then does not stop it."""
+    launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
+    with_launcher(instance, launcher, monkeypatch)
+    return launcher
+
+
 def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it_as_canceling(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Dagster's launchers show a run so first, and then ask its process, which a busy code server may not answer."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
-    with_launcher(instance, launcher, monkeypatch)
+    launcher = launcher_that_fails(instance, run, monkeypatch)
     monkeypatch.setattr(runs_module, "_STOP_AGAIN_S", 0.0)
     ledger = RunLedger(instance, "etl")
     for _ in range(2):
@@ -484,8 +490,7 @@ def test_a_launcher_that_fails_is_not_asked_each_second(
 ) -> None:
     """It adds to the log of the run each time."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
-    with_launcher(instance, launcher, monkeypatch)
+    launcher = launcher_that_fails(instance, run, monkeypatch)
     ledger = RunLedger(instance, "etl")
     with pytest.raises(ConfigurationError, match="could not stop it"):
         ledger.cancel(run.run_id)
