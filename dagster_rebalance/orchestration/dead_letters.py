@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import operator
+from collections import deque
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 
@@ -58,6 +59,7 @@ class DeadLetters:
         self._group_id = group_id
         self._now = now
         self._under_way: dict[str, StoreDeadLetter] = {}
+        self._ended: deque[Delivery] = deque()
 
     def is_under_way(self, range_: OffsetRange) -> bool:
         """Whether the letter of a range is on its way."""
@@ -71,11 +73,13 @@ class DeadLetters:
             self._sender.send(letter.range.key, value)
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
-        """What became of the letters.
+        """What became of the letters. Answers that are not taken come again with the next call.
 
-        Each is under way until its answer is taken, so that it is not asked for again.
+        Each letter is under way until its answer is taken, so that it is not asked for again.
         """
-        for delivery in self._sender.deliveries():
+        self._ended.extend(self._sender.deliveries())
+        while self._ended:
+            delivery = self._ended.popleft()
             letter = self._under_way.pop(delivery.key)
             yield DeadLetterFailed(letter, delivery.problem) if delivery.problem else DeadLetterStored(letter)
 

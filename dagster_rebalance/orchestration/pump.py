@@ -14,6 +14,7 @@ from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core import commands as do
@@ -60,6 +61,9 @@ things before it, and has no more news."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
 """How long a member that has left may take to record what it still has to."""
+LETTERS_PER_TURN = 20
+"""Of so many letters at most the answers are taken between two polls: with 1,000 partitions at work each
+takes the driver 10 ms."""
 _COMMIT_PATIENCE_S = 10.0
 """In the classic protocol no coordinator answers a member that waits for others in a rebalance, and one of those may hold a revoke."""
 
@@ -155,7 +159,7 @@ class Pump:
         if requested:
             self._feed(seen.RevokeRequested(tuple(sorted(requested))))
         told = self._mailbox.take_events()
-        for letter in parts.dead_letters.answers() if parts.dead_letters else ():
+        for letter in islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ():
             self._feed(letter)
         for answer in (*told, *self._from_storage()):
             if answer is not None:

@@ -10,11 +10,13 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError
 
+from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from dagster_rebalance.orchestration import pump as pump_module
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
@@ -263,6 +265,18 @@ def test_letters_that_are_answered_late_and_together_are_sent_once(instance: dg.
     bench.turn(100)
     bench.producer.end()
     bench.group.clock.advance(5)
+    bench.until(lambda: bench.offset(0) == bench.offset(1) == 10)
+    assert len(bench.producer.sent) == 2
+
+
+def test_a_member_polls_between_the_answers_to_many_letters(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thousand that fail at once would keep it from Kafka for 10 s."""
+    monkeypatch.setattr(pump_module, "LETTERS_PER_TURN", 1)
+    bench = two_given_up(instance)
+    bench.producer.end()
+    for taken in (1, 2):
+        bench.turn()
+        assert len(bench.driver.heard(seen.DeadLetterStored)) == taken
     bench.until(lambda: bench.offset(0) == bench.offset(1) == 10)
     assert len(bench.producer.sent) == 2
 
