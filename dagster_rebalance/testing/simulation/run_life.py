@@ -121,8 +121,9 @@ class RunLife:
         self._clockwork.tell(run_id, f"{what} for {seconds:.0f} s")
         self._silence(run_id)
         lease_left_s = process.beat(self._clockwork.now) * BEAT_S + LEASE_S - self._clockwork.now
-        self._clockwork.after(lease_left_s, run_id, partial(self._end_of_lease, run_id, process.silent_since))
-        self._clockwork.after(seconds, run_id, partial(self._found_again, run_id, process.silent_since))
+        # Not with the run as the actor: its lease ends in time, whatever its step waits for.
+        self._clockwork.after(lease_left_s, None, partial(self._end_of_lease, run_id, process.silent_since))
+        self._clockwork.after(seconds, None, partial(self._found_again, run_id, process.silent_since))
 
     def _silence(self, run_id: str) -> None:
         if self.processes[run_id].silent_since is None:
@@ -146,7 +147,7 @@ class RunLife:
 
     def _stops_itself(self, run_id: str, within_s: float) -> None:
         self._clockwork.tell(run_id, "could give no sign of life, and stops itself")
-        self._clockwork.after(within_s, run_id, partial(self._ended_by_itself, run_id))
+        self._clockwork.after(within_s, None, partial(self._ended_by_itself, run_id))
 
     def _ended_by_itself(self, run_id: str) -> None:
         process, run = self.processes[run_id], self.runs[run_id]
