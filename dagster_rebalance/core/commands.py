@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
@@ -124,7 +124,7 @@ class RecordCommit:
         while the last commit was under way.
 
         Args:
-            recorded: The start, the end and the run of records of the partition that are known.
+            recorded: What is recorded of the partition, as by `recorded_commits`.
         """
         start = self.range.start
         for index, (until, run_id) in reversed(list(enumerate(self.ends, 1))):
@@ -134,6 +134,14 @@ class RecordCommit:
                 rest = replace(self.range, start=until)
                 return replace(self, range=rest, joined=self.joined[index:])
         return self
+
+
+def recorded_commits(start: int, ends: Iterable[tuple[int, str]]) -> Iterator[tuple[int, int, str]]:
+    """What a record says: its start, with each end that commits had in it, and their run.
+
+    A late owner may find one of these ends in Kafka that the record goes beyond.
+    """
+    return ((start, until, run_id) for until, run_id in ends)
 
 
 @dataclass(frozen=True, slots=True)

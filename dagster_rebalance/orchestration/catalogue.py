@@ -13,10 +13,11 @@ import json
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.holds import named
 from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.stopped import evaluation
@@ -175,9 +176,8 @@ class Catalogue:
 
         A successor may have done it, or this member before the answer was lost.
         """
-        said = self._recorded(commit.range.topic_partition)
-        known = {(one.get("start"), one.get("until"), one.get("run")) for one in said}
-        rest = commit.without(cast("set[tuple[int, int, str]]", known))
+        known = {found for said in self._recorded(commit.range.topic_partition) for found in _said(said)}
+        rest = commit.without(known)
         if rest is not None:
             self._record(rest)
 
@@ -203,6 +203,7 @@ class Catalogue:
         description = f"{commit.range} committed"
         if commit.joined:
             metadata["commits"] = len(commit.ends)
+            metadata["joined"] = dg.MetadataValue.json([list(end) for end in commit.joined])
             description = f"{description} in {len(commit.ends)} commits"
         if commit.is_dead_letter:
             description = f"{commit.range} given up after failed runs, the last one is {commit.run_id}: the dead-letter topic has it"
@@ -301,6 +302,14 @@ class Catalogue:
 def _metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
     event = record.asset_materialization
     return {} if event is None else {name: value.value for name, value in event.metadata.items()}
+
+
+def _said(record: dict[str, object]) -> Iterator[tuple[int, int, str]]:
+    """The commits of a record; none of what somebody else has reported."""
+    start, until, run_id, joined = (record.get(name) for name in ("start", "until", "run", "joined"))
+    if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
+        ends = [(end, run) for end, run in joined] if isinstance(joined, list) else []
+        yield from recorded_commits(start, (*ends, (until, run_id)))
 
 
 def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:

@@ -10,6 +10,7 @@ import pytest
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import LastCommit, decode
+from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ledger import OffsetLedger
@@ -225,6 +226,14 @@ def test_what_is_recorded_already_is_left_out(known: set[tuple[int, int, str]], 
 def test_nothing_is_left_when_all_is_recorded() -> None:
     """An answer was lost."""
     assert COMMIT.without({(0, 30, "r3")}) is None
+
+
+def test_what_a_joined_record_covers_is_not_recorded_again_by_a_late_owner() -> None:
+    """It was frozen, and finds an end in Kafka that the record of its successor goes beyond."""
+    known = set(recorded_commits(0, COMMIT.ends))
+    late = replace(COMMIT, range=span(0, 0, 20), run_id="r2", joined=(), is_late=True)
+    assert late.without(known) is None
+    assert replace(late, run_id="another run").without(known) is not None
 
 
 def test_what_is_not_done_cannot_be_noted_as_committed() -> None:

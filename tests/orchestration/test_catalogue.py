@@ -116,6 +116,16 @@ def test_commits_that_are_joined_are_one_materialisation(shown: Shown) -> None:
     assert commit.description == "orders-0 [0, 10) committed in 3 commits"
 
 
+def test_a_commit_that_a_joined_record_covers_is_not_shown_again(shown: Shown) -> None:
+    """Its owner was frozen, and its successor has joined it with its own."""
+    shown.catalogue.record_commit(replace(COMMIT, joined=((4, "run-a"), (7, "run-b"))))
+    late = replace(COMMIT, range=span(0, 0, 7), run_id="run-b", is_late=True)
+    shown.catalogue.record_commit(late)
+    assert len(shown.commits()) == 1
+    shown.catalogue.record_commit(replace(late, run_id="another run"))
+    assert len(shown.commits()) == 2
+
+
 def test_of_commits_that_are_joined_only_those_are_recorded_that_are_not(shown: Shown) -> None:
     """The next owner has recorded what it found while the last commit was under way."""
     shown.of("green").record_commit(replace(COMMIT, range=span(0, 0, 4), run_id="run-a", is_late=True))
