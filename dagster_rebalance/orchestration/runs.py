@@ -248,12 +248,15 @@ class RunLedger:
         Returns:
             Whether nothing of it works any more. One that has given another sign meanwhile lives. If it gave its first sign
             before this has ended it in Dagster, it may be at work, and stops when it finds that end; if later, it looks
-            after its sign whether it may work, and finds the end then.
+            after its sign whether it may work, and finds the end then. One that had given none, and is not in Dagster any
+            more, may have begun and been deleted since: the next look finds it by its note.
 
         Raises:
             Exception: Whatever the Spark client raises; its work may go on, so the run is not over yet.
         """
-        if self._has_given_another(run_id, sign):
+        run = self._instance.get_run_by_id(run_id)
+        is_deleted_since = run is None and not sign and run_id not in self._noted
+        if is_deleted_since or self._has_given_another(run_id, sign):
             return False
         if self._stop_spark_work is not None:
             self._stop_spark_work(run_id)

@@ -293,7 +293,7 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance
     run = make_run(instance, offer(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
-    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id, "")
+    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id, "the last sign")
     assert stopped == [run.run_id]
 
 

@@ -51,6 +51,17 @@ def test_a_run_that_is_deleted_while_it_works_is_found_by_its_note(instance: dg.
     assert (seen.is_live, seen.has_begun, seen.is_gone, seen.is_over) == (True, True, False, False)
 
 
+def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
+    """Its member took it for one that never began; the next look finds it by its note."""
+    run, _ = at_work(instance, batch_id)
+    instance.delete_run(run.run_id)
+    stopped: list[str] = []
+    ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
+    assert not ledger.end_dead(run.run_id, "")
+    assert stopped == []
+    assert [seen.run_id for seen in look(instance, batch_id, ledger) if seen.batch_id == batch_id] == [run.run_id]
+
+
 def test_the_end_of_a_deleted_run_is_remembered(instance: dg.DagsterInstance, batch_id: str) -> None:
     """Whoever ends it says so to the next owner, after its Spark work was stopped."""
     run, _ = at_work(instance, batch_id)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.runs import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
 from dagster_rebalance.testing.simulation.run_life import RunLife
 from dagster_rebalance.testing.simulation.run_process import RunProcess
@@ -136,12 +137,14 @@ class SimulatedDagster(RunLife):
 
     def _has_given_another(self, run_id: str, sign: str) -> bool:
         process = self.processes[run_id]
-        return process.has_begun and run_id not in self.deleted and str(process.beat(self._clockwork.now)) != sign
+        if run_id in self.deleted:
+            return not sign  # it was there at the last look: whether it had begun its work, its note tells the next one
+        return process.has_begun and str(process.beat(self._clockwork.now)) != sign
 
     def record(self, commit: RecordCommit) -> None:
         """Record a commit once."""
         known = self.recorded.setdefault(commit.range.topic_partition, [])
-        rest = commit.without({(other.range.start, other.range.until, other.run_id) for other in known})
+        rest = commit.without({said for other in known for said in recorded_commits(other.range.start, other.ends)})
         if rest is not None:
             known.append(rest)
 
