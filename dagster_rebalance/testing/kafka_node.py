@@ -37,7 +37,7 @@ QUICK_REBALANCES: Mapping[str, str] = {
     "transaction.state.log.num.partitions": "3",
 }
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 240.0
 
 
 def admin_of(servers: str, login: Mapping[str, str] = MappingProxyType({})) -> AdminClient:
