@@ -29,30 +29,30 @@ _LOOKUP_RETRY_S = 5.0
 
 
 class Discovery:
-    """Keeps a session subscribed to what is wanted and exists."""
+    """Keeps one session subscribed to what is wanted and exists.
+
+    Attributes:
+        wanted: The topics to take part for, or a pattern; none while the member takes no part.
+    """
 
     def __init__(self, settings: Settings, clock: Callable[[], float], interval_s: float) -> None:
         self._settings = settings
         self._clock = clock
         self._interval_s = interval_s
-        self._wanted: Collection[str] | re.Pattern[str] = ()
+        self.wanted: Collection[str] | re.Pattern[str] = ()
         self._subscribed: frozenset[str] = frozenset()
         self._look_at = clock()
 
     def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part for these topics, from the next look on."""
-        self._wanted = subscription
-        self._look_at = self._clock()
-
-    def start_over(self) -> None:
-        """There is a new session, which is subscribed to nothing."""
-        self._subscribed = frozenset()
-        self._look_at = self._clock()
+        """Take part for these topics, from the next look on. May be called by any thread."""
+        if subscription != self.wanted:
+            self.wanted = subscription
+            self._look_at = self._clock()
 
     def look(self, session: Session) -> None:
         """Subscribe to what is wanted, and look for new topics and partitions when it is time to."""
         now = self._clock()
-        if now < self._look_at or not self._wanted:
+        if now < self._look_at or not self.wanted:
             return
         self._look_at = now + self._interval_s
         try:
@@ -66,11 +66,11 @@ class Discovery:
             self._subscribed = topics
 
     def _topics(self, session: Session) -> frozenset[str]:
-        if isinstance(self._wanted, re.Pattern):
+        if isinstance(self.wanted, re.Pattern):
             listed = session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
-            return frozenset(name for name in listed if not name.startswith("__") and self._wanted.fullmatch(name))
+            return frozenset(name for name in listed if not name.startswith("__") and self.wanted.fullmatch(name))
         if self._subscribed and self._settings.is_classic:
             # A list of all topics is the one request whose answer makes librdkafka compare its subscription (rd_kafka_metadata:
             # cgrp_update), and rejoin if partitions were added.
             session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S)
-        return frozenset(self._wanted)
+        return frozenset(self.wanted)

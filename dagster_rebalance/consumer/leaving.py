@@ -1,6 +1,6 @@
 """How a client leaves its group without freezing the process.
 
-Owns the order: unsubscribe, complete what is held, poll until nothing is assigned, close. Must never decide whether to leave.
+Owns the order: unsubscribe, poll until nothing is assigned, close. Must never decide whether to leave.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer import held_revoke
-from dagster_rebalance.consumer.translation import ours
+from dagster_rebalance.consumer.translation import theirs
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Iterable
 
     import confluent_kafka
 
@@ -28,7 +27,19 @@ _LEAVE_LIMIT_S = 1.0
 """Only what no revoke is asked for stays assigned longer; a close gives that up without calling back."""
 
 
-def leave(consumer: confluent_kafka.Consumer, held: Collection[TopicPartition] = (), *, eager: bool = False) -> None:
+def unassign(consumer: confluent_kafka.Consumer, partitions: Iterable[TopicPartition], *, eager: bool) -> None:
+    """Give partitions up; with an eager strategy a client can only give up all that it has.
+
+    Raises:
+        KafkaException: The client does not have them.
+    """
+    if eager:
+        consumer.unassign()
+    else:
+        consumer.incremental_unassign([theirs(tp) for tp in partitions])
+
+
+def leave(consumer: confluent_kafka.Consumer) -> None:
     """Leave the group and close the client, with nothing left that the close would call back.
 
     `close()` ends the group's state machine and calls back what still waits. After each callback confluent-kafka asks librdkafka for the
@@ -42,26 +53,20 @@ def leave(consumer: confluent_kafka.Consumer, held: Collection[TopicPartition] =
 
     Args:
         consumer: The client. Its callbacks must not hold a revoke any more.
-        held: What it holds of a revoke, which is completed: a client that has unsubscribed is granted nothing that this could give away.
-        eager: Whether it has an eager strategy.
 
     Raises:
         RuntimeError: It is closed.
     """
     try:
-        _give_everything_up(consumer, held, eager=eager)
+        _give_everything_up(consumer)
     except KafkaException as problem:
         logger.warning("a client leaves its group without giving its partitions up first: %s", problem)
     consumer.close()
 
 
-def _give_everything_up(consumer: confluent_kafka.Consumer, held: Collection[TopicPartition], *, eager: bool) -> None:
+def _give_everything_up(consumer: confluent_kafka.Consumer) -> None:
     consumer.unsubscribe()
     _call_back(consumer)
-    still_held = set(held) & set(map(ours, consumer.assignment()))
-    if still_held:
-        # Only what is held: the client asks for the rest by itself, and refuses to give it up twice.
-        held_revoke.complete(consumer, still_held, eager=eager)
     deadline = time.monotonic() + _LEAVE_LIMIT_S
     while consumer.assignment() and time.monotonic() < deadline:
         _call_back(consumer)

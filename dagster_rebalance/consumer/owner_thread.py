@@ -1,4 +1,4 @@
-"""The one thread that owns a consumer for asyncio, and runs what is asked of it in order.
+"""A thread that owns a client or a consumer, and runs what is asked of it in order.
 
 Owns what may be run in the middle of something else. A poll that waits, or a callback that is awaited, lets operations through: a worker
 may commit, and the callback may wait for that worker. Must never run two things at a time.
@@ -10,6 +10,7 @@ import queue
 import threading
 from collections import deque
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_rebalance.core.errors import IllegalStateError
@@ -59,8 +60,11 @@ class OwnerThread:
         self._jobs.put(job)
         return job.future
 
-    def serve(self) -> None:
-        """Run what may be run now. Only to be called by a job."""
+    def serve(self, timeout_s: float = 0.0) -> None:
+        """Run what may be run now, and wait for the first of it. Only to be called by a job."""
+        if timeout_s:
+            with suppress(queue.Empty):
+                self._run_or_keep(self._jobs.get(timeout=timeout_s))
         while not self._jobs.empty():
             self._run_or_keep(self._jobs.get())
 

@@ -1,8 +1,14 @@
-"""One membership in the group: from joining to leaving, one confluent Consumer, told as a list of events.
+"""One membership in the group, from joining to leaving: a confluent Consumer with a thread of its own.
 
-Owns the callbacks of the client, which partitions are assigned, and the hold. Every partition stays paused: records come from elsewhere.
-Callbacks never raise and never block; they note what happened. Must never decide what follows from it: probing, giving up and joining anew
-are the member's.
+How a revoke is held: the client calls `on_revoke` in this thread, and this thread stays in there until it is
+told to release. Meanwhile librdkafka heartbeats by itself, commits are made from inside the callback, and
+nobody else is given the partitions. Then the callback unassigns them and returns. `docs/held-revoke.md` has
+what was measured.
+
+Owns the client: every call of it is made by this thread, because a commit from another thread was seen to
+hang while this one is in `poll`. Owns what is assigned, and the hold. Every partition stays paused, because
+records come from elsewhere. Callbacks never raise. What follows from the end of a membership is the
+member's to decide.
 """
 
 from __future__ import annotations
@@ -11,17 +17,16 @@ import json
 import logging
 import threading
 from collections import deque
+from concurrent.futures import TimeoutError as NotAnsweredError
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer import held_revoke
 from dagster_rebalance.consumer.commits import Commits
 from dagster_rebalance.consumer.events import (
-    CallbackFailed,
     LostReason,
     MemberEvent,
     PartitionsAssigned,
@@ -41,26 +46,28 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
     names,
 )
-from dagster_rebalance.consumer.leaving import leave
+from dagster_rebalance.consumer.leaving import leave, unassign
 from dagster_rebalance.consumer.missing_topics import MissingTopics
-from dagster_rebalance.consumer.probe import is_probe
+from dagster_rebalance.consumer.owner_thread import OwnerThread
+from dagster_rebalance.consumer.probe import Probe
 from dagster_rebalance.consumer.translation import ours, theirs
-from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    import re
+    from collections.abc import Callable, Collection
+    from concurrent.futures import Future
 
+    from dagster_rebalance.consumer.discovery import Discovery
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-ProbeAnswered: TypeAlias = "Callable[[Session, list[confluent_kafka.TopicPartition], KafkaError | None], None]"
+T = TypeVar("T")
 
-_HOLDING_STATE = "wait-unassign-call"
-_SETTLE_SLICE_S = 0.01
-"""The client goes on waiting after it has called back, so this is how long an answer lies unnoticed."""
+_SLICE_S = 0.05
+"""How long the thread waits for requests before it lets the client call back: how late a rebalance is noticed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,156 +79,238 @@ class Hold:
     member_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class UserCallback:
+    """A callback of the user's settings is due. It is called by the thread that polls the member."""
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+
+Told: TypeAlias = "MemberEvent | UserCallback"
+
+
 class Session:
     """One confluent Consumer in the group.
 
     Args:
         settings: Validated settings.
         clock: A monotonic clock.
-        on_probe: Called with the answers to probes.
+        discovery: Which topics to take part for.
+        probe_interval_s: How often fencing is looked for during a hold.
 
     Attributes:
-        is_settling: Whether a release has not yet been followed by the assignment, possibly of nothing, that ends its rebalance.
+        consumer: The client. Only to be called by this session's thread.
+        member_id: The id the broker knows this member by; empty while it is not known there.
+        hold: The revoke that was requested and is not released yet.
+        broken: The fatal error after which the client does nothing any more.
+        losses: How often partitions were lost.
+        seen_at: When the caller polled last. Must be kept up to date by the caller.
 
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], on_probe: ProbeAnswered | None = None) -> None:
+    def __init__(self, settings: Settings, clock: Callable[[], float], discovery: Discovery, probe_interval_s: float) -> None:
         self._settings = settings
         self._clock = clock
-        self._on_probe = on_probe
-        self._events: list[MemberEvent] = []
+        self._discovery = discovery
         self._owned: set[TopicPartition] = set()
-        self._closing = False
-        self._leaving: threading.Thread | None = None
-        self._reports_in_hold = 0
+        self._lost_in: dict[TopicPartition, int] = {}
+        self._ends: deque[LostReason] = deque()
+        self._is_leaving = False
+        self._is_settling = False
         self._statistics = ""
         self._missing = MissingTopics()
-        self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
+        self._told: deque[Told] = deque()
+        self._news = threading.Event()
+        self._polled = threading.Event()
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
+        self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
         self.hold: Hold | None = None
         self.broken: BrokerError | None = None
-        self.ended: LostReason | None = None
-        self.is_settling = False
+        self.losses = 0
+        self.seen_at = clock()
+        self.probe = Probe(settings, clock, probe_interval_s)
         self.commits = Commits(self, settings)
         self.consumer = self._connect()
+        self.member_id = self.consumer.memberid() or ""
+        self._thread = OwnerThread(f"member of {settings.group_id}")
+        self._life = self._thread.submit(self._live, nested=False)
+
+    # For the caller, from any thread
 
     @property
-    def owned(self) -> frozenset[TopicPartition]:
-        """What is assigned and neither released nor lost."""
-        return frozenset(self._owned)
+    def ended(self) -> LostReason | None:
+        """Why the membership is over: the first reason that anybody found."""
+        return self._ends[0] if self._ends else None
 
-    @property
-    def member_id(self) -> str:
-        """The id the broker knows this member by; empty while it is not known there."""
-        return self.consumer.memberid() or ""
+    def end(self, reason: LostReason) -> None:
+        """End the membership: the group is left, and nothing more is told. The first reason stays."""
+        self._ends.append(reason)
+        self._news.set()
 
-    def subscribe(self, topics: list[str]) -> None:
-        """Join the group for these topics, or change them."""
-        self._attempt = Attempt(f"membership in group '{self._settings.group_id}' for {_listed(topics)}", self._settings.brokers)
-        self.consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+    def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
+        """Take part for these topics."""
+        self._discovery.want(subscription)
 
-    def serve(self, timeout_s: float) -> None:
-        """Let the client call back, for at most `timeout_s`.
+    def ask(self, function: Callable[[], T]) -> Future[T]:
+        """Have something done by this session's thread, in the order of the calls."""
+        return self._thread.submit(function)
 
-        All that is queued is taken: behind the news that `poll` came too late lies the callback that tells the loss, and
-        until that is told the caller would be given records of somebody else's partitions.
-        """
-        try:
-            message = self.consumer.poll(timeout_s)
-            while message is not None:
-                self._note_of(message)
-                message = self.consumer.poll(0)
-        except KafkaException as problem:
-            self._note(kafka_error(problem))
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for something to tell; whether there is."""
+        if not self._news.wait(max(0.0, timeout_s)):
+            return False
+        self._news.clear()
+        return True
 
-    def settle(self, deadline: float) -> bool:
-        """Serve until no commit is pending or the deadline has come; whether none is."""
-        while self.commits.pending and self._clock() < deadline:
-            self.serve(_SETTLE_SLICE_S)
-        return not self.commits.pending
+    def wait_for_callbacks(self, timeout_s: float) -> None:
+        """Wait until the client was polled once more, and so has told why it cannot connect; not in a hold."""
+        self._polled.clear()
+        self._polled.wait(timeout_s)
+
+    def take(self) -> list[Told]:
+        """What happened since the last call, in its order."""
+        told = self._told
+        return [told.popleft() for _ in range(len(told))]
 
     def metrics(self) -> dict[str, Any]:
         """The client's latest statistics; none when they are switched off, or before the first."""
         parsed: dict[str, Any] = json.loads(self._statistics or "{}")
         return parsed
 
-    def tell(self, event: MemberEvent) -> None:
-        """Let the next `take` return an event."""
-        self._events.append(event)
-
-    def take(self) -> list[MemberEvent]:
-        """What happened since the last call, in its order."""
-        happened, self._events = self._events, []
-        # A client that reported a fatal error does nothing any more, and says no more about it.
-        return [*happened, RequestFailed(self.broken)] if self.broken else happened
-
-    def release(self) -> None:
-        """Complete the held revoke, for all of its partitions.
-
-        Raises:
-            IllegalStateError: Nothing is held.
-        """
-        if self.hold is None:
-            msg = "release without a held revoke: there is nothing to give up"
-            raise IllegalStateError(msg)
-        try:
-            held_revoke.complete(self.consumer, self.hold.partitions, eager=self._settings.is_eager)
-        except KafkaException as problem:
-            # The client does not hold them any more: another rebalance was faster.
-            logger.warning("the release of %s was refused: %s", names(self.hold.partitions), problem)
-            self.ended = LostReason.SUPERSEDED
-            return
-        self._owned -= self.hold.partitions
-        self.commits.forget(self.hold.partitions)
-        self.hold = None
-        self.is_settling = True
-
     def leave(self) -> None:
         """Leave the group in the background; a hold that is not released yet goes with it."""
-        self._closing = True
-        self._leaving = threading.Thread(target=self._leave, name=f"leave-{self._settings.group_id}", daemon=True)
-        self._leaving.start()
+        self._is_leaving = True
+        self._thread.stop()
 
     @property
     def is_leaving(self) -> bool:
         """Whether the client is not gone yet, after `leave`."""
-        return self._leaving is not None and self._leaving.is_alive()
+        return self._is_leaving and not self._life.done()
 
-    def wait(self, timeout_s: float) -> None:
+    def wait_until_left(self, timeout_s: float) -> None:
         """Wait until the client is gone, after `leave`; what takes longer goes on in the background."""
-        if self._leaving is not None:
-            self._leaving.join(timeout_s)
-        if self.is_leaving:
+        timeout_s = max(0.0, timeout_s)
+        try:
+            self._life.result(timeout_s)
+        except NotAnsweredError:
             logger.warning("leaving group '%s' takes longer than %g s: it goes on in the background", self._settings.group_id, timeout_s)
 
-    def _leave(self) -> None:
-        # For the client a superseded hold is none: it has moved on.
-        held = self.hold.partitions if self.hold and self.ended is not LostReason.SUPERSEDED else frozenset()
+    # For this session's parts, in its thread
+
+    def owns(self, partition: TopicPartition, losses: int) -> bool:
+        """Whether a partition is still assigned as it was for a caller who has heard of so many losses."""
+        return partition in self._owned and self._lost_in.get(partition, 0) <= losses
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        """What is assigned and neither released nor lost."""
+        return frozenset(self._owned)
+
+    def tell(self, event: Told) -> None:
+        """Let the caller's next poll return an event."""
+        self._told.append(event)
+        self._news.set()
+
+    def call_user(self, callback: str, *arguments: object) -> None:
+        """Let the caller's next poll call back what the user has set, if anything."""
+        function = self._settings.user.get(callback)
+        if function is not None:
+            self.tell(UserCallback(function, arguments))
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Join the group for these topics, or change them."""
+        self._attempt = Attempt(f"membership in group '{self._settings.group_id}' for {_listed(topics)}", self._settings.brokers)
+        self.consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+
+    def release(self) -> None:
+        """Complete the held revoke, for all of its partitions, behind all commits that were asked for before."""
+        self.commits.send()
+        hold = self.hold
+        if hold is None or self.ended is not None:
+            return
         try:
-            leave(self.consumer, held, eager=self._settings.is_eager)
+            unassign(self.consumer, hold.partitions, eager=self._settings.is_eager)
+        except KafkaException as problem:
+            # The client does not hold them any more: another rebalance was faster.
+            logger.warning("the release of %s was refused: %s", names(hold.partitions), problem)
+            self.end(LostReason.SUPERSEDED)
+            return
+        self._owned -= hold.partitions
+        self.commits.forget(hold.partitions)
+        self._is_settling = True
+        self.hold = None
+
+    # The thread
+
+    def _live(self) -> None:
+        try:
+            while self._goes_on():
+                self._serve()
+                self._take_part()
+        except Exception:
+            logger.exception("group '%s': the member's thread failed", self._settings.group_id)
+            self.end(LostReason.SESSION)
+        try:
+            leave(self.consumer)
         except (KafkaException, RuntimeError) as problem:
             logger.warning("leaving group '%s' failed: %s", self._settings.group_id, problem)
 
+    def _goes_on(self) -> bool:
+        return self.ended is None and not self._is_leaving
+
+    def _serve(self) -> None:
+        """Do what is asked for, and see whether whoever asks is still there."""
+        self._thread.serve(_SLICE_S)
+        self.commits.send()
+        if self._discovery.wanted and self._clock() - self.seen_at > self._settings.max_poll_interval_s:
+            logger.warning(
+                "group '%s': `poll` was not called for %g s ('max.poll.interval.ms'): the partitions are given up",
+                self._settings.group_id,
+                self._settings.max_poll_interval_s,
+            )
+            self.end(LostReason.SESSION)
+
+    def _take_part(self) -> None:
+        """Let the client call back, and look for topics.
+
+        All that is queued is taken: behind the news that `poll` came too late lies the callback that tells
+        the loss.
+        """
+        if not self._goes_on():
+            return
+        if not (self._is_settling and self._settings.is_classic):
+            self._discovery.look(self)
+        try:
+            message = self.consumer.poll(0)
+            while message is not None:
+                self._note_of(message)
+                message = self.consumer.poll(0)
+        except KafkaException as problem:
+            self._note(kafka_error(problem))
+        self.member_id = self.consumer.memberid() or ""
+        self._polled.set()
+
     def _connect(self) -> confluent_kafka.Consumer:
         config = self._settings.member()
-        config.update({"error_cb": self._on_error, "on_commit": self._on_commit, "stats_cb": self._on_statistics})
+        config.update({"error_cb": self._on_error, "stats_cb": self._on_statistics})
+        config.pop("on_commit", None)  # it is called for commits that are not waited for, and here all are
         if "throttle_cb" in config:
-            config["throttle_cb"] = partial(self._call_user, "throttle_cb")
+            config["throttle_cb"] = partial(self.call_user, "throttle_cb")
         try:
             return confluent_kafka.Consumer(config)
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
 
     def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        self.is_settling = False
-        granted = [ours(tp) for tp in partitions]
-        if self.hold is not None and (self._settings.is_eager or not self.hold.partitions.isdisjoint(granted)):
-            self.ended = LostReason.SUPERSEDED
-        # A partition that is granted twice would raise _CONFLICT out of poll (seen after a superseded hold).
+        self._is_settling = False
+        if not self._goes_on():
+            return
+        # A partition that is granted twice would raise _CONFLICT out of poll.
         known = {ours(tp) for tp in consumer.assignment()}
-        fresh = [tp for tp in granted if tp not in known]
+        fresh = [tp for tp in map(ours, partitions) if tp not in known]
         # An absolute offset keeps the client from looking up the committed one: nothing is ever read here.
         starts = [theirs(tp, 0) for tp in fresh]
         try:
@@ -237,43 +326,53 @@ class Session:
         self._missing.found(fresh)
         # Another owner may have committed since this member had them last.
         self.commits.forget(fresh)
-        self._events.append(PartitionsAssigned(tuple(fresh)))
+        self.member_id = consumer.memberid() or ""
+        self.tell(PartitionsAssigned(tuple(fresh)))
 
     def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        if self._closing or not partitions:
-            return
-        if self.hold is not None:
-            self.ended = LostReason.SUPERSEDED
+        """Hold: the client waits for the end of this callback."""
+        if not partitions or not self._goes_on():
             return
         held = tuple(map(ours, partitions))
-        held_revoke.suppress_unassign(consumer)
-        self.hold = Hold(frozenset(held), self._clock(), self.member_id)
-        self._reports_in_hold = 0
-        self._events.append(RevokeRequested(held))
+        self.hold = hold = Hold(frozenset(held), self._clock(), consumer.memberid() or "")
+        self.tell(RevokeRequested(held))
+        self.probe.begin()
+        while self._holds(hold) and self._goes_on():
+            self._serve()
+            self._watch(hold)
+        if not self._holds(hold):
+            return
+        # The membership is over. A client that has unsubscribed is granted nothing that a late unassign could give away.
+        try:
+            consumer.unsubscribe()
+            unassign(consumer, hold.partitions, eager=self._settings.is_eager)
+        except KafkaException as problem:
+            logger.info("group '%s': giving up a hold: %s", self._settings.group_id, problem)
+
+    def _holds(self, hold: Hold) -> bool:
+        return self.hold is hold
+
+    def _watch(self, hold: Hold) -> None:
+        """Look for the signs of a hold that went wrong, since the client names none."""
+        if not (self._holds(hold) and self._goes_on()):
+            return
+        self.member_id = self.consumer.memberid() or ""
+        if self._clock() >= hold.requested_at + self._settings.max_poll_interval_s:
+            self.end(LostReason.EXPIRED)
+        elif self.member_id != hold.member_id:
+            self.end(LostReason.FENCED)
+        else:
+            self.probe.look(self)
 
     def _on_lost(self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        if self._closing:
-            return
-        self.is_settling = False
-        # The client names the retained partitions only; held ones are as lost as they are.
+        self._is_settling = False
         gone = set(map(ours, partitions)) & self._owned
-        if self.hold is not None:
-            gone |= self.hold.partitions
-            self.hold = None
-        self._owned -= gone
-        self.commits.lose(gone)
-        if gone:
-            self._events.append(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
-
-    def _on_commit(self, error: KafkaError | None, partitions: list[confluent_kafka.TopicPartition]) -> None:
-        if self._closing:
-            return
-        if is_probe(partitions):
-            if self._on_probe:
-                self._on_probe(self, partitions, error)
-            return
-        self.commits.on_commit(error, partitions)
-        self._call_user("on_commit", error, partitions)
+        if gone and self._goes_on():  # a membership that has ended is told as lost as a whole
+            self._owned -= gone
+            self.commits.forget(gone)
+            self.losses += 1
+            self._lost_in.update(dict.fromkeys(gone, self.losses))
+            self.tell(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
 
     def _on_error(self, error: KafkaError) -> None:
         self.troubles.append(error)
@@ -281,7 +380,7 @@ class Session:
             self._note(error)
         else:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
-        self._call_user("error_cb", error)
+        self.call_user("error_cb", error)
 
     def _note_of(self, message: confluent_kafka.Message) -> None:
         error = message.error()
@@ -292,48 +391,18 @@ class Session:
         self.troubles.append(error)
         if is_final(error):
             self.broken = broker_error(error, self._attempt)
+            self._news.set()
         elif error.code() == POLLED_TOO_LATE:
+            # The client tells of the loss by itself, and joins again.
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))
-            # Without a hold the client tells of the loss by itself, and joins again.
-            if self.hold is not None:
-                self.ended = LostReason.SESSION
         elif error.code() in PASSING:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
         else:
-            self._events.append(RequestFailed(broker_error(error, self._attempt)))
+            self.tell(RequestFailed(broker_error(error, self._attempt)))
 
     def _on_statistics(self, raw: str) -> None:
         self._statistics = raw
-        if self.hold is not None and self._settings.is_classic:
-            self._reports_in_hold += 1
-            # The first report may have been made before the hold began.
-            if self._reports_in_hold > 1 and _join_state(raw) != _HOLDING_STATE:
-                self.ended = LostReason.SUPERSEDED
-        self._call_user("stats_cb", raw)
-
-    def _call_user(self, callback: str, *arguments: object) -> None:
-        """An exception that left a callback would interrupt whatever the client was asked for; the caller gets it as an event."""
-        function = self._settings.user.get(callback)
-        if function is None or self._closing:
-            return
-        try:
-            function(*arguments)
-        except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user
-            self._events.append(CallbackFailed(problem))
-
-    @property
-    def reports_in_hold(self) -> int:
-        """How many statistics were looked at since the hold began."""
-        return self._reports_in_hold
-
-
-def _join_state(raw: str) -> str:
-    # The statistics of a member with many partitions are megabytes; the part about the group is a few hundred characters at the end.
-    start = raw.rfind('"cgrp":')
-    if start < 0:
-        return _HOLDING_STATE
-    group: Mapping[str, Any] = json.JSONDecoder().raw_decode(raw, raw.index("{", start))[0]
-    return str(group.get("join_state", _HOLDING_STATE))
+        self.call_user("stats_cb", raw)
 
 
 def _listed(topics: list[str], most: int = 5) -> str:

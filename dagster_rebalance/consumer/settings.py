@@ -21,9 +21,6 @@ HOLD_MARGIN_S = 15.0
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 _RECONNECT_MS = 1000
-_STATISTICS_MS = 500
-_STATISTICS_AT_MOST_MS = 1000
-
 _CONNECTION = (
     *("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "https.", "socket.", "client."),
     *("broker.", "reconnect.", "enable.ssl.", "enable.sasl."),
@@ -61,7 +58,6 @@ class Settings:
         strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones, separated by commas.
         hold_limit_s: How long a revoke may be held by intention.
         max_poll_interval_s: When the broker ends a hold.
-        refreshes_metadata: Whether the member's client looks for new partitions by itself, which in classic can supersede a hold.
     """
 
     user: Mapping[str, Any] = field(repr=False)
@@ -70,7 +66,6 @@ class Settings:
     strategy: str
     hold_limit_s: float
     max_poll_interval_s: float
-    refreshes_metadata: bool
 
     @property
     def is_classic(self) -> bool:
@@ -109,9 +104,7 @@ class Settings:
             config["partition.assignment.strategy"] = self.strategy
             # A metadata change during a hold makes librdkafka rejoin without the held partitions and without a callback; with the
             # refresh off the hold was seen to survive. The member looks for new partitions between holds instead.
-            config.setdefault("topic.metadata.refresh.interval.ms", -1)
-            # The only sign of a superseded hold is the join state in the statistics.
-            config.setdefault("statistics.interval.ms", _STATISTICS_MS)
+            config["topic.metadata.refresh.interval.ms"] = -1
         return {"logger": _client_logger, **config}
 
     def fetcher(self) -> dict[str, Any]:
@@ -171,7 +164,6 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         strategy=_strategy(config),
         hold_limit_s=hold_limit_s,
         max_poll_interval_s=_max_poll_interval_s(config, protocol, hold_limit_s),
-        refreshes_metadata=_int(config, "topic.metadata.refresh.interval.ms", -1) >= 0,
     )
 
 
@@ -217,11 +209,10 @@ def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
                 msg = f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
                 raise ConfigurationError(msg)
         return
-    interval_ms = _int(config, "statistics.interval.ms", _STATISTICS_MS)
-    if not 0 < interval_ms <= _STATISTICS_AT_MOST_MS:
+    if _int(config, "topic.metadata.refresh.interval.ms", -1) >= 0:
         msg = (
-            f"'statistics.interval.ms' is {interval_ms}: in the classic protocol only the statistics tell that another rebalance has "
-            f"overtaken a hold. Set it to 1 to {_STATISTICS_AT_MOST_MS}, or leave it out to have them every {_STATISTICS_MS} ms"
+            "'topic.metadata.refresh.interval.ms' is set: in the classic protocol what the client finds during a hold would overtake "
+            "the hold without a word. Remove it: new partitions are looked for between holds, every discovery_interval_s"
         )
         raise ConfigurationError(msg)
 

@@ -2,86 +2,190 @@
 
 from __future__ import annotations
 
-import json
+import queue
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from dagster_rebalance.consumer import leaving
+from dagster_rebalance.consumer import session as session_module
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.consumer.translation import to_commit
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import pytest
+
+    from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.session import Session
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import OffsetAndMetadata
 
 CONFIG: dict[str, Any] = {"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}
+LIMIT_S = 10.0
+LONGEST_METADATA = 4_096
 
 
 class ScriptedConsumer(confluent_kafka.Consumer):
-    """A client whose polls do what the test has queued, one thing each, and whose commits wait for the test's answer."""
+    """A client whose polls do what the test has queued, and whose commits are answered as the test says.
+
+    Attributes:
+        asked: The commits, as partition, offset and metadata.
+        answers: For the next commits: an error code, or None for success, which is what comes when there is none.
+        probe_answer: The same for probes.
+        may_answer: A commit waits for it.
+        stored: What the group has committed.
+        unassigned: What was given up.
+        calls: How it was left, in order.
+    """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(dict(config))
-        self.script: list[Callable[[], Message | None]] = []
-        self.asked: list[list[confluent_kafka.TopicPartition]] = []
+        self.script: queue.SimpleQueue[Callable[[], Message | None]] = queue.SimpleQueue()
+        self.asked: list[list[tuple[int, int, str]]] = []
+        self.answers: list[int | None] = []
+        self.probe_answer: int | None = KafkaError.OFFSET_METADATA_TOO_LARGE
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.stored: dict[TopicPartition, OffsetAndMetadata | None] | int = {}
         self.unassigned: list[list[int]] = []
-        self.refuses: int | None = None
+        self.calls: list[str] = []
+        self.is_closed = False
+        self.polls = self.reads = 0
 
     def poll(self, timeout: float = -1) -> Message | None:  # noqa: ARG002 - the client's signature
-        """The next thing of the script."""
-        return self.script.pop(0)() if self.script else None
+        """The next things of the script, up to one with a message."""
+        self.polls += 1
+        while not self.script.empty():
+            message = self.script.get()()
+            if message is not None:
+                return message
+        return None
 
-    def commit(self, **request: Any) -> None:  # type: ignore[override]  # noqa: ANN401
-        """Note it, or refuse it."""
-        if self.refuses is not None:
-            raise KafkaException(KafkaError(self.refuses))
-        self.asked.append(request["offsets"])
+    def commit(self, **request: Any) -> list[confluent_kafka.TopicPartition]:  # type: ignore[override]  # noqa: ANN401
+        """Note it, and answer."""
+        offsets = request["offsets"]
+        assert not request["asynchronous"], "in a hold nobody would hear of the answer"
+        self.asked.append([(tp.partition, tp.offset, tp.metadata or "") for tp in offsets])
+        assert self.may_answer.wait(LIMIT_S)
+        is_probe = len(offsets[0].metadata or "") > LONGEST_METADATA
+        answer = self.probe_answer if is_probe else next(iter(self.answers), None)
+        if not is_probe:
+            self.answers = self.answers[1:]
+        if answer is not None:
+            raise KafkaException(KafkaError(answer))
+        return list(offsets)
+
+    def committed(self, partitions: list[confluent_kafka.TopicPartition], timeout: float = -1) -> list[confluent_kafka.TopicPartition]:
+        """What the test says."""
+        assert 0 < timeout < LIMIT_S
+        self.reads += 1
+        stored = self.stored
+        if isinstance(stored, int):
+            raise KafkaException(KafkaError(stored))
+        wanted = [(tp, stored.get(TopicPartition(tp.topic, tp.partition))) for tp in partitions]
+        return [to_commit(TopicPartition(tp.topic, tp.partition), found) if found else tp for tp, found in wanted]
+
+    def unsubscribe(self) -> None:
+        """Note it."""
+        self.calls.append("unsubscribe")
+        super().unsubscribe()
 
     def incremental_unassign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
         """Note what was given up."""
+        self.calls.append("unassign")
         super().incremental_unassign(partitions)
         self.unassigned.append([tp.partition for tp in partitions])
+
+    def close(self) -> None:
+        """Note it."""
+        self.is_closed = True
+        super().close()
 
 
 class ScriptedMember:
     """A member whose client is scripted, and what Kafka does to it."""
 
-    def __init__(self, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        settings: Mapping[str, Any] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.clients: list[ScriptedConsumer] = []
+        self.told: list[MemberEvent] = []
+        monkeypatch.setattr(confluent_kafka, "Consumer", self._make)
+        monkeypatch.setattr(session_module, "_SLICE_S", 0.001)
+        monkeypatch.setattr(leaving, "_LEAVE_LIMIT_S", 0.01)  # nobody calls back that something was given up
         config = {**CONFIG, **(settings or {})}
-        self.member = Member(validated(config, hold_limit_s=10), probe_interval_s=0)
+        self.member = Member(validated(config, hold_limit_s=10), clock=clock, probe_interval_s=0.02)
         self.session: Session = self.member._session
-        self.session.consumer.close()
-        self.client = ScriptedConsumer({**CONFIG, "partition.assignment.strategy": "cooperative-sticky", "group.protocol": "classic"})
-        self.session.consumer = self.client
+        self.client = self.clients[0]
 
     def grant(self, *partitions: TopicPartition) -> None:
         """Kafka assigns."""
-        self.session._on_assign(self.client, _theirs(partitions))
+        self.do(lambda: self.session._on_assign(self.client, _theirs(partitions)))
 
     def ask_for(self, *partitions: TopicPartition) -> None:
-        """Kafka asks for partitions."""
-        self.session._on_revoke(self.client, _theirs(partitions))
+        """Kafka asks for partitions: the client is called back until they are released."""
+        self.client.script.put(lambda: self.session._on_revoke(self.client, _theirs(partitions)))
+        wait_until(lambda: self.session.hold, timeout_s=LIMIT_S, what="the hold", interval_s=0.001)
 
     def lose(self, *partitions: TopicPartition) -> None:
         """Kafka takes away."""
-        self.session._on_lost(self.client, _theirs(partitions))
 
-    def answer(self, code: int | None = None, request: int = -1) -> None:
-        """Kafka answers a commit."""
-        error = None if code is None else KafkaError(code)
-        self.session._on_commit(error, self.client.asked[request])
+        def taken() -> None:
+            self.session._on_lost(self.client, _theirs(partitions))
+            super(ScriptedConsumer, self.client).incremental_unassign(_theirs(partitions))  # as the client does by itself
 
-    def report(self, join_state: str) -> None:
-        """The client tells its statistics."""
-        self.session._on_statistics(json.dumps({"cgrp": {"join_state": join_state}}))
+        self.do(taken)
+
+    def do(self, action: Callable[[], Message | None]) -> None:
+        """Let the client do something within its next poll, and wait until it has returned from that poll."""
+        self.client.script.put(action)
+        self.pass_time()
+
+    def pass_time(self) -> None:
+        """Let the session's thread go round, also behind a poll that returns a message."""
+        if self.session.ended is None and self.session.hold is None:
+            seen = self.client.polls
+            wait_until(
+                lambda: self.client.polls > seen + 2 or self.session.ended or self.session.hold,
+                timeout_s=LIMIT_S,
+                what="the session's thread",
+                interval_s=0.001,
+            )
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Poll until something is the case."""
+
+        def step() -> bool:
+            self.told += self.member.poll(0)
+            return bool(condition())
+
+        wait_until(step, timeout_s=LIMIT_S, what=what, interval_s=0.001)
+
+    def poll(self) -> list[MemberEvent]:
+        """What the member tells now."""
+        return self.member.poll(0)
 
     def close(self) -> None:
         """Leave."""
-        self.client.script.clear()
+        for client in self.clients:
+            client.may_answer.set()
         self.member.close(5.0)
+
+    def _make(self, config: Mapping[str, Any]) -> ScriptedConsumer:
+        callbacks = {name: value for name, value in config.items() if callable(value)}
+        plain = {**CONFIG, "log_level": 0, "partition.assignment.strategy": "cooperative-sticky", "group.protocol": "classic"}
+        self.clients.append(ScriptedConsumer({**plain, **callbacks}))
+        return self.clients[-1]
 
 
 def trouble(code: int, topic: str | None = None) -> Message:

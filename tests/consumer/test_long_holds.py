@@ -87,27 +87,27 @@ class Transactions:
         config = {"bootstrap.servers": brokers, "transactional.id": unique_name("transactions")}
         self._producer = Producer(config)
         self._producer.init_transactions(10)
-        self._reader = reader
+        metadata: Any = reader.consumer.group_metadata()
+        self._metadata = metadata.client
 
     def commit(self, offsets: dict[TopicPartition, int]) -> None:
-        """One transaction."""
-        metadata: Any = self._reader.consumer.group_metadata().client
+        """One transaction, from any thread."""
         theirs = [ClientPartition(tp.topic, tp.partition, at) for tp, at in offsets.items()]
         self._producer.begin_transaction()
-        self._producer.send_offsets_to_transaction(theirs, metadata, 10)
+        self._producer.send_offsets_to_transaction(theirs, self._metadata, 10)
         self._producer.commit_transaction(10)
 
 
 def test_offsets_are_committed_in_transactions_during_a_hold(group: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each moves the offsets between a probe's read and its commit, of retained and of held partitions."""
     blue = group.reader()
-    transactions = Transactions(group.config["bootstrap.servers"], blue)
     group.produce(10)
     group.play(lambda: blue.count == 40, blue, what="all records")
     blue.consumer.commit_sync()
     green = group.reader()
     held = hold(group, blue, green)
     retained = blue.consumer.assignment() - held
+    transactions = Transactions(group.config["bootstrap.servers"], blue)
     reads = Reads(blue, monkeypatch)
     reached = dict.fromkeys(retained | held, 0)
 

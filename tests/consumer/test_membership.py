@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer import leaving
+from dagster_rebalance.consumer import session as session_module
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
+    CommitAnswered,
     HoldSuperseded,
     LostReason,
+    PartitionsAssigned,
     PartitionsLost,
     RequestFailed,
 )
-from dagster_rebalance.core.errors import RebalanceInProgressError
+from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fake_group import ManualClock
 from tests.consumer.clients import ScriptedMember, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Iterator
 
     from confluent_kafka import Message
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED
-REFRESHED = {"group.protocol": "classic", "topic.metadata.refresh.interval.ms": 500}
+FENCED = PartitionsLost((P0, P1), LostReason.FENCED)
+CLAIMS = OffsetAndMetadata(5, "claims")
 
 
 @pytest.fixture
-def scripted() -> Iterator[Callable[..., ScriptedMember]]:
+def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., ScriptedMember]]:
     """Makes members that own two partitions; they have left when the test ends."""
     made: list[ScriptedMember] = []
 
-    def make(**settings: object) -> ScriptedMember:
-        made.append(ScriptedMember(settings))
+    def make(clock: ManualClock | None = None, **settings: object) -> ScriptedMember:
+        made.append(ScriptedMember(monkeypatch, settings, **({"clock": clock} if clock else {})))
         made[-1].grant(P0, P1)
-        made[-1].session.take()
+        assert made[-1].poll() == [PartitionsAssigned((P0, P1))]
         return made[-1]
 
     yield make
@@ -44,62 +52,59 @@ def scripted() -> Iterator[Callable[..., ScriptedMember]]:
         each.close()
 
 
-def committed(scene: ScriptedMember, answer: Callable[[Collection[TopicPartition]], dict[TopicPartition, Any]]) -> None:
-    """Let probes read what the test says."""
+def lost(scene: ScriptedMember) -> list[PartitionsLost]:
+    """Poll until a loss is told; all of them."""
 
-    def read(partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, Any]:
-        assert timeout_s <= 0.5, "a probe must not stop the thread that reads"
-        return answer(partitions)
+    def losses() -> list[PartitionsLost]:
+        return [event for event in scene.told if isinstance(event, PartitionsLost)]
 
-    scene.session.commits.read = read  # type: ignore[method-assign]
+    scene.until(losses, "a loss")
+    return losses()
+
+
+def probed(scene: ScriptedMember, times: int = 1) -> None:
+    """Wait for probes."""
+    wanted = scene.client.reads + times
+    scene.until(lambda: scene.client.reads >= wanted or scene.session.ended, "a probe")
 
 
 def test_a_poll_that_comes_too_late_tells_the_loss_at_once(scripted: Callable[..., ScriptedMember]) -> None:
-    """The client queues the error before the callback, and records of somebody else's partitions would be returned between."""
+    """The client queues the error before the callback, and both are taken at once."""
     scene = scripted()
 
     def lose() -> Message | None:
-        scene.lose(P0, P1)
+        scene.session._on_lost(scene.client, scene.client.assignment())
         return None
 
-    scene.client.script = [lambda: trouble(LATE), lose]
-    assert scene.member.poll(0) == [PartitionsLost((P0, P1), LostReason.SESSION)]
+    scene.client.script.put(lambda: trouble(LATE))
+    scene.do(lose)
+    assert scene.poll() == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
-def test_an_unknown_member_hears_of_its_loss_in_the_next_poll(scripted: Callable[..., ScriptedMember]) -> None:
+def test_an_unknown_member_hears_of_its_loss(scripted: Callable[..., ScriptedMember]) -> None:
     """The broker has given its partitions away, and the client tells so some polls later."""
     scene = scripted()
+    scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     ticket = scene.member.commit_async({P0: OffsetAndMetadata(1)})
-    scene.answer(KafkaError.UNKNOWN_MEMBER_ID)
-    answered, lost = scene.member.poll(0)
-    assert getattr(answered, "ticket", None) == ticket
-    assert lost == PartitionsLost((P0, P1), LostReason.FENCED)
+    assert lost(scene) == [FENCED]
+    answer = scene.told[0]
+    assert isinstance(answer, CommitAnswered)
+    assert (answer.ticket, set(answer.result.failed)) == (ticket, {P0})
 
 
 def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(scripted: Callable[..., ScriptedMember]) -> None:
     """The same, where the answer is the result of the call."""
     scene = scripted()
-    scene.client.refuses = KafkaError.UNKNOWN_MEMBER_ID
+    scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
     assert set(scene.member.commit({P0: OffsetAndMetadata(1)}).failed) == {P0}
-    assert scene.member.poll(0) == [PartitionsLost((P0, P1), LostReason.FENCED)]
-
-
-def test_an_answer_to_an_earlier_membership_does_not_end_the_present_one(scripted: Callable[..., ScriptedMember]) -> None:
-    """The client has told the loss and joined again, and only then comes the answer."""
-    scene = scripted()
-    scene.member.commit_async({P0: OffsetAndMetadata(1)})
-    scene.lose(P0, P1)
-    scene.answer(KafkaError.UNKNOWN_MEMBER_ID)
-    assert scene.session.ended is None
+    assert lost(scene) == [FENCED]
 
 
 def test_a_stale_generation_outside_of_a_hold_is_not_the_end(scripted: Callable[..., ScriptedMember]) -> None:
     """The new one is on its way to the client."""
     scene = scripted()
-    scene.member.commit_async({P0: OffsetAndMetadata(1)})
-    scene.answer(KafkaError.ILLEGAL_GENERATION)
-    (answered,) = scene.member.poll(0)
-    assert isinstance(getattr(answered, "result").failed[P0], RebalanceInProgressError)  # noqa: B009 - one of a union
+    scene.client.answers = [KafkaError.ILLEGAL_GENERATION]
+    assert isinstance(scene.member.commit({P0: OffsetAndMetadata(1)}).failed[P0], RebalanceInProgressError)
     assert scene.session.ended is None
 
 
@@ -110,124 +115,125 @@ def test_a_commit_of_a_wrong_value_is_refused_and_blocks_no_other(scripted: Call
     with pytest.raises(TypeError, match="orders-0 must be an OffsetAndMetadata with the next offset, not 5"):
         scene.member.commit_async(wrong)
     assert scene.member.settle(0)
-    scene.member.commit_async({P0: OffsetAndMetadata(5)})
-    assert [tp.offset for tp in scene.client.asked[-1]] == [5]
-    scene.answer()
+    assert scene.member.commit({P0: OffsetAndMetadata(5)}).committed == {P0}
+    assert scene.client.asked == [[(0, 5, "")]]
+
+
+def test_commits_are_made_while_a_revoke_is_held(scripted: Callable[..., ScriptedMember]) -> None:
+    """Of what is held and of what is kept; the client waits for its callback all the time."""
+    scene = scripted()
+    scene.ask_for(P1)
+    assert scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(2)}).committed == {P0, P1}
+    assert [(0, 1, ""), (1, 2, "")] in scene.client.asked
+    assert scene.session.hold is not None
+
+
+def test_a_commit_that_was_asked_for_before_a_release_is_stored_before_it(scripted: Callable[..., ScriptedMember]) -> None:
+    """Afterwards it would overwrite what the next owner has committed."""
+    scene = scripted()
+    scene.ask_for(P1)
+    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.client.may_answer.clear()
+    scene.member.commit_async({P1: OffsetAndMetadata(7)})
+    scene.member.release()
+    assert scene.client.unassigned == []
+    scene.client.may_answer.set()
+    scene.until(lambda: scene.client.unassigned, "the release")
+    assert scene.client.asked[-1] == [(1, 7, "")]
+    assert scene.member.assignment() == {P0}
+
+
+def test_a_commit_for_an_earlier_ownership_is_not_sent(scripted: Callable[..., ScriptedMember]) -> None:
+    """The partition has gone and come back, and whoever commits has heard of neither."""
+    scene = scripted()
+    scene.lose(P0)
+    scene.grant(P0)
+    result = scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)})
+    assert isinstance(result.failed[P0], PartitionLostError)
+    assert scene.client.asked == [[(1, 1, "")]]
+    assert [type(event) for event in scene.poll()] == [PartitionsLost, PartitionsAssigned]
+    assert scene.member.commit({P0: OffsetAndMetadata(2)}).committed == {P0}
+
+
+def test_nobody_waits_for_a_probe(scripted: Callable[..., ScriptedMember]) -> None:
+    """A coordinator that is away must not stop whoever reads the retained partitions."""
+    scene = scripted()
+    scene.client.may_answer.clear()
+    scene.ask_for(P1)
+    probed(scene)
+    scene.until(lambda: scene.client.asked, "the probe's commit")
+    assert scene.poll() == []
+    scene.member.release()
+    assert scene.member.assignment() == {P0}
+    scene.client.may_answer.set()
+    scene.until(lambda: scene.client.unassigned, "the release")
 
 
 def test_a_probe_stores_nothing(scripted: Callable[..., ScriptedMember]) -> None:
     """What was read may have moved since, by a transaction: writing it back would do records again."""
     scene = scripted()
+    scene.client.stored = {P0: CLAIMS, P1: CLAIMS}
     scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(5, "claims")))
-    scene.member.poll(0)
-    (request,) = scene.client.asked
-    assert [(tp.partition, tp.offset, len(tp.metadata or "")) for tp in request] == [(0, 5, 32_000)]
-
-
-def test_one_probe_is_on_its_way_at_a_time_and_nothing_waits_for_it(scripted: Callable[..., ScriptedMember]) -> None:
-    """A coordinator that is away must not stop the thread that reads the retained partitions, nor a release."""
-    scene = scripted()
-    scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, None))
-    for _ in range(3):
-        scene.member.poll(0)
-    assert len(scene.client.asked) == 1
-    assert scene.member.settle(0)
-    scene.answer(KafkaError.OFFSET_METADATA_TOO_LARGE)
-    scene.member.poll(0)
-    assert len(scene.client.asked) == 2
-    scene.member.release()
-    assert scene.member.assignment() == {P0}
+    probed(scene, 3)
+    assert {(partition, offset, len(text)) for request in scene.client.asked for partition, offset, text in request} == {(0, 5, 32_000)}
+    assert scene.session.ended is None
 
 
 @pytest.mark.parametrize("code", [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH])
 def test_a_probe_finds_a_member_that_was_thrown_out(scripted: Callable[..., ScriptedMember], code: int) -> None:
     """The broker looks at the member before it looks at the metadata."""
     scene = scripted()
+    scene.client.probe_answer = code
     scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, None))
-    scene.member.poll(0)
-    scene.answer(code)
-    assert scene.member.poll(0)[-1] == PartitionsLost((P0, P1), LostReason.FENCED)
-
-
-def test_the_answer_to_a_probe_of_an_earlier_hold_says_nothing_about_the_next(scripted: Callable[..., ScriptedMember]) -> None:
-    """Its generation ended with that hold."""
-    scene = scripted()
-    scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, None))
-    scene.member.poll(0)
-    scene.member.release()
-    scene.ask_for(P0)
-    scene.answer(KafkaError.ILLEGAL_GENERATION)
-    assert scene.session.ended is None
+    assert lost(scene) == [FENCED]
 
 
 def test_the_callback_of_the_user_is_not_called_for_probes(scripted: Callable[..., ScriptedMember]) -> None:
-    """It would take the refusal for one of its own commits."""
-    seen: list[int] = []
-    scene = scripted(on_commit=lambda _error, partitions: seen.append(len(partitions)))
+    """It would take the refusal for one of its own commits. It is called in the caller's thread."""
+    seen: list[tuple[int, int]] = []
+    scene = scripted(on_commit=lambda _error, partitions: seen.append((len(partitions), threading.get_ident())))
     scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, None))
-    scene.member.poll(0)
-    scene.answer(KafkaError.OFFSET_METADATA_TOO_LARGE)
+    probed(scene, 2)
     assert seen == []
     scene.member.commit_async({P0: OffsetAndMetadata(1)})
-    scene.answer()
-    assert seen == [1]
+    scene.until(lambda: seen, "the callback")
+    assert seen == [(1, threading.get_ident())]
 
 
 def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(scripted: Callable[..., ScriptedMember]) -> None:
     """A limit of 32,000 bytes can be configured; a claim must not be gone for it."""
     scene = scripted()
-    scene.member.commit_async({P0: OffsetAndMetadata(5, "claims")})
-    scene.answer()
+    scene.client.stored = {P0: CLAIMS}
+    scene.client.probe_answer = None
+    assert scene.member.commit({P0: CLAIMS}).committed == {P0}
     scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(5, "claims")))
-    scene.member.poll(0)
-    scene.answer()
-    assert [(tp.partition, tp.offset, tp.metadata) for tp in scene.client.asked[-1]] == [(0, 5, "claims")]
-    scene.answer()
-    count = len(scene.client.asked)
-    scene.member.poll(0)
-    assert len(scene.client.asked) == count
+    probed(scene, 3)
+    assert [request[0][2][:6] for request in scene.client.asked] == ["claims", "------", "claims"]
     assert scene.session.ended is None
 
 
 def test_what_an_earlier_owner_had_committed_comes_back_as_well(scripted: Callable[..., ScriptedMember]) -> None:
     """Claims that a member has adopted and not written itself yet."""
     scene = scripted()
+    scene.client.stored = {P0: CLAIMS}
+    scene.client.probe_answer = None
     scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(5, "claims")))
-    scene.member.poll(0)
-    scene.answer()
-    assert [(tp.partition, tp.offset, tp.metadata) for tp in scene.client.asked[-1]] == [(0, 5, "claims")]
-
-
-def test_a_newer_commit_that_is_on_its_way_is_not_undone_by_what_a_probe_has_found(scripted: Callable[..., ScriptedMember]) -> None:
-    """It overwrites the probe by itself."""
-    scene = scripted()
-    scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(5, "claims")))
-    scene.member.poll(0)
-    scene.member.commit_async({P0: OffsetAndMetadata(6, "newer")})
-    scene.answer()
-    assert [(tp.offset, tp.metadata) for request in scene.client.asked[1:] for tp in request] == [(6, "newer")]
+    probed(scene, 2)
+    assert scene.client.asked[-1] == [(0, 5, "claims")]
 
 
 def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_not(scripted: Callable[..., ScriptedMember]) -> None:
     """Nobody but this member can own what it retains, so it is this member's user who has moved it."""
     scene = scripted()
+    scene.client.stored = {P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)}
     scene.ask_for(P1)
-    offsets = {P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)}
-    committed(scene, lambda asked: {tp: offsets[tp] for tp in asked})
-    scene.member.poll(0)
-    offsets[P0] = OffsetAndMetadata(2)
-    scene.member.poll(0)
+    probed(scene)
+    scene.client.stored = {P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(1)}
+    probed(scene, 2)
     assert scene.session.ended is None
-    offsets[P1] = OffsetAndMetadata(2)
-    assert HoldSuperseded((P1,)) in scene.member.poll(0)
+    scene.client.stored = {P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(2)}
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SUPERSEDED)]
+    assert HoldSuperseded((P1,)) in scene.told
 
 
 def test_once_transactions_may_commit_a_moved_offset_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
@@ -235,68 +241,69 @@ def test_once_transactions_may_commit_a_moved_offset_is_no_sign(scripted: Callab
     scene = scripted()
     scene.member.group_metadata()
     scene.ask_for(P1)
-    offsets = iter(range(10))
-    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(next(offsets))))
-    for _ in range(3):
-        scene.member.poll(0)
+    for offset in range(4):
+        scene.client.stored = dict.fromkeys((P0, P1), OffsetAndMetadata(offset))
+        probed(scene)
     assert scene.session.ended is None
 
 
 def test_what_was_committed_in_an_earlier_ownership_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
     """Another owner has gone on from there, as it should."""
     scene = scripted()
-    scene.member.commit_async({P1: OffsetAndMetadata(1)})
-    scene.answer()
-    scene.ask_for(P1)
-    scene.member.release()
+    scene.member.commit({P1: OffsetAndMetadata(1)})
+    scene.client.stored = {P1: OffsetAndMetadata(9)}
+    scene.lose(P1)
     scene.grant(P1)
     scene.ask_for(P1)
-    committed(scene, lambda asked: dict.fromkeys(asked, OffsetAndMetadata(9)))
-    scene.member.poll(0)
+    probed(scene, 2)
     assert scene.session.ended is None
 
 
 def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
     """A broker that is away says nothing about the member."""
     scene = scripted()
+    scene.client.stored = KafkaError._TIMED_OUT
     scene.ask_for(P1)
-
-    def no_answer(_partitions: object) -> dict[TopicPartition, Any]:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-
-    committed(scene, no_answer)
-    scene.member.poll(0)
+    probed(scene, 2)
     assert scene.session.ended is None
     assert scene.client.asked == []
 
 
-def test_a_release_that_another_rebalance_has_overtaken_gives_nothing_away(scripted: Callable[..., ScriptedMember]) -> None:
-    """The statistics tell it while the release is served: what was granted since must not be unassigned."""
-    scene = scripted(**REFRESHED)
+def test_a_refused_release_is_told_as_a_loss(scripted: Callable[..., ScriptedMember]) -> None:
+    """Another rebalance was faster. Raised, it would end the caller; ignored, both would believe to own the partition."""
+    scene = scripted()
     scene.ask_for(P1)
-
-    def report() -> None:
-        scene.report("wait-join")
-
-    scene.client.script = [report, report]
+    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.session.consumer.unassign()
     scene.member.release()
-    assert scene.client.unassigned == []
-    told = scene.member.poll(0)
-    assert told[-2:] == [HoldSuperseded((P1,)), PartitionsLost((P0, P1), LostReason.SUPERSEDED)]
+    assert lost(scene) == [PartitionsLost((P0,), LostReason.SUPERSEDED)]
 
 
-def test_a_release_of_a_hold_that_stands_is_sent(scripted: Callable[..., ScriptedMember]) -> None:
-    """The other outcome of the same wait."""
-    scene = scripted(**REFRESHED)
+def test_a_membership_that_ends_in_a_hold_leaves_the_group_before_it_gives_anything_up(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """A client that has unsubscribed is granted nothing that a late unassign could give away."""
+    scene = scripted()
+    scene.client.probe_answer = KafkaError.UNKNOWN_MEMBER_ID
     scene.ask_for(P1)
+    assert lost(scene) == [FENCED]
+    scene.until(lambda: scene.client.is_closed, "the old client to leave")
+    assert scene.client.calls[:2] == ["unsubscribe", "unassign"]
 
-    def report() -> None:
-        scene.report("wait-unassign-call")
 
-    scene.client.script = [report, report]
-    scene.member.release()
-    assert scene.client.unassigned == [[1]]
-    assert scene.member.assignment() == {P0}
+def test_what_a_client_tells_after_the_end_of_its_membership_is_not_told(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """It hears of its loss when it leaves the callback of its hold; all is told as lost then already, once."""
+    scene = scripted()
+
+    def end_and_lose() -> Message | None:
+        scene.session.end(LostReason.FENCED)
+        scene.session._on_lost(scene.client, scene.client.assignment())
+        return None
+
+    scene.client.script.put(end_and_lose)
+    assert lost(scene) == [FENCED]
 
 
 def test_leaving_completes_what_is_held(scripted: Callable[..., ScriptedMember]) -> None:
@@ -304,44 +311,84 @@ def test_leaving_completes_what_is_held(scripted: Callable[..., ScriptedMember])
     scene = scripted()
     scene.ask_for(P1)
     scene.member.close(5.0)
+    assert scene.client.is_closed
     assert [1] in scene.client.unassigned
 
 
-def test_leaving_sends_no_unassign_for_a_hold_that_was_overtaken(scripted: Callable[..., ScriptedMember]) -> None:
-    """The client would apply it to what it was granted since."""
-    scene = scripted()
+def test_a_caller_that_stops_polling_loses_everything(scripted: Callable[..., ScriptedMember]) -> None:
+    """The thread lives on without it, and would keep partitions that nobody works on."""
+    clock = ManualClock()
+    scene = scripted(clock)
+    scene.member.subscribe(["orders"])
+    scene.poll()
+    clock.advance(scene.session._settings.max_poll_interval_s + 0.1)
+    wait_until(lambda: scene.session.ended, timeout_s=10, what="the session to end")
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
+
+
+def test_a_hold_that_is_not_released_in_time_is_lost(scripted: Callable[..., ScriptedMember]) -> None:
+    """At the very time at which a broker with the consumer protocol ends it."""
+    clock = ManualClock()
+    scene = scripted(clock)
     scene.ask_for(P1)
-    scene.session.ended = LostReason.SUPERSEDED
-    scene.member.poll(0)
-    scene.member.close(5.0)
-    assert scene.client.unassigned == []
+    clock.advance(scene.session._settings.max_poll_interval_s - 0.1)
+    scene.poll()
+    assert scene.session.ended is None
+    clock.advance(0.2)
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
+
+
+def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(scripted: Callable[..., ScriptedMember]) -> None:
+    """A frozen broker answers no commit for minutes, and the caller must hear of its loss."""
+    clock = ManualClock()
+    scene = scripted(clock)
+    scene.ask_for(P1)
+    scene.until(lambda: scene.member.held, "the revoke to be told")
+    scene.client.may_answer.clear()
+    ticket = scene.member.commit_async({P1: OffsetAndMetadata(7)})
+    scene.until(lambda: scene.client.asked and scene.client.asked[-1] == [(1, 7, "")], "the commit to be on its way")
+    clock.advance(scene.session._settings.max_poll_interval_s + 1.1)
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
+    (answer,) = [event for event in scene.told if isinstance(event, CommitAnswered)]
+    assert answer.ticket == ticket
+    assert "not known whether it was stored" in str(answer.result.failed[P1])
+
+
+def test_a_failure_of_the_thread_is_told_as_a_loss(scripted: Callable[..., ScriptedMember], caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody would take part in the group for the caller any more, and it would not know."""
+    scene = scripted()
+
+    def fail() -> Message | None:
+        msg = "a defect"
+        raise RuntimeError(msg)
+
+    scene.client.script.put(fail)
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
+    assert "a defect" in caplog.text
+    assert len(scene.clients) == 2, "it joins anew"
 
 
 def test_a_loss_is_told_before_the_old_client_has_left(scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch) -> None:
     """With a broker that is away a client takes seconds to leave, and the work on lost partitions must stop now."""
+    may_leave = threading.Event()
+
+    def slow(client: Any) -> None:  # noqa: ANN401 - the client
+        assert may_leave.wait(10)
+        leaving.leave(client)
+
+    monkeypatch.setattr(session_module, "leave", slow)
     scene = scripted()
-    told: list[object] = []
-    left_before: list[bool] = []
-    leave = scene.session._leave
-
-    def slow() -> None:
-        while not told:
-            pass
-        left_before.append(True)
-        leave()
-
-    monkeypatch.setattr(scene.session, "_leave", slow)
-    scene.session.ended = LostReason.FENCED
-    told += scene.member.poll(0)
-    assert told == [PartitionsLost((P0, P1), LostReason.FENCED)]
+    scene.session.end(LostReason.FENCED)
+    assert scene.poll() == [FENCED]
+    assert scene.session.is_leaving
+    may_leave.set()
     scene.member.close(5.0)
-    assert left_before == [True]
     assert not scene.session.is_leaving
 
 
 @pytest.mark.parametrize("callback", ["on_commit", "stats_cb", "error_cb", "throttle_cb"])
 def test_what_a_callback_of_the_settings_raises_interrupts_nothing(scripted: Callable[..., ScriptedMember], callback: str) -> None:
-    """The client raises it out of any call: a release would be lost, and a close would leave a member behind."""
+    """The client would raise it out of any call: a release would be lost, and a close would leave a member behind."""
     problem = ValueError("a bug of the user's")
 
     def fail(*_arguments: object) -> None:
@@ -350,15 +397,31 @@ def test_what_a_callback_of_the_settings_raises_interrupts_nothing(scripted: Cal
     scene = scripted(**{callback: fail})
     if callback == "on_commit":
         scene.member.commit_async({P0: OffsetAndMetadata(1)})
-        scene.answer()
     elif callback == "stats_cb":
-        scene.report("steady")
+        scene.do(lambda: scene.session._on_statistics("{}"))
     elif callback == "error_cb":
-        scene.session._on_error(KafkaError(KafkaError._TRANSPORT))
+        scene.do(lambda: scene.session._on_error(KafkaError(KafkaError._TRANSPORT)))
     else:
-        scene.session._call_user("throttle_cb", None)
-    assert CallbackFailed(problem) in scene.member.poll(0)
-    assert CallbackFailed(problem) not in scene.member.poll(0)
+        scene.do(lambda: scene.session.call_user("throttle_cb", None))
+    scene.until(lambda: CallbackFailed(problem) in scene.told, "the failure")
+    assert scene.told.count(CallbackFailed(problem)) == 1
+    assert scene.session.ended is None
+
+
+def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(scripted: Callable[..., ScriptedMember]) -> None:
+    """It would tell events before those that this poll has taken."""
+    refused: list[str] = []
+
+    def poll(_raw: str) -> None:
+        try:
+            scene.member.poll(0)
+        except IllegalStateError as problem:
+            refused.append(str(problem))
+
+    scene = scripted(stats_cb=poll)
+    scene.do(lambda: scene.session._on_statistics("{}"))
+    scene.until(lambda: refused, "the refusal")
+    assert "inside a callback" in refused[0]
 
 
 def test_a_topic_that_is_missing_is_told_once_until_it_was_there(scripted: Callable[..., ScriptedMember]) -> None:
@@ -366,8 +429,9 @@ def test_a_topic_that_is_missing_is_told_once_until_it_was_there(scripted: Calla
     scene = scripted()
 
     def missing() -> list[object]:
-        scene.client.script = [lambda: trouble(KafkaError.UNKNOWN_TOPIC_OR_PART, "oders")] * 3
-        return [event for event in scene.member.poll(0) if isinstance(event, RequestFailed)]
+        for _ in range(3):
+            scene.do(lambda: trouble(KafkaError.UNKNOWN_TOPIC_OR_PART, "oders"))
+        return [event for event in scene.poll() if isinstance(event, RequestFailed)]
 
     assert [str(event).count("create the topic") for event in missing()] == [1]
     assert missing() == []
@@ -378,8 +442,22 @@ def test_a_topic_that_is_missing_is_told_once_until_it_was_there(scripted: Calla
 def test_other_errors_of_a_topic_are_told_each_time(scripted: Callable[..., ScriptedMember]) -> None:
     """Only that it is missing is no news."""
     scene = scripted()
-    scene.client.script = [lambda: trouble(KafkaError.TOPIC_AUTHORIZATION_FAILED, "orders")] * 2
-    assert len([event for event in scene.member.poll(0) if isinstance(event, RequestFailed)]) == 2
+    for _ in range(2):
+        scene.do(lambda: trouble(KafkaError.TOPIC_AUTHORIZATION_FAILED, "orders"))
+    assert len([event for event in scene.poll() if isinstance(event, RequestFailed)]) == 2
+
+
+def test_a_client_that_is_broken_says_so_in_each_poll(scripted: Callable[..., ScriptedMember]) -> None:
+    """It does nothing any more."""
+    scene = scripted()
+
+    def fail() -> Message | None:
+        raise KafkaException(KafkaError(KafkaError._FATAL, "the end", True))  # noqa: FBT003 - fatal
+
+    scene.do(fail)
+    for _ in range(2):
+        (told,) = scene.poll()
+        assert isinstance(told, RequestFailed)
 
 
 def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_release_is_over(
@@ -387,12 +465,13 @@ def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_releas
 ) -> None:
     """What it found would let the client rejoin in the middle of it."""
     scene, looked = scripted(**{"group.protocol": "classic"}), []
-    monkeypatch.setattr("dagster_rebalance.consumer.discovery.Discovery.look", lambda *_: looked.append("looked"))
     scene.ask_for(P1)
-    scene.member.poll(0)
+    scene.until(lambda: scene.member.held, "the revoke to be told")
+    monkeypatch.setattr("dagster_rebalance.consumer.discovery.Discovery.look", lambda *_: looked.append("looked"))
     scene.member.release()
-    scene.member.poll(0)
+    scene.until(lambda: scene.client.unassigned, "the release")
+    scene.pass_time()
     assert not looked
     scene.grant()
-    scene.member.poll(0)
+    scene.pass_time()
     assert looked

@@ -1,4 +1,4 @@
-"""Partitions are added while a revoke is held: the one change that can take a hold away without a word (classic protocol)."""
+"""Partitions are added while a revoke is held."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import HoldSuperseded, LostReason, PartitionsLost
+from dagster_rebalance.consumer.events import PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
 
@@ -22,10 +22,9 @@ pytestmark = pytest.mark.broker
 class Scene:
     """Two members of a group; the first holds two of four partitions."""
 
-    def __init__(self, kafka: KafkaCluster, topic: str, protocol: str, **settings: str) -> None:
+    def __init__(self, kafka: KafkaCluster, topic: str, protocol: str) -> None:
         self.kafka = kafka
         self.stage = KafkaStage(kafka.bootstrap_servers, topic, protocol)
-        self.stage.config.update({name.replace("_", "."): value for name, value in settings.items()})
         self.stage.discovery_interval_s = 1.0
         self.blue = Actor(self.stage).subscribe()
         play(lambda: len(self.blue.owns) == 4, self.blue, what="the first member to own everything")
@@ -53,58 +52,13 @@ class Scene:
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Scene]:
-    """A scene with the settings that the test asks for."""
-    protocol, settings = request.param
-    made = Scene(kafka_broker, kafka_topic(4), protocol, **settings)
+    """A scene in the protocol that the test asks for."""
+    made = Scene(kafka_broker, kafka_topic(4), request.param)
     yield made
     made.close()
 
 
-@pytest.mark.parametrize("scene", [(each, {"topic_metadata_refresh_interval_ms": "500"}) for each in ("classic", "range")], indirect=True)
-def test_a_hold_that_was_superseded_is_reported_once_and_never_released(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client rejoins without the held partitions and calls nobody back; a late unassign would give away what was granted since."""
-    blue, held = scene.blue, scene.blue.member.held
-    before = sorted(blue.owns)
-    unassigned: list[object] = []
-    monkeypatch.setattr("dagster_rebalance.consumer.held_revoke.complete", lambda *call, **_: unassigned.append(call))
-    scene.add_two_partitions()
-    play(lambda: blue.all_told(PartitionsLost), blue, scene.green, what="the supersession to be noticed")
-    assert [event.partitions for event in blue.told if isinstance(event, HoldSuperseded)] == [tuple(sorted(held))]
-    losses = [event for event in blue.told if isinstance(event, PartitionsLost)]
-    assert [loss.reason for loss in losses] == [LostReason.SUPERSEDED]
-    assert sorted(set(losses[0].partitions) & set(before)) == before
-    assert len(set(losses[0].partitions)) == len(losses[0].partitions)
-    assert not unassigned
-    monkeypatch.undo()
-
-    def shared() -> bool:
-        for actor in (blue, scene.green):
-            if actor.member.held:
-                actor.member.release()
-        return scene.owned() == scene.everything()
-
-    play(shared, blue, scene.green, what="every partition to have one owner again")
-
-
-@pytest.mark.parametrize("scene", [("classic", {"topic_metadata_refresh_interval_ms": "500"})], indirect=True)
-def test_a_release_after_an_unnoticed_supersession_gives_nothing_away(scene: Scene) -> None:
-    """The wish to release may come before the statistics: it waits for newer ones, and is then not sent."""
-    blue = scene.blue
-    scene.add_two_partitions()
-    blue.member.release()
-    if blue.member.held:  # noticed in time, and not yet reported
-        play(lambda: blue.all_told(PartitionsLost), blue, scene.green, what="the supersession to be reported")
-
-    def shared() -> bool:
-        for actor in (blue, scene.green):
-            if actor.member.held:
-                actor.member.release()
-        return scene.owned() == scene.everything()
-
-    play(shared, blue, scene.green, what="every partition to have one owner again")
-
-
-@pytest.mark.parametrize("scene", [("classic", {})], indirect=True)
+@pytest.mark.parametrize("scene", ["classic"], indirect=True)
 def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene: Scene) -> None:
     """The client's own refresh is off, and the member looks for new partitions only between holds."""
     blue, green = scene.blue, scene.green
@@ -127,7 +81,7 @@ def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene:
     assert not green.all_told(PartitionsLost)
 
 
-@pytest.mark.parametrize("scene", [("consumer", {})], indirect=True)
+@pytest.mark.parametrize("scene", ["consumer"], indirect=True)
 def test_in_the_consumer_protocol_a_hold_survives_and_new_partitions_come_at_once(scene: Scene) -> None:
     """There the broker assigns, and nothing is superseded."""
     blue, green = scene.blue, scene.green

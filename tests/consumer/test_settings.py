@@ -140,14 +140,12 @@ def test_a_static_member_is_refused() -> None:
         settings(group_instance_id="blue")
 
 
-def test_in_classic_the_client_does_not_refresh_metadata_unless_it_is_told_to() -> None:
+def test_in_classic_the_client_does_not_refresh_metadata() -> None:
     """A metadata change during a hold supersedes it without a callback."""
-    quiet = settings(group_protocol="classic")
-    assert quiet.member()["topic.metadata.refresh.interval.ms"] == -1
-    assert not quiet.refreshes_metadata
-    chosen = settings(group_protocol="classic", topic_metadata_refresh_interval_ms="5000")
-    assert chosen.member()["topic.metadata.refresh.interval.ms"] == "5000"
-    assert chosen.refreshes_metadata
+    assert settings(group_protocol="classic").member()["topic.metadata.refresh.interval.ms"] == -1
+    with pytest.raises(ConfigurationError, match=r"'topic\.metadata\.refresh\.interval\.ms' is set: .*Remove it"):
+        settings(group_protocol="classic", topic_metadata_refresh_interval_ms="5000")
+    assert settings(topic_metadata_refresh_interval_ms="5000").member()["topic.metadata.refresh.interval.ms"] == "5000"
 
 
 @pytest.mark.parametrize("chosen", ["earliest", "latest", "error"])
@@ -157,14 +155,6 @@ def test_where_reading_starts_is_left_to_no_client(chosen: str) -> None:
     assert made.member()["auto.offset.reset"] == "latest"
     assert made.fetcher()["auto.offset.reset"] == "error"
     assert made.offset_reset == chosen
-
-
-@pytest.mark.parametrize("interval", [0, 1001, 60_000])
-def test_in_classic_statistics_that_come_too_late_are_refused(interval: int) -> None:
-    """They are the only sign of a hold that was overtaken, and each release waits for two of them."""
-    with pytest.raises(ConfigurationError, match=rf"'statistics\.interval\.ms' is {interval}: .*Set it to 1 to 1000"):
-        settings(group_protocol="classic", statistics_interval_ms=interval)
-    assert settings(statistics_interval_ms=interval).member()["statistics.interval.ms"] == interval
 
 
 def test_a_setting_that_is_no_number_is_named() -> None:
