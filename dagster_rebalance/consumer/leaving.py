@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LEAVE_SLICE_S = 0.01
-_LEAVE_LIMIT_S = 1.0
+_LEAVE_LIMIT_S = 3.0
 """Only what no revoke is asked for stays assigned longer; a close gives that up without calling back."""
 
 
