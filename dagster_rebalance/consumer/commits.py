@@ -12,10 +12,10 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaException
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason
-from dagster_rebalance.consumer.kafka_errors import FENCED, FENCED_IN_A_HOLD, Attempt, commit_error, kafka_error
+from dagster_rebalance.consumer.kafka_errors import FENCED, FENCED_IN_A_HOLD, REBALANCING, Attempt, commit_error, kafka_error
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import PartitionLostError
 from dagster_rebalance.core.partition import is_same_commit
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     import confluent_kafka
+    from confluent_kafka import KafkaError
 
     from dagster_rebalance.consumer.session import Session
     from dagster_rebalance.consumer.settings import Settings
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 
 _EPOCH_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""A newer epoch of the member is on its way to the client with the answer to a heartbeat. Java's consumer waits for it, too."""
+"""How long to wait for the member's newer epoch or generation, which is on its way to the client with the answer to
+a heartbeat or to a JoinGroup request. Java's consumer waits for an epoch in the same way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,28 +60,18 @@ class Commits:
         self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}
         self._next = _Request()
 
-    def add(
-        self,
-        number: int,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-        refused: Mapping[TopicPartition, BrokerError],
-        *,
-        losses: int,
-        is_waited_for: bool,
-    ) -> None:
+    def add(self, number: int, offsets: Mapping[TopicPartition, OffsetAndMetadata], *, heard: int, is_waited_for: bool) -> None:
         """Have offsets stored by the next request.
 
         Args:
             number: The ticket.
             offsets: Next offsets.
-            refused: What the caller has refused by itself.
-            losses: Of how many losses the caller has heard: it must not commit for an earlier ownership.
+            heard: How many events the caller has taken: it must not commit for an earlier ownership.
             is_waited_for: Whether the caller waits for the answer, so that `on_commit` is not called.
         """
-        late = refusals(tp for tp in offsets if not self._session.owns(tp, losses))
-        partitions = frozenset([*offsets, *refused])
-        self._next.tickets.append(_Ticket(number, partitions, {**refused, **late}, is_waited_for))
-        self._next.offsets.update({tp: offset for tp, offset in offsets.items() if tp not in late})
+        refused = _refusals(tp for tp in offsets if not self._session.owns(tp, heard))
+        self._next.tickets.append(_Ticket(number, frozenset(offsets), refused, is_waited_for))
+        self._next.offsets.update({tp: offset for tp, offset in offsets.items() if tp not in refused})
 
     def send(self) -> None:
         """Store what was asked for, in one request, and tell the answers.
@@ -142,7 +134,7 @@ class Commits:
         """Store, and return the answers and what failed. What failed may have been stored, with only the answer lost."""
         answers, errors = self._ask(wanted)
         for pause_s in _EPOCH_PAUSES_S:
-            is_late = any(error.code() == KafkaError.STALE_MEMBER_EPOCH for error in errors.values())
+            is_late = any(error.code() in REBALANCING for error in errors.values())
             if self._session.hold is not None or not is_late:
                 break
             time.sleep(pause_s)
@@ -168,7 +160,7 @@ class Commits:
         return answers, {ours(tp): tp.error for tp in answers if tp.error is not None}
 
 
-def refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+def _refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
     """The errors of commits for partitions that are not this member's."""
     why = "it is not assigned to this member; stop the work on it"
     return {tp: PartitionLostError(f"commit for {tp} refused: {why}", partitions={tp: "not assigned"}) for tp in partitions}

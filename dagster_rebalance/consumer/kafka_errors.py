@@ -24,8 +24,13 @@ _Answer = TypeVar("_Answer")
 FENCED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH, KafkaError.FENCED_INSTANCE_ID})
 """The broker does not know the member any more."""
 
-FENCED_IN_A_HOLD = FENCED | {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
+_BEHIND = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH})
+
+FENCED_IN_A_HOLD = FENCED | _BEHIND
 """During a hold no newer generation is on its way to the client, so a stale one is final too; at other times it may only be late."""
+
+REBALANCING = _BEHIND | {KafkaError.REBALANCE_IN_PROGRESS}
+"""The broker knows the member. Its newer epoch or generation is on the way to the client, or still being agreed on."""
 
 _UNREACHABLE = frozenset(
     {

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.consumer.commits import refusals
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
@@ -97,7 +96,6 @@ class Member:
         self._busy = self._closed = False
         self._owned: set[TopicPartition] = set()
         self._held: frozenset[TopicPartition] = frozenset()
-        self._losses = 0
         self._session = self._new_session()
 
     @property
@@ -166,7 +164,7 @@ class Member:
         if not self._held:
             msg = "release without a held revoke: there is nothing to give up"
             raise IllegalStateError(msg)
-        self._session.ask(self._session.release)
+        self._session.do(self._session.release)
         self._owned -= self._held
         self._held = frozenset()
 
@@ -232,7 +230,7 @@ class Member:
         left = self._session
         left.leave()
         self._left = [session for session in (*self._left, left) if session.is_leaving]
-        self._owned, self._held, self._losses = set(), frozenset(), 0
+        self._owned, self._held = set(), frozenset()
         self._session = self._new_session()
         self._session.probe.others_commit = left.probe.others_commit
         return left
@@ -275,7 +273,6 @@ class Member:
                 self._held = frozenset(partitions)
             case PartitionsLost(partitions):
                 self._owned.difference_update(partitions)
-                self._losses += 1
             case _:
                 pass
         self._carried.append(event)
@@ -307,11 +304,10 @@ class Member:
     def _send(self, ticket: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         for tp, offset in offsets.items():
             to_commit(tp, offset)  # a value that the client does not take is refused before anything waits for its answer
-        refused = refusals(offsets.keys() - self._owned)
-        wanted = {tp: offset for tp, offset in offsets.items() if tp not in refused}
-        session, losses, is_waited_for = self._session, self._losses, ticket in self._answers
-        self._open[ticket] = frozenset(offsets)
-        session.ask(lambda: session.commits.add(ticket, wanted, refused, losses=losses, is_waited_for=is_waited_for))
+        session, wanted, is_waited_for = self._session, dict(offsets), ticket in self._answers
+        heard = session.heard
+        self._open[ticket] = frozenset(wanted)
+        session.do(lambda: session.commits.add(ticket, wanted, heard=heard, is_waited_for=is_waited_for))
 
     def _refuse_open(self) -> None:
         """The membership has ended before the answers: nobody is going to have them."""

@@ -54,7 +54,7 @@ from dagster_rebalance.consumer.translation import ours, theirs
 
 if TYPE_CHECKING:
     import re
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
     from concurrent.futures import Future
 
     from dagster_rebalance.consumer.discovery import Discovery
@@ -104,8 +104,8 @@ class Session:
         member_id: The id the broker knows this member by; empty while it is not known there.
         hold: The revoke that was requested and is not released yet.
         broken: The fatal error after which the client does nothing any more.
-        losses: How often partitions were lost.
         seen_at: When the caller polled last. Must be kept up to date by the caller.
+        heard: How many events the caller has taken.
 
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
@@ -115,8 +115,8 @@ class Session:
         self._settings = settings
         self._clock = clock
         self._discovery = discovery
-        self._owned: set[TopicPartition] = set()
-        self._lost_in: dict[TopicPartition, int] = {}
+        self._owned: dict[TopicPartition, int] = {}
+        self._events_told = 0
         self._ends: deque[LostReason] = deque()
         self._is_leaving = False
         self._is_settling = False
@@ -129,8 +129,8 @@ class Session:
         self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
         self.hold: Hold | None = None
         self.broken: BrokerError | None = None
-        self.losses = 0
         self.seen_at = clock()
+        self.heard = 0
         self.probe = Probe(settings, clock, probe_interval_s)
         self.commits = Commits(self, settings)
         self.consumer = self._connect()
@@ -155,15 +155,17 @@ class Session:
         self._discovery.want(subscription)
 
     def ask(self, function: Callable[[], T]) -> Future[T]:
-        """Have something done by this session's thread, in the order of the calls."""
+        """Have something answered by this session's thread, in the order of the calls."""
         return self._thread.submit(function)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Wait for something to tell; whether there is."""
-        if not self._news.wait(max(0.0, timeout_s)):
-            return False
-        self._news.clear()
-        return True
+    def do(self, function: Callable[[], None]) -> None:
+        """Have something done that nobody waits for, in the same order. The membership ends if it fails."""
+        self._thread.submit(partial(self._attempted, function))
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait for something to tell."""
+        if self._news.wait(timeout_s):
+            self._news.clear()
 
     def wait_for_callbacks(self, timeout_s: float) -> None:
         """Wait until the client was polled once more, and so has told why it cannot connect; not in a hold."""
@@ -172,8 +174,9 @@ class Session:
 
     def take(self) -> list[Told]:
         """What happened since the last call, in its order."""
-        told = self._told
-        return [told.popleft() for _ in range(len(told))]
+        told = [self._told.popleft() for _ in range(len(self._told))]
+        self.heard += len(told)
+        return told
 
     def metrics(self) -> dict[str, Any]:
         """The client's latest statistics; none when they are switched off, or before the first."""
@@ -200,9 +203,9 @@ class Session:
 
     # For this session's parts, in its thread
 
-    def owns(self, partition: TopicPartition, losses: int) -> bool:
-        """Whether a partition is still assigned as it was for a caller who has heard of so many losses."""
-        return partition in self._owned and self._lost_in.get(partition, 0) <= losses
+    def owns(self, partition: TopicPartition, heard: int) -> bool:
+        """Whether a partition is assigned, and a caller who had taken so many events has heard of that."""
+        return partition in self._owned and self._owned[partition] <= heard
 
     @property
     def owned(self) -> frozenset[TopicPartition]:
@@ -211,6 +214,7 @@ class Session:
 
     def tell(self, event: Told) -> None:
         """Let the caller's next poll return an event."""
+        self._events_told += 1
         self._told.append(event)
         self._news.set()
 
@@ -238,25 +242,30 @@ class Session:
             logger.warning("the release of %s was refused: %s", names(hold.partitions), problem)
             self.end(LostReason.SUPERSEDED)
             return
-        self._owned -= hold.partitions
-        self.commits.forget(hold.partitions)
+        self._disown(hold.partitions)
         self._is_settling = True
         self.hold = None
 
     # The thread
 
     def _live(self) -> None:
-        try:
-            while self._goes_on():
-                self._serve()
-                self._take_part()
-        except Exception:
-            logger.exception("group '%s': the member's thread failed", self._settings.group_id)
-            self.end(LostReason.SESSION)
+        self._attempted(self._take_turns)
         try:
             leave(self.consumer)
         except (KafkaException, RuntimeError) as problem:
             logger.warning("leaving group '%s' failed: %s", self._settings.group_id, problem)
+
+    def _take_turns(self) -> None:
+        while self._goes_on():
+            self._take_part()
+            self._serve()
+
+    def _attempted(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception:
+            logger.exception("group '%s': the member's thread failed", self._settings.group_id)
+            self.end(LostReason.SESSION)
 
     def _goes_on(self) -> bool:
         return self.ended is None and not self._is_leaving
@@ -279,8 +288,6 @@ class Session:
         All that is queued is taken: behind the news that `poll` came too late lies the callback that tells
         the loss.
         """
-        if not self._goes_on():
-            return
         if not (self._is_settling and self._settings.is_classic):
             self._discovery.look(self)
         try:
@@ -322,12 +329,10 @@ class Session:
         except KafkaException as problem:
             self._note(kafka_error(problem))
             return
-        self._owned.update(fresh)
         self._missing.found(fresh)
-        # Another owner may have committed since this member had them last.
-        self.commits.forget(fresh)
         self.member_id = consumer.memberid() or ""
         self.tell(PartitionsAssigned(tuple(fresh)))
+        self._owned.update(dict.fromkeys(fresh, self._events_told))
 
     def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         """Hold: the client waits for the end of this callback."""
@@ -338,8 +343,8 @@ class Session:
         self.tell(RevokeRequested(held))
         self.probe.begin()
         while self._holds(hold) and self._goes_on():
-            self._serve()
             self._watch(hold)
+            self._serve()
         if not self._holds(hold):
             return
         # The membership is over. A client that has unsubscribed is granted nothing that a late unassign could give away.
@@ -354,8 +359,6 @@ class Session:
 
     def _watch(self, hold: Hold) -> None:
         """Look for the signs of a hold that went wrong, since the client names none."""
-        if not (self._holds(hold) and self._goes_on()):
-            return
         self.member_id = self.consumer.memberid() or ""
         if self._clock() >= hold.requested_at + self._settings.max_poll_interval_s:
             self.end(LostReason.EXPIRED)
@@ -366,13 +369,16 @@ class Session:
 
     def _on_lost(self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
         self._is_settling = False
-        gone = set(map(ours, partitions)) & self._owned
+        gone = self._owned.keys() & set(map(ours, partitions))
         if gone and self._goes_on():  # a membership that has ended is told as lost as a whole
-            self._owned -= gone
-            self.commits.forget(gone)
-            self.losses += 1
-            self._lost_in.update(dict.fromkeys(gone, self.losses))
+            self._disown(gone)
             self.tell(PartitionsLost(tuple(sorted(gone)), LostReason.SESSION))
+
+    def _disown(self, partitions: Iterable[TopicPartition]) -> None:
+        """What is committed for these is the next owner's from now on."""
+        for tp in partitions:
+            self._owned.pop(tp, None)
+        self.commits.forget(partitions)
 
     def _on_error(self, error: KafkaError) -> None:
         self.troubles.append(error)

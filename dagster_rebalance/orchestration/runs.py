@@ -254,9 +254,7 @@ class RunLedger:
         Raises:
             Exception: Whatever the Spark client raises; its work may go on, so the run is not over yet.
         """
-        run = self._instance.get_run_by_id(run_id)
-        is_deleted_since = run is None and not sign and run_id not in self._noted
-        if is_deleted_since or self._has_given_another(run_id, sign):
+        if self._has_given_another(run_id, sign):
             return False
         if self._stop_spark_work is not None:
             self._stop_spark_work(run_id)
@@ -281,9 +279,11 @@ class RunLedger:
         return True
 
     def _has_given_another(self, run_id: str, sign: str) -> bool:
+        """Whether a run has given another sign, or may have: one that had given none may have begun and been deleted since."""
         record = self._instance.get_run_record_by_id(run_id)
-        found = self._signs.read({run_id: record.storage_id}) if record else {}
-        return found.get(run_id, sign) != sign
+        if record is None:
+            return not sign and run_id not in self._noted
+        return self._signs.read({run_id: record.storage_id}).get(run_id, sign) != sign
 
     def _seen(self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str) -> RunSeen:
         run = record.dagster_run

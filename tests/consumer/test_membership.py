@@ -19,7 +19,7 @@ from dagster_rebalance.consumer.events import (
     PartitionsLost,
     RequestFailed,
 )
-from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
@@ -100,12 +100,19 @@ def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(scrip
     assert lost(scene) == [FENCED]
 
 
-def test_a_stale_generation_outside_of_a_hold_is_not_the_end(scripted: Callable[..., ScriptedMember]) -> None:
-    """The new one is on its way to the client."""
+def test_a_release_that_fails_ends_the_membership(scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for its outcome, so the hold would stay until `max.poll.interval.ms` without a word."""
     scene = scripted()
-    scene.client.answers = [KafkaError.ILLEGAL_GENERATION]
-    assert isinstance(scene.member.commit({P0: OffsetAndMetadata(1)}).failed[P0], RebalanceInProgressError)
-    assert scene.session.ended is None
+    scene.ask_for(P1)
+    scene.until(lambda: scene.member.held, "the request")
+
+    def fail(*_: object, **__: object) -> None:
+        msg = "closed"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(session_module, "unassign", fail)
+    scene.member.release()
+    assert lost(scene) == [PartitionsLost((P0,), LostReason.SESSION)]
 
 
 def test_a_commit_of_a_wrong_value_is_refused_and_blocks_no_other(scripted: Callable[..., ScriptedMember]) -> None:
