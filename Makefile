@@ -1,7 +1,7 @@
 # Every target brings what it needs into .venv and .cache first; see tools/bootstrap.
 BIN := .venv/bin
 UV := .cache/uv/bin/uv
-CODE := dagster_rebalance example_project examples tests tools
+CODE := dagster_rebalance example_project examples proofs tests tools
 ARGS :=
 SEED := 1
 # Each Dagster run is a process that imports Dagster. That is compiled once, also where the machine says to write no bytecode.
@@ -19,19 +19,19 @@ install:  ## bring the locked environment and Java; nothing to do the second tim
 	@tools/bootstrap
 
 demo: install  ## two members hand partitions over while Spark runs drain (ARGS="--help" for options)
-	$(BIN)/dagster-rebalance demo $(ARGS)
+	$(BIN)/python -m proofs demo $(ARGS)
 
 bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench.json (ARGS="--only tracker" for some)
-	$(BIN)/dagster-rebalance bench $(ARGS)
+	$(BIN)/python -m proofs bench $(ARGS)
 
 SCHEDULES := 1000
 # Without SEED on the command line, schedules that nobody has played.
-sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: dagster-rebalance replay)
-	$(BIN)/dagster-rebalance simulate --schedules $(SCHEDULES) $(if $(filter command environment,$(firstword $(origin SEED))),--seed $(SEED)) $(ARGS)
+sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: python -m proofs replay)
+	$(BIN)/python -m proofs simulate --schedules $(SCHEDULES) $(if $(filter command environment,$(firstword $(origin SEED))),--seed $(SEED)) $(ARGS)
 
 FAULTS := 20
 chaos: install  ## faults on real brokers, members and runs, into build/chaos.json (FAULTS=200 SEED=7 ARGS="--spark --protocol classic")
-	$(BIN)/dagster-rebalance chaos --faults $(FAULTS) --seed $(SEED) $(ARGS)
+	$(BIN)/python -m proofs chaos --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)

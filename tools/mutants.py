@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = ROOT / "tools" / "equivalent_mutants.json"
 AREAS = ("core", "orchestration", "consumer")
-# The simulator's own mutants are played by tests/simulation.
+# The simulator's own mutants are played by tests/proofs/simulation.
 TESTS = ("tests/core", "tests/orchestration", "tests/consumer", "tests/scenarios")
 QUICK = "not broker and not spark and not e2e and not postgres"
 GOAL = 0.95

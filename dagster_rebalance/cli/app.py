@@ -16,20 +16,15 @@ except ModuleNotFoundError:
     sys.exit("dagster-rebalance needs typer and rich, which are not installed. Install the extra: pip install 'dagster-rebalance[testing]'")
 
 import dagster_rebalance
-from dagster_rebalance.cli.interrupts import INTERRUPTED
 from dagster_rebalance.core.errors import DagsterRebalanceError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-COMMANDS = {
-    "bench": "dagster_rebalance.cli.bench.command",
-    "broker": "dagster_rebalance.cli.broker",
-    "chaos": "dagster_rebalance.cli.chaos.command",
-    "demo": "dagster_rebalance.cli.demo.command",
-    "replay": "dagster_rebalance.cli.simulate_replay",
-    "simulate": "dagster_rebalance.cli.simulate",
-}
+INTERRUPTED = 130
+"""The exit code that a shell gives to a program that Ctrl-C ended."""
+
+COMMANDS = {"broker": "dagster_rebalance.cli.broker"}
 """Each command's module; the function in it has the command's name."""
 
 
@@ -46,21 +41,26 @@ def _root(
     """Kafka partitions for Dagster runs: drained before they are handed over."""
 
 
-def build_app(arguments: Sequence[str]) -> typer.Typer:
+def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Typer:
     """The Typer app with the command that the arguments name, or with all of them when they name none."""
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
-    for name in COMMANDS.keys() & set(arguments[:1]) or COMMANDS:
-        app.command(name)(getattr(import_module(COMMANDS[name]), name))
+    for name in commands.keys() & set(arguments[:1]) or commands:
+        app.command(name)(getattr(import_module(commands[name]), name))
     return app
 
 
-def main() -> None:
-    """The console script. An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even in imports."""
+def run(commands: Mapping[str, str]) -> None:
+    """Run a command. An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even in imports."""
     try:
-        build_app(sys.argv[1:])()
+        build_app(commands, sys.argv[1:])()
     except DagsterRebalanceError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def main() -> None:
+    """The console script."""
+    run(COMMANDS)

@@ -1,1 +1,0 @@
-"""`dagster-rebalance bench`: what a hold, a poll and a mark cost, beside other clients."""

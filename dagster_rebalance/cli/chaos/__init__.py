@@ -1,1 +1,0 @@
-"""`dagster-rebalance chaos`: faults by random draw on real parts, and a count of what was lost, doubled or stood still."""

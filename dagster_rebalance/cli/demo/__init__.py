@@ -1,1 +1,0 @@
-"""`dagster-rebalance demo`: two members hand partitions over while Spark runs drain, and the output is checked."""

@@ -1,0 +1,1 @@
+"""`python -m proofs bench`: what a hold, a poll and a mark cost, beside other clients."""

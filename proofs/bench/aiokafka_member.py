@@ -1,0 +1,80 @@
+"""aiokafka as a peer of the benchmark. Only imported where it is installed: it is no dependency of the package.
+
+Owns its event loop, which runs while it is polled, and so all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+
+from proofs.bench.members import BATCH, HEARTBEAT_INTERVAL_MS, SESSION_TIMEOUT_MS, SLICE_S, Hold
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from aiokafka import TopicPartition
+
+# It warns at each heartbeat during a rebalance, which is what is measured.
+logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+class AioKafka(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships no types
+    """Its rebalance callback is a coroutine, which can wait for work without blocking the loop.
+
+    It is eager: all partitions are revoked, and those that come back are taken as retained.
+    """
+
+    def __init__(self, servers: str, group: str, topic: str, hold_s: float) -> None:
+        self._hold_s = hold_s
+        self._is_leaving = False
+        self._before: frozenset[int] = frozenset()
+        self.hold = Hold()
+        self._loop = asyncio.new_event_loop()
+        self._consumer = self._loop.run_until_complete(self._started(servers, group, topic))
+
+    async def _started(self, servers: str, group: str, topic: str) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=servers,
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+        )
+        consumer.subscribe([topic], listener=self)
+        await consumer.start()
+        return consumer
+
+    async def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
+        """Finish the work, once."""
+        if not revoked or self._is_leaving or self.hold.began_at:
+            return
+        self._before = frozenset(tp.partition for tp in revoked)
+        self.hold.began_at = time.monotonic()
+        await asyncio.sleep(self._hold_s)
+        self.hold.ended_at = time.monotonic()
+
+    async def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
+        """What has come back was retained."""
+        if self.hold.ended_at and not self.hold.retained:
+            self.hold.retained = self._before.intersection(tp.partition for tp in assigned)
+
+    def poll(self) -> list[int]:
+        """Let the loop run, and return the partition of each record that came."""
+        found = self._loop.run_until_complete(self._consumer.getmany(timeout_ms=round(SLICE_S * 1000), max_records=BATCH))
+        return [tp.partition for tp, records in found.items() for _ in records]
+
+    def owned(self) -> frozenset[int]:
+        """The partitions that are assigned."""
+        return frozenset(tp.partition for tp in self._consumer.assignment())
+
+    def close(self) -> None:
+        """Leave."""
+        self._is_leaving = True
+        self._loop.run_until_complete(self._consumer.stop())
+        self._loop.close()

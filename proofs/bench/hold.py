@@ -1,0 +1,212 @@
+"""The `retained_during_hold` benchmark: how fast retained partitions are read while others are held.
+
+Owns the play: ours and the peers read the same records at the same time, each in a group of its own; then a second member joins every
+group, and each first member holds what it is asked for. So a busy machine slows all of them alike.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from statistics import median
+from typing import TYPE_CHECKING, TypeAlias
+
+from confluent_kafka import Producer
+
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from proofs.bench.entries import Entry, Goal, Sample
+from proofs.bench.members import Bare, Hold, Ours, client_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from proofs.bench.members import Contender
+
+    _Observed: TypeAlias = tuple[list[tuple[float, int]], Hold]
+
+_PARTITIONS, _PER_SECOND = 4, 2000
+_LIMIT_S = 60.0
+_SETTLE_S = 1.0
+"""From the first records to the measuring: what was produced before is read faster than the rest."""
+_RATIO = "ours during the hold over ours before it"
+_OURS = "ours, {}"
+_BARE = "confluent-kafka, {}"
+_AIOKAFKA = "aiokafka, classic"
+PAIRS = [
+    (_OURS.format("consumer"), _BARE.format("consumer"), "consumer protocol, against confluent-kafka blocked in on_revoke"),
+    (_OURS.format("classic"), _BARE.format("classic"), "classic cooperative-sticky, against confluent-kafka blocked in on_revoke"),
+    (_OURS.format("classic"), _AIOKAFKA, "classic cooperative-sticky, against aiokafka waiting in on_partitions_revoked"),
+]
+"""Ours, the peer, and what is compared."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one member read, and when it held.
+
+    Attributes:
+        arrivals: When a record came, and of which partition.
+        hold: The hold.
+        steady: When it read with nothing going on: from, until.
+    """
+
+    arrivals: list[tuple[float, int]]
+    hold: Hold
+    steady: tuple[float, float]
+
+    @property
+    def steady_rate(self) -> float:
+        """Records a second of the retained partitions before the hold, from batch to batch: where the time begins says nothing."""
+        times = self._times(*self.steady)
+        later = [at for at in times if at > times[0]]
+        return len(later) / (times[-1] - times[0]) if later else 0.0
+
+    @property
+    def held_rate(self) -> float:
+        """Records a second of the retained partitions during the hold, all of it."""
+        return len(self._times(self.hold.began_at, self.hold.ended_at)) / (self.hold.ended_at - self.hold.began_at)
+
+    @property
+    def ratio(self) -> float:
+        """How much of its steady rate a member has kept."""
+        return self.held_rate / self.steady_rate if self.steady_rate else 0.0
+
+    def _times(self, begin: float, end: float) -> list[float]:
+        return [at for at, partition in self.arrivals if begin <= at < end and partition in self.hold.retained]
+
+
+@dataclass
+class _Stage:
+    """What the members of one run have in common.
+
+    Attributes:
+        reading: Who reads all partitions.
+        invited: Set once the second members shall join.
+        abandoned: Set once nobody waits for the outcome any more.
+    """
+
+    reading: set[str] = field(default_factory=set)
+    invited: threading.Event = field(default_factory=threading.Event)
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+
+def measure(kafka: KafkaCluster, *, runs: int, hold_s: float, steady_s: float, step: Callable[[str], None]) -> list[Entry]:
+    """Play it several times."""
+    plays = []
+    for run in range(runs):
+        step(f"retained_during_hold, run {run + 1} of {runs}")
+        plays.append(_play_all(kafka, hold_s, steady_s))
+    return entries_of(plays)
+
+
+def entries_of(plays: Sequence[Mapping[str, Played]]) -> list[Entry]:
+    """Ours and each peer side by side, by the names of the members; aiokafka may be missing."""
+    entries = []
+    for ours, peer, case in PAIRS:
+        samples = [Sample(play[ours].held_rate, play[peer].held_rate if peer in play else None, play[ours].ratio) for play in plays]
+        note = f"steady {median(play[ours].steady_rate for play in plays):,.0f}"
+        if all(peer not in play for play in plays):
+            note = f"{peer.partition(',')[0]} is not installed"
+        entries.append(Entry("retained_during_hold", case, _RATIO, "records/s", Goal(">=", 0.98), samples, note))
+    return entries
+
+
+def _contenders(servers: str, topic: str, hold_s: float) -> dict[str, Callable[[], Contender]]:
+    """How to make a member of each kind; those of one kind are in one group."""
+    contenders: dict[str, Callable[[], Contender]] = {}
+    for protocol in ("consumer", "classic"):
+        contenders[_OURS.format(protocol)] = partial(Ours, client_config(servers, unique_name("ours"), protocol), topic, hold_s)
+        contenders[_BARE.format(protocol)] = partial(Bare, client_config(servers, unique_name("bare"), protocol), topic, hold_s)
+    if find_spec("aiokafka") is not None:
+        aiokafka = import_module("proofs.bench.aiokafka_member").AioKafka
+        contenders[_AIOKAFKA] = partial(aiokafka, servers, unique_name("aiokafka"), topic, hold_s)
+    return contenders
+
+
+def _play_all(kafka: KafkaCluster, hold_s: float, steady_s: float) -> dict[str, Played]:
+    topic = unique_name("hold")
+    kafka.create_topic(topic, _PARTITIONS)
+    makers = _contenders(kafka.bootstrap_servers, topic, hold_s)
+    stage = _Stage()
+    with _in_background(partial(_produce, kafka.bootstrap_servers, topic)), ThreadPoolExecutor(len(makers)) as pool:
+        playing = {name: pool.submit(_play, name, make, stage) for name, make in makers.items()}
+        try:
+            _wait(playing, lambda name: name in stage.reading, "read all partitions")
+            began_at = time.monotonic() + _SETTLE_S
+            _wait(playing, lambda _name: time.monotonic() >= began_at + steady_s, "read on", steady_s)
+            steady = (began_at, began_at + steady_s)
+            stage.invited.set()
+            _wait(playing, lambda name: playing[name].done(), f"hold partitions for {hold_s:g} s", hold_s)
+        finally:
+            stage.abandoned.set()
+        return {name: Played(*future.result(), steady) for name, future in playing.items()}
+
+
+def _wait(playing: Mapping[str, Future[_Observed]], condition: Callable[[str], bool], what: str, extra_s: float = 0.0) -> None:
+    """Wait until something is true of all; an error of one of them ends the wait."""
+
+    def waiting() -> list[str]:
+        for future in playing.values():
+            if future.done():
+                future.result()
+        return [name for name in playing if not condition(name)]
+
+    wait_until(lambda: not waiting(), timeout_s=_LIMIT_S + extra_s, what=lambda: f"{' and '.join(waiting())} to {what}")
+
+
+def _play(name: str, make: Callable[[], Contender], stage: _Stage) -> _Observed:
+    """Read with a first member, and from the invitation on with a second one beside it, until the first one's hold is over."""
+    arrivals: list[tuple[float, int]] = []
+    is_joined = False
+    with closing(make()) as first, ExitStack() as others:
+        while not (first.hold.is_over or stage.abandoned.is_set()):
+            came = first.poll()
+            now = time.monotonic()
+            arrivals.extend((now, partition) for partition in came)
+            if came and len(first.owned()) == _PARTITIONS:
+                stage.reading.add(name)
+            if stage.invited.is_set() and not is_joined:
+                others.enter_context(_in_background(partial(_follow, make)))
+                is_joined = True
+    return arrivals, first.hold
+
+
+@contextmanager
+def _in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Do something in a thread of its own, until it is told to stop; its error is ours."""
+    stop = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work, stop)
+        try:
+            yield
+        finally:
+            stop.set()
+        working.result()
+
+
+def _follow(make: Callable[[], Contender], stop: threading.Event) -> None:
+    with closing(make()) as member:
+        while not stop.is_set():
+            member.poll()
+
+
+def _produce(servers: str, topic: str, stop: threading.Event) -> None:
+    """Small records at a steady rate, evenly on all partitions."""
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0})
+    began_at, sent = time.monotonic(), 0
+    while not stop.wait(0.005):
+        due = int((time.monotonic() - began_at) * _PER_SECOND)
+        for number in range(sent, due):
+            producer.produce(topic, b"record", partition=number % _PARTITIONS)
+        sent = due
+        producer.poll(0)
+    producer.flush(_LIMIT_S)

@@ -1,0 +1,83 @@
+"""The `idle` benchmark: what a member decides about partitions that have nothing to do, as a share of a core.
+
+Owns the turns that are measured: ten a second, as the pump makes them, in virtual time and without Kafka, whose answers
+come at once and say that nothing has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.restoring import Found
+from dagster_rebalance.core.settings import DriverSettings
+from proofs.bench.entries import Entry, Goal, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CASES = {1_000: 0.02, 10_000: 0.1}
+"""The share of a core that so many partitions may cost."""
+_TURN_S = 0.1
+_TURNS_BETWEEN_SUMMARIES = 10
+_NOTHING = seen.Bounds(0, 0)
+
+
+def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry]:
+    """Measure members with some and with many idle partitions."""
+    entries = []
+    for partitions, goal in _CASES.items():
+        samples = []
+        for run in range(runs):
+            step(f"idle, {partitions:,} partitions, run {run + 1} of {runs}")
+            used_s = _turn_idle(partitions, turns)
+            samples.append(Sample(used_s, None, used_s / (turns * _TURN_S)))
+        unit = f"s of CPU in {turns * _TURN_S:g} s"
+        entries.append(Entry("idle", f"{partitions:,} idle partitions", "a core", unit, Goal("<=", goal), samples))
+    return entries
+
+
+def _turn_idle(partitions: int, turns: int) -> float:
+    """The seconds of CPU that so many turns took, once everything is taken in."""
+    driver = Driver(DriverSettings(), new_batch_id=lambda: "none", now=0.0)
+    _feed(driver, seen.TickArrived(), 0.0)
+    _feed(driver, seen.PartitionsAssigned(tuple(TopicPartition("orders", number) for number in range(partitions))), 0.0)
+    settled = [turn * _TURN_S for turn in range(1, 1 + 2 * _TURNS_BETWEEN_SUMMARIES)]
+    measured = [settled[-1] + turn * _TURN_S for turn in range(1, 1 + turns)]
+    for now in settled:
+        _feed(driver, seen.TimePassed(), now)
+    if driver.partitions.busy:
+        msg = f"{len(driver.partitions.busy)} of {partitions} partitions are not idle after {settled[-1]:g} s"
+        raise IllegalStateError(msg)
+    began_at = time.process_time()
+    for turn, now in enumerate(measured):
+        _feed(driver, seen.TimePassed(), now)
+        _ = driver.held, driver.offers
+        if turn % _TURNS_BETWEEN_SUMMARIES == 0:
+            _feed(driver, seen.TickArrived(), now)
+            summary(driver, now)
+    return time.process_time() - began_at
+
+
+def _feed(driver: Driver, event: seen.Event, now: float) -> None:
+    todo = [event]
+    while todo:
+        for command in driver.handle(todo.pop(0), now):
+            match command:
+                case do.ReadStoredOffsets(epochs):
+                    found = Found(OffsetAndMetadata(0), _NOTHING, None)
+                    todo.append(seen.StoredOffsetsRead(epochs, dict.fromkeys(epochs, found)))
+                case do.ReadRuns(batch_ids, live_too, look):
+                    todo.append(seen.RunsRead(batch_ids, (), live_too, look))
+                case do.ReadBounds(asked):
+                    todo.append(seen.BoundsRead(dict.fromkeys(asked, _NOTHING)))
+                case do.WriteOffsets(writes):
+                    todo.append(seen.OffsetsWritten(writes))
+                case _:
+                    pass

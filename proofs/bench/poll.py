@@ -1,0 +1,119 @@
+"""The `poll_overhead` benchmark: `poll(max_records=500)` against the bare client's `consume(500)`, on the same records.
+
+Owns the topic, and when the clock runs: from the first records on, because joining a group and connecting are no part of reading.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from confluent_kafka import Consumer, Message, Producer
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.fixtures import unique_name
+from proofs.bench.entries import Entry, Goal, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+_Reader: TypeAlias = "Callable[[str, int], float]"
+
+_TOPIC, _PARTITIONS, _RECORD, _BATCH = "poll-overhead", 4, b"x" * 100, 500
+_LIMIT_S = 120.0
+_PAIRS_IN_A_RUN = 3
+"""A read takes a second, in which a machine may do something else."""
+
+
+def measure(kafka: KafkaCluster, *, runs: int, records: int, step: Callable[[str], None]) -> list[Entry]:
+    """Read the whole topic in turns."""
+    step(f"poll_overhead, producing {records:,} records")
+    kafka.create_topic(_TOPIC, _PARTITIONS)
+    _produce(kafka.bootstrap_servers, records)
+    _bare(kafka.bootstrap_servers, records)  # The broker's caches and its compiler are warm from here on.
+    readers = [_ours, _bare, _careful]
+    against: dict[_Reader, list[Sample]] = {_bare: [], _careful: []}
+    for run in range(runs * _PAIRS_IN_A_RUN):
+        if run % _PAIRS_IN_A_RUN == 0:
+            step(f"poll_overhead, run {run // _PAIRS_IN_A_RUN + 1} of {runs}")
+        readers.append(readers.pop(0))
+        speeds: dict[_Reader, float] = {read: read(kafka.bootstrap_servers, records) for read in readers}
+        for peer, samples in against.items():
+            samples.append(Sample(speeds[_ours], speeds[peer], speeds[_ours] / speeds[peer]))
+    case = f"poll(max_records={_BATCH}) against Consumer.consume({_BATCH}), {len(_RECORD)} bytes"
+    cases: dict[_Reader, str] = {_bare: case, _careful: f"{case}, with the look for errors that poll makes and its users must make"}
+    return [Entry("poll_overhead", cases[peer], "records/s", "records/s", Goal(">=", 0.95), samples) for peer, samples in against.items()]
+
+
+def _produce(servers: str, records: int) -> None:
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    for number in range(records):
+        while True:
+            try:
+                producer.produce(_TOPIC, _RECORD, partition=number % _PARTITIONS)
+                break
+            except BufferError:
+                producer.poll(0.1)
+    if producer.flush(_LIMIT_S):
+        msg = f"Kafka did not take {records:,} records within {_LIMIT_S:g} s"
+        raise BrokerError(msg)
+
+
+def _config(servers: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": servers,
+        "group.id": unique_name("poll-overhead"),
+        "group.protocol": "consumer",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": False,
+        # By default the client rests for a second whenever its queue is full, and both would be measured resting.
+        "fetch.queue.backoff.ms": 5,
+    }
+
+
+def _ours(servers: str, records: int) -> float:
+    with RebalanceAwareConsumer(_config(servers)) as consumer:
+        consumer.subscribe([_TOPIC])
+        return _speed(lambda: consumer.poll(1.0, max_records=_BATCH), records)
+
+
+def _bare(servers: str, records: int) -> float:
+    with closing(Consumer(_config(servers))) as consumer:
+        consumer.subscribe([_TOPIC])
+        return _speed(lambda: consumer.consume(_BATCH, 1.0), records)
+
+
+def _careful(servers: str, records: int) -> float:
+    with closing(Consumer(_config(servers))) as consumer:
+        consumer.subscribe([_TOPIC])
+
+        def read() -> list[Message]:
+            batch = consumer.consume(_BATCH, 1.0)
+            return [message for message in batch if not message.error()] if any(map(Message.error, batch)) else batch
+
+        return _speed(read, records)
+
+
+def _speed(read: Callable[[], Sequence[Message]], records: int) -> float:
+    give_up_at = time.monotonic() + _LIMIT_S
+    first = 0
+    while not first:
+        first = len(read())
+        _check(give_up_at)
+    began_at, count = time.perf_counter(), first
+    while count < records:
+        batch = read()
+        count += len(batch)
+        if not batch:
+            _check(give_up_at)
+    return (records - first) / (time.perf_counter() - began_at)
+
+
+def _check(give_up_at: float) -> None:
+    if time.monotonic() > give_up_at:
+        msg = f"the records of topic {_TOPIC} were not all there within {_LIMIT_S:g} s"
+        raise BrokerError(msg)

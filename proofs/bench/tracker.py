@@ -1,0 +1,114 @@
+"""The `tracker` benchmark: marking records done, against the least that one could do for a record; and memory.
+
+Owns the order of the marks: shuffled over all that is in flight, which is the worst that workers can do.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import tracemalloc
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.offset_tracker import OffsetTracker
+from dagster_rebalance.core.partition import TopicPartition
+from proofs.bench.entries import Entry, Goal, Sample
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_PARTITIONS = [TopicPartition("orders", number) for number in range(64)]
+_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Polled:
+    at: TopicPartition
+    number: int
+
+    def topic(self) -> str:
+        return self.at.topic
+
+    def partition(self) -> int:
+        return self.at.partition
+
+    def offset(self) -> int:
+        return self.number
+
+    def error(self) -> None:
+        return None
+
+
+def measure(*, runs: int, marks: int, step: Callable[[str], None]) -> list[Entry]:
+    """Measure time and memory, with a tenth of the records in flight at a time."""
+    in_flight = max(marks // _ROUNDS, len(_PARTITIONS))
+    samples = []
+    for run in range(runs):
+        step(f"tracker, run {run + 1} of {runs}")
+        samples.append(_time(shuffled(in_flight, seed=run), ours_first=bool(run % 2)))
+    step("tracker, memory")
+    peaks = _peaks(shuffled(in_flight, seed=0))
+    return [
+        Entry("tracker", "done() against a bare dict update", "time", f"s for {marks:,} marks", Goal("<=", 3), samples),
+        Entry(
+            "tracker",
+            f"memory, {_ROUNDS}th {marks // _ROUNDS:,} marks against the 1st",
+            "peak",
+            "kB",
+            Goal("<=", 1.05),
+            [Sample(peaks[-1] / 1000, peaks[0] / 1000, peaks[-1] / peaks[0])],
+        ),
+    ]
+
+
+def shuffled(marks: int, *, seed: int) -> list[tuple[TopicPartition, int]]:
+    """So many offsets, evenly over all partitions, in any order."""
+    order = [(at, offset) for offset in range(marks // len(_PARTITIONS)) for at in _PARTITIONS]
+    random.Random(seed).shuffle(order)  # noqa: S311 - a benchmark must be repeatable
+    return order
+
+
+def _time(marks: Sequence[tuple[TopicPartition, int]], *, ours_first: bool) -> Sample:
+    """Both in turns, round by round: a machine that slows down for a moment slows down both."""
+    tracker, latest = OffsetTracker(), dict.fromkeys(_PARTITIONS, 0)
+    order = sorted(marks, key=lambda mark: mark[1])
+    each = len(marks) // len(_PARTITIONS)
+
+    def ours(first: int) -> None:
+        done = tracker.done
+        for at, offset in marks:
+            done(at, first + offset)
+
+    def bare(first: int) -> None:
+        for at, offset in marks:
+            latest[at] = first + offset
+
+    took = dict.fromkeys((ours, bare), 0.0)
+    for first in range(0, _ROUNDS * each, each):
+        tracker.track(_Polled(at, first + offset) for at, offset in order)
+        for work in (ours, bare) if ours_first else (bare, ours):
+            began_at = time.perf_counter()
+            work(first)
+            took[work] += time.perf_counter() - began_at
+        tracker.note_committed(tracker.to_commit())
+    return Sample(took[ours], took[bare], took[ours] / took[bare])
+
+
+def _peaks(marks: Sequence[tuple[TopicPartition, int]]) -> list[int]:
+    """The most memory in use in each round of the same tracker: what it keeps from earlier rounds adds up."""
+    tracker, peaks = OffsetTracker(), []
+    order = sorted(marks, key=lambda mark: mark[1])
+    each = len(marks) // len(_PARTITIONS)
+    tracemalloc.start()
+    try:
+        for first in range(0, _ROUNDS * each, each):
+            tracemalloc.reset_peak()
+            tracker.track(_Polled(at, first + offset) for at, offset in order)
+            for at, offset in marks:
+                tracker.done(at, first + offset)
+            tracker.note_committed(tracker.to_commit())
+            peaks.append(tracemalloc.get_traced_memory()[1])
+    finally:
+        tracemalloc.stop()
+    return peaks

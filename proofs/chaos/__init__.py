@@ -1,0 +1,1 @@
+"""`python -m proofs chaos`: faults by random draw on real parts, and a count of what was lost, doubled or stood still."""

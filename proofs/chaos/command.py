@@ -1,0 +1,124 @@
+"""`python -m proofs chaos`: faults on real parts, and the count of what was lost, doubled or stood still.
+
+Owns the options, the lines that a person sees, and the exit code. What it starts is gone when it ends, also after Ctrl-C, and when it is
+killed.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dagster_rebalance.cli.app import INTERRUPTED
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from proofs.chaos.parts import all_parts
+from proofs.chaos.play import Play
+from proofs.chaos.report import Report, make_report
+from proofs.chaos.stalls import clock
+from proofs.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from proofs.chaos.parts import Parts
+
+_FAILED = 1
+_PROBLEMS_SHOWN = 20
+
+
+class Protocol(enum.Enum):
+    """The group protocols."""
+
+    CONSUMER = "consumer"
+    CLASSIC = "classic"
+
+
+class Storage(enum.Enum):
+    """Where Dagster keeps its storage."""
+
+    SQLITE = "sqlite"
+    POSTGRES = "postgres"
+
+
+def chaos(
+    faults: Annotated[int, typer.Option(min=1, help="How many faults are done.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Decides which faults come in which order.")] = 1,
+    protocol: Annotated[Protocol, typer.Option(help="The group protocol.")] = Protocol.CONSUMER,
+    output: Annotated[Path, typer.Option(help="Where the report is written; after a failure the logs are beside it.")] = Path(
+        "build/chaos.json"
+    ),
+    *,
+    storage: Annotated[Storage, typer.Option(help="Where Dagster keeps its storage.")] = Storage.SQLITE,
+    spark: Annotated[bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")] = False,
+) -> None:
+    """Kill, freeze and break real brokers, members, runs and Dagster by random draw, and check that nothing is lost or doubled."""
+    interrupts = Interrupts()
+    interrupts.install()
+    console = Console(highlight=False, soft_wrap=True)
+    began_at = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"[dim]{clock(time.time())}[/dim]  {escape(text)}")
+
+    code = 0
+    try:
+        with_postgres = storage is Storage.POSTGRES
+        with all_parts(protocol=protocol.value, with_spark=spark, with_postgres=with_postgres, step=say, at_end=interrupts.end) as parts:
+            play = Play(parts, seed, say)
+            try:
+                play.run(faults)
+                report = make_report(parts, play)
+            except DagsterRebalanceError:
+                say(f"the logs are in {_keep_logs(parts, output)}")
+                raise
+            played = {"seed": seed, "protocol": protocol.value, "spark": spark, "storage": storage.value}
+            said = report.as_json(played, seconds=time.monotonic() - began_at)
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(said, indent=2) + "\n")
+            _tell(report, console)
+            say(f"the report is in {output}")
+            if report.wrong:
+                code = _FAILED
+                say(f"the logs are in {_keep_logs(parts, output)}")
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    say("everything that was started is gone" + (", stopped before its end" if code == INTERRUPTED else ""))
+    raise typer.Exit(code)
+
+
+def _keep_logs(parts: Parts, output: Path) -> Path:
+    folder = output.with_name(f"{output.stem}-logs")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for log in parts.logs:
+        shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
+    return folder
+
+
+def _tell(report: Report, console: Console) -> None:
+    figures = Table(title="Faults on real parts", title_justify="left", show_header=False)
+    for name, value in (
+        ("faults", sum(report.faults.values())),
+        ("records", report.output.records),
+        ("lost", len(report.output.lost)),
+        ("doubled", len(report.output.doubled) + report.twice_succeeded),
+        ("commits by somebody who did not have the partition", len(report.unowned)),
+        ("stalls over 2 s that nothing explains", len(report.stalls.stalls)),
+        ("partition-seconds in which a stall would have been told", round(report.stalls.watched_s)),
+        ("commits, each shown once by Dagster", report.commits),
+    ):
+        figures.add_row(name, f"{value:,}")
+    console.print(figures)
+    for title, counts in (("faults", report.faults), ("holds by outcome", report.holds), ("runs", report.runs)):
+        console.print(f"{title}: " + (", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"))
+    for problem in report.wrong[:_PROBLEMS_SHOWN]:
+        console.print(f"[bold red]FAILED[/bold red]  {escape(problem)}")
+    if len(report.wrong) > _PROBLEMS_SHOWN:
+        console.print(f"... and {len(report.wrong) - _PROBLEMS_SHOWN} more")

@@ -1,0 +1,188 @@
+"""The faults: their kinds, and what becomes of each until it is mended.
+
+Owns the kinds and the list of what is under way. What a fault does to the parts is in `on_members`, `on_kafka`, `on_runs` and
+`on_storage`; which comes when is `draw.py`'s; what they explain is `reasons.py`'s.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from proofs.chaos.parts import MEMBERS
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
+
+    import dagster as dg
+
+    from proofs.chaos.parts import Parts
+
+_MOST_MEMBERS_AWAY = 2
+
+
+class Kind(enum.Enum):
+    """What can go wrong."""
+
+    MEMBER_KILLED = "member killed (SIGKILL), its runs live on"
+    MEMBER_TERMINATED = "member terminated (SIGTERM), as in a deploy"
+    MEMBER_FROZEN = "member frozen (SIGSTOP) past its session time-out"
+    CODE_SERVER_KILLED = "code server killed together with its runs"
+    CODE_SERVER_RELOADED = "code server reloaded"
+    BROKER_KILLED = "broker killed and restarted"
+    COORDINATOR_MOVED = "group coordinator moved"
+    PARTITIONS_ADDED = "partition added"
+    DAEMON_KILLED = "Dagster daemon killed"
+    RUN_WORKER_KILLED = "run worker killed"
+    RUN_FAILED = "run failed"
+    RUN_DELETED = "run deleted in the UI"
+    RUN_FORCE_TERMINATED = "run force-terminated in the UI"
+    RUN_RE_EXECUTED_IN_PART = "one asset of a failed run re-executed in the UI"
+    RUN_CUT_OFF_FROM_STORAGE = "run cut off from Dagster's storage while it works"
+    LAUNCH_REFUSED = "launch of runs refused"
+    OFFSETS_DELETED = "committed offsets of the second group deleted"
+    TOPIC_MADE_ANEW = "topic of the second group made anew"
+    SPARK_KILLED = "Spark Connect server killed"
+    STORAGE_LOCKED = "Dagster's storage locked"
+    STORAGE_HANGS = "Dagster's storage never answers"
+
+
+@dataclass
+class Fault:
+    """A fault that was done.
+
+    Attributes:
+        kind: What.
+        target: To whom or what.
+        began_at: When, in seconds since 1970.
+        partitions: The numbers of the partitions that it may hold up; None for all.
+        mended_at: When it was over.
+    """
+
+    kind: Kind
+    target: str
+    began_at: float = field(default_factory=time.time)
+    partitions: frozenset[int] | None = field(default=None)
+    mended_at: float | None = None
+
+
+def at_once() -> bool:
+    """Due now."""
+    return True
+
+
+def nothing() -> None:
+    """Nothing to mend."""
+
+
+@dataclass
+class UnderWay:
+    """A fault that is to be mended.
+
+    Attributes:
+        fault: Which.
+        is_due: Whether it is time.
+        mend: What mends it.
+        mending: That it is being mended.
+    """
+
+    fault: Fault
+    is_due: Callable[[], bool] = at_once
+    mend: Callable[[], None] = nothing
+    mending: Future[None] | None = None
+
+
+@dataclass
+class Ground:
+    """What a fault is done to, and what it has to know.
+
+    Attributes:
+        parts: Everything that runs.
+        chance: Draws targets and durations.
+        owned: The numbers of the partitions that a member has.
+        under_way: The faults that are not mended yet.
+        deleted: The runs that were deleted, as they were before, each with the time.
+    """
+
+    parts: Parts
+    chance: random.Random
+    owned: Callable[[str], frozenset[int]]
+    under_way: list[UnderWay] = field(default_factory=list)
+    deleted: list[tuple[dg.RunRecord, float]] = field(default_factory=list)
+
+    def suffers(self, *kinds: Kind) -> bool:
+        """Whether a fault of one of the kinds is under way."""
+        return any(one.fault.kind in kinds for one in self.under_way)
+
+    def member(self, *names: str) -> str | None:
+        """One of the members, at most two of which may be away at a time."""
+        away = {one.fault.target for one in self.under_way} & set(MEMBERS)
+        here = sorted(set(names) - away)
+        return self.chance.choice(here) if here and len(away) < _MOST_MEMBERS_AWAY else None
+
+    def after(self, shortest_s: float, longest_s: float) -> Callable[[], bool]:
+        """Due after a drawn time."""
+        due_at = time.monotonic() + self.chance.uniform(shortest_s, longest_s)
+        return lambda: time.monotonic() >= due_at
+
+
+class Faults:
+    """Does faults to the parts.
+
+    Args:
+        ground: What they are done to.
+        strikes: How each kind is done.
+
+    Attributes:
+        done: Every fault so far, oldest first.
+    """
+
+    def __init__(self, ground: Ground, strikes: Mapping[Kind, Callable[[Ground], UnderWay | None]]) -> None:
+        self.done: list[Fault] = []
+        self._ground = ground
+        self._strikes = strikes
+        self._menders = ThreadPoolExecutor(thread_name_prefix="mender")
+
+    @property
+    def under_way(self) -> list[UnderWay]:
+        """The faults that are not mended yet."""
+        return self._ground.under_way
+
+    @property
+    def deleted(self) -> list[tuple[dg.RunRecord, float]]:
+        """The runs that were deleted, as they were before, each with the time."""
+        return self._ground.deleted
+
+    def strike(self, kind: Kind) -> Fault | None:
+        """Do a fault; None when it cannot be done now."""
+        one = self._strikes[kind](self._ground)
+        if one is None:
+            return None
+        self.done.append(one.fault)
+        if one.mend is nothing and one.is_due is at_once:
+            one.fault.mended_at = one.fault.began_at
+        else:
+            self.under_way.append(one)
+        return one.fault
+
+    def mend_what_is_due(self) -> list[Fault]:
+        """Begin to mend the faults whose time has come, and return those that are mended.
+
+        Raises:
+            DagsterRebalanceError: Something does not come back.
+        """
+        for one in self.under_way:
+            if one.mending is None and one.is_due():
+                one.mending = self._menders.submit(one.mend)
+        mended = [one for one in self.under_way if one.mending is not None and one.mending.done()]
+        for one in mended:
+            self.under_way.remove(one)
+            one.fault.mended_at = time.time()
+            if one.mending is not None:
+                one.mending.result()
+        return [one.fault for one in mended]

@@ -1,0 +1,158 @@
+"""The parts that faults are done to: three brokers, Dagster with three members in processes of their own, a producer, and Spark if wanted.
+
+Owns what is started, with which settings, and that all of it is gone afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.postgres import Postgres
+from dagster_rebalance.testing.scratch import private_folder
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from proofs.chaos.bystander import Bystander
+from proofs.chaos.exchange import (
+    BROKERS_VARIABLE,
+    FLEETING,
+    FOLDER_VARIABLE,
+    GROUP,
+    PROTOCOL_VARIABLE,
+    ROLE_VARIABLE,
+    SPARK_VARIABLE,
+    TOPIC,
+    Exchange,
+)
+from proofs.chaos.fleeting import LOCATION as AMBER
+from proofs.chaos.fleeting import Fleeting
+from proofs.witness.producer import NumberedProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import dagster as dg
+
+SENSOR = "kafka_batches_sensor"
+PARTITIONS = 6
+RECORDS_PER_SECOND = 60
+BROKERS = (1, 2, 3)
+RELOADED = "purple"
+MEMBERS = ("blue", "green", RELOADED)
+
+DATABASE = "dagster"
+
+TICK_LIMIT_S = 15
+# A run takes 3 s of CPU to start. With more of them at once, two cores would have no time for the
+# members, which is no stall of theirs.
+SETTINGS = {
+    "sensors": {"use_threads": True, "num_workers": 4},
+    "run_launcher": {"module": "proofs.chaos.launcher", "class": "RefusingLauncher"},
+    "run_coordinator": {
+        "module": "dagster.core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {"max_concurrent_runs": 3, "dequeue_interval_seconds": 1, "dequeue_use_threads": True, "dequeue_num_workers": 2},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that runs.
+
+    Attributes:
+        kafka: Three brokers.
+        dagster: The deployment.
+        instance: Its instance.
+        producer: Has begun to produce.
+        bystander: Has begun to ask Dagster's storage what members ask.
+        exchange: Where runs are seen and steered.
+        fleeting: A second group, whose offsets and topic do not last.
+        spark: The Spark Connect server, if runs use Spark.
+        postgres: The server of Dagster's storage, unless that is SQLite.
+        protocol: The group protocol.
+    """
+
+    kafka: KafkaCluster
+    dagster: DagsterDeployment
+    instance: dg.DagsterInstance
+    producer: NumberedProducer
+    bystander: Bystander
+    exchange: Exchange
+    fleeting: Fleeting
+    spark: SparkConnectServer | None
+    postgres: Postgres | None
+    protocol: str
+
+    @property
+    def member_logs(self) -> list[Path]:
+        """The files with what the members of the group have to say."""
+        return [self.dagster.locations[name].server.log for name in MEMBERS]
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files with what the parts have to say."""
+        return [
+            *self.dagster.home.glob("*.log"),
+            *self.kafka.logs,
+            *([self.spark.process.log] if self.spark else []),
+            *([self.postgres.server.log] if self.postgres else []),
+        ]
+
+
+@contextmanager
+def all_parts(
+    *, protocol: str, with_spark: bool, with_postgres: bool, step: Callable[[str], None], at_end: Callable[[], None]
+) -> Iterator[Parts]:
+    """Start everything, in order.
+
+    Args:
+        protocol: The group protocol.
+        with_spark: Whether the runs use Spark.
+        with_postgres: Whether Dagster's storage is on Postgres, and not on SQLite.
+        step: Gets a sentence before each part is started.
+        at_end: Called first when everything is to be ended.
+
+    Raises:
+        DagsterRebalanceError: A part did not start; the message says which, and holds the end of its log.
+    """
+    folder = private_folder("chaos")
+    exchange = Exchange(folder)
+    exchange.make()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            step("starting three brokers")
+            kafka = stack.enter_context(KafkaCluster(nodes=len(BROKERS), tell=step))
+            kafka.create_topic(TOPIC, PARTITIONS)
+            env = {FOLDER_VARIABLE: str(folder), BROKERS_VARIABLE: kafka.bootstrap_servers, PROTOCOL_VARIABLE: protocol}
+            spark = None
+            if with_spark:
+                step("starting a Spark Connect server")
+                spark = stack.enter_context(SparkConnectServer(tell=step))
+                env[SPARK_VARIABLE] = spark.remote
+            postgres = None
+            if with_postgres:
+                step("starting Postgres")
+                postgres = stack.enter_context(Postgres())
+                postgres.create_database(DATABASE)
+            storage = postgres.dagster_settings(DATABASE) if postgres is not None else {}
+            step(f"starting Dagster: webserver, daemon, and the code locations {', '.join(MEMBERS)}")
+            locations = [CodeLocation(name, "proofs.chaos.project", folder, env, reloads=name == RELOADED) for name in MEMBERS]
+            locations.append(CodeLocation(AMBER, "proofs.chaos.project", folder, {**env, ROLE_VARIABLE: FLEETING}))
+            limits = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S), FOLDER_VARIABLE: str(folder)}
+            dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings={**SETTINGS, **storage}, env=limits))
+            instance = stack.enter_context(dagster.instance())
+            producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
+            stack.enter_context(producer)
+            runs = RunLedger(instance, GROUP)
+            bystander = stack.enter_context(Bystander(lambda: runs.read((), live_too=True)))
+            fleeting = Fleeting(kafka, dagster, exchange)
+            yield Parts(kafka, dagster, instance, producer, bystander, exchange, fleeting, spark, postgres, protocol)
+        finally:
+            at_end()

@@ -1,0 +1,202 @@
+"""The play: faults by random draw until there were enough, then peace until everything is worked off.
+
+Owns the order: what is struck when, and what must be so in between. It stops when a part has ended by itself, or when peace does not help.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+import dagster as dg
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.orchestration.tags import GROUP_TAG
+from proofs.chaos import on_kafka, on_members, on_runs, on_storage
+from proofs.chaos.draw import Draw
+from proofs.chaos.exchange import GROUP, TOPIC
+from proofs.chaos.faults import Fault, Faults, Ground, Kind
+from proofs.chaos.parts import MEMBERS, SENSOR
+from proofs.witness.catalogue import CatalogueReader
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proofs.chaos.faults import UnderWay
+    from proofs.chaos.parts import Parts
+
+_T = TypeVar("_T")
+BEGIN_LIMIT_S = 180.0
+PEACE_LIMIT_S = 420.0
+WORK_LIMIT_S = 30.0
+STORAGE_LIMIT_S = 120.0
+"""A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until it goes on."""
+_LOOK_EVERY_S = 0.25
+STRIKES: dict[Kind, Callable[[Ground], UnderWay | None]] = {
+    Kind.MEMBER_KILLED: on_members.kill,
+    Kind.MEMBER_TERMINATED: on_members.terminate,
+    Kind.MEMBER_FROZEN: on_members.freeze,
+    Kind.CODE_SERVER_KILLED: on_members.kill_with_runs,
+    Kind.CODE_SERVER_RELOADED: on_members.reload,
+    Kind.BROKER_KILLED: on_kafka.kill_broker,
+    Kind.COORDINATOR_MOVED: on_kafka.move_coordinator,
+    Kind.PARTITIONS_ADDED: on_kafka.add_partition,
+    Kind.DAEMON_KILLED: on_members.kill_daemon,
+    Kind.RUN_WORKER_KILLED: on_runs.kill_worker,
+    Kind.RUN_FAILED: on_runs.fail,
+    Kind.RUN_DELETED: on_runs.delete,
+    Kind.RUN_FORCE_TERMINATED: on_runs.force_terminate,
+    Kind.RUN_RE_EXECUTED_IN_PART: on_runs.re_execute_in_part,
+    Kind.RUN_CUT_OFF_FROM_STORAGE: on_runs.cut_off,
+    Kind.LAUNCH_REFUSED: on_runs.refuse_launches,
+    Kind.OFFSETS_DELETED: on_kafka.delete_offsets,
+    Kind.TOPIC_MADE_ANEW: on_kafka.make_topic_anew,
+    Kind.SPARK_KILLED: on_kafka.kill_spark,
+    Kind.STORAGE_LOCKED: on_storage.lock,
+    Kind.STORAGE_HANGS: on_storage.hang,
+}
+"""How each kind is done."""
+_TOLD_EVERY_S = 20.0
+_OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+
+
+class Play:
+    """Faults and peace.
+
+    Args:
+        parts: Everything that runs.
+        seed: Of the draw.
+        say: Gets a sentence for everything that happens.
+
+    Attributes:
+        faults: Those that were done.
+        catalogue: What Dagster shows of the group.
+        ends: When the partitions were seen to end where, oldest first.
+    """
+
+    def __init__(self, parts: Parts, seed: int, say: Callable[[str], None]) -> None:
+        self.catalogue = CatalogueReader(parts.instance, GROUP)
+        self.ends: list[tuple[float, list[int]]] = []
+        chance = random.Random(seed)  # noqa: S311 - no secret
+        self.faults = Faults(Ground(parts, chance, self._owned_by), STRIKES)
+        missing = {Kind.SPARK_KILLED: parts.spark is None, Kind.STORAGE_HANGS: parts.postgres is None}
+        self._draw = Draw([kind for kind in Kind if not missing.get(kind)], chance)
+        self._parts = parts
+        self._say = say
+        self._owners: dict[str, str] = {}
+        self._tell_at = 0.0
+        self._answered_at = time.monotonic()
+
+    def run(self, faults: int) -> None:
+        """Play.
+
+        Raises:
+            DagsterRebalanceError: A part has ended by itself, or not everything was worked off in the end.
+        """
+        for member in MEMBERS:
+            self._parts.dagster.ui.start_sensor(member, SENSOR)
+        self._until("every member to have partitions", lambda: set(self._owners.values()) == set(MEMBERS), BEGIN_LIMIT_S)
+        self._parts.fleeting.begin()
+        while len(self.faults.done) < faults:
+            self._rest()
+            self._draw.next(self._strike)
+        self._until("all faults to be mended", lambda: not self.faults.under_way, PEACE_LIMIT_S)
+        self._parts.producer.stop()
+        self._until("everything to be worked off", self._is_worked_off, PEACE_LIMIT_S)
+
+    def _rest(self) -> None:
+        """Let some time go by before the next fault."""
+        now = time.monotonic()
+        pause_until = now + self._draw.pause_s()
+        patience_until = now + WORK_LIMIT_S if self._draw.waits_for_work() else now
+        commits = len(self.catalogue.recorded)
+        while (now := time.monotonic()) < pause_until or (now < patience_until and len(self.catalogue.recorded) == commits):
+            self._look()
+
+    def _strike(self, kind: Kind) -> bool:
+        fault = self._asked(lambda: self.faults.strike(kind))
+        if fault is not None:
+            self._say(f"fault {len(self.faults.done)}: {_told(fault)}")
+        return fault is not None
+
+    def _look(self) -> None:
+        for fault in self.faults.mend_what_is_due():
+            self._say(f"mended: {_told(fault)}")
+        self.ends.append((time.time(), self._parts.producer.ends))
+        for event in self._asked(self.catalogue.read) or ():
+            self._take(event.kind, event.member, event.partitions)
+            self._say(f"{event.member}: {event.text}")
+        self._check_parts()
+        if time.monotonic() >= self._tell_at:
+            self._tell_at = time.monotonic() + _TOLD_EVERY_S
+            self._say(self._state())
+        time.sleep(_LOOK_EVERY_S)
+
+    def _asked(self, question: Callable[[], _T]) -> _T | None:
+        """What Dagster's storage answers; None while it does not."""
+        try:
+            answer = question()
+        except Exception:  # whatever it raises
+            if time.monotonic() - self._answered_at > STORAGE_LIMIT_S:
+                raise
+            return None
+        self._answered_at = time.monotonic()
+        return answer
+
+    def _take(self, kind: str, member: str, partitions: tuple[str, ...]) -> None:
+        if kind == "assigned":
+            self._owners.update(dict.fromkeys(partitions, member))
+        elif kind == "hold":
+            self._owners = {name: owner for name, owner in self._owners.items() if owner != member or name not in partitions}
+
+    def _owned_by(self, member: str) -> frozenset[int]:
+        return frozenset(int(name.rpartition("-")[2]) for name, owner in self._owners.items() if owner == member)
+
+    def _check_parts(self) -> None:
+        self._parts.producer.check()
+        struck = {one.fault.target for one in self.faults.under_way}
+        processes = [location.server for name, location in self._parts.dagster.locations.items() if name not in struck]
+        processes += [self._parts.dagster.daemon] if not self._suffers(Kind.DAEMON_KILLED) else []
+        for process in processes:
+            if not process.is_running:
+                msg = f"{process.name} has ended by itself with exit code {process.exit_code}; {process.log} ends with:\n{process.tail()}"
+                raise DagsterRebalanceError(msg)
+
+    def _suffers(self, kind: Kind) -> bool:
+        return any(one.fault.kind is kind for one in self.faults.under_way)
+
+    def _until(self, what: str, is_so: Callable[[], bool], limit_s: float) -> None:
+        deadline_at = time.monotonic() + limit_s
+        while not is_so():
+            if time.monotonic() >= deadline_at:
+                msg = f"waited {limit_s:g} s in vain for {what}; {self._state()}"
+                raise DagsterRebalanceError(msg)
+            self._look()
+
+    def _committed(self) -> dict[str, int]:
+        return {str(one.range.topic_partition): one.range.until for one in self.catalogue.recorded}
+
+    def _lags(self) -> dict[str, int]:
+        committed = self._committed()
+        ends = {f"{TOPIC}-{number}": end for number, end in enumerate(self._parts.producer.ends)}
+        return {name: end - committed.get(name, 0) for name, end in ends.items() if end > committed.get(name, 0)}
+
+    def _live_runs(self) -> int:
+        runs = self._parts.instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100)
+        return sum(record.dagster_run.status not in _OVER for record in runs)
+
+    def _is_worked_off(self) -> bool:
+        return not self._lags() and self._asked(self._live_runs) == 0
+
+    def _state(self) -> str:
+        lags = self._lags()
+        behind = ", ".join(f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4])
+        owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in MEMBERS)
+        live = self._asked(self._live_runs)
+        runs = "Dagster's storage does not answer" if live is None else f"{live} runs live"
+        return f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; {runs}"
+
+
+def _told(fault: Fault) -> str:
+    return f"{fault.kind.value}: {fault.target}"

@@ -1,0 +1,161 @@
+"""What explains that a partition is not worked on: faults, holds, hand-overs, and a sensor that is not evaluated.
+
+Owns how far each of them reaches: a fault to one member explains nothing about the partitions of another.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from proofs.chaos.faults import Fault, Kind
+from proofs.chaos.spans import Span
+from proofs.chaos.stalls import Explained
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from proofs.chaos.stalls import History
+    from proofs.witness.catalogue import Event, HoldSeen
+
+OF_MEMBERS = {
+    Kind.MEMBER_KILLED,
+    Kind.MEMBER_TERMINATED,
+    Kind.MEMBER_FROZEN,
+    Kind.CODE_SERVER_KILLED,
+    Kind.CODE_SERVER_RELOADED,
+}
+LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
+OF_BROKERS = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED}
+OF_DAGSTER = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
+"""The tick that such a fault meets fails, and what it requested is requested again by the tick after the next."""
+OF_RUNS = {Kind.RUN_WORKER_KILLED, Kind.RUN_DELETED, Kind.RUN_FORCE_TERMINATED, Kind.RUN_CUT_OFF_FROM_STORAGE}
+"""Nobody may begin before the process of the run has stopped, or is known to be gone."""
+DEATH_LIMIT_S = 30.0
+"""By then the process of a run that ended in Dagster's eyes is known to be gone: its heartbeat time-out, and a tick or two."""
+AFTERMATH_S = 5.0
+"""What clients and databases take to find that a part is back."""
+GONE_LIMIT_S = 90.0
+"""By then Kafka must have given the partitions of a member that is away to others."""
+ON_ITS_WAY_S = 10.0
+HEARTBEAT_S = 3.0
+"""Within this the members of a classic rebalance, which hear of it with their next heartbeats, have joined both of its phases."""
+PATIENCE_S = 15.0
+"""Without a tick for so long a member claims nothing: nobody would start the run (`DriverSettings.plan_patience_s`)."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is known of the time.
+
+    Attributes:
+        faults: Those that were done.
+        holds: The receipts.
+        assigned: When members said that they were assigned what.
+        left: When they said that they had left.
+        ticks: As in `stalls.judge`.
+        slow: When a bystander waited long for what members ask as well.
+        is_classic: Whether the group protocol is the classic one.
+    """
+
+    faults: Sequence[Fault]
+    holds: Sequence[HoldSeen]
+    assigned: Sequence[Event]
+    left: Sequence[Event]
+    ticks: Mapping[str, Sequence[float]]
+    slow: Sequence[Span] = ()
+    is_classic: bool = False
+
+
+def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> Iterator[Explained]:
+    """All that explains idleness, those that explain most first."""
+    for history in histories:
+        yield from _of_faults(evidence, history, until)
+    for hold in evidence.holds:
+        for name in hold.partitions:
+            yield Explained(Span(hold.ended_at - hold.seconds, hold.ended_at), "held", name)
+    for history in histories:
+        yield from _given_to_leaving_members(evidence, history, until)
+        yield from _on_its_way(evidence.assigned, history)
+        yield from _without_ticks(evidence.ticks, history, until)
+    yield from (Explained(span, "the machine was busy") for span in evidence.slow)
+    if evidence.is_classic:
+        for span in _classic_rebalances(evidence):
+            for history in histories:
+                yield Explained(span, "a classic rebalance waits for a member", history.name)
+
+
+def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
+    number = int(history.name.rpartition("-")[2])
+    every_tick = sorted({at for ticks in evidence.ticks.values() for at in ticks})
+    for fault in evidence.faults:
+        if fault.partitions is not None and number not in fault.partitions:
+            continue
+        mended_at = until if fault.mended_at is None else fault.mended_at
+        if fault.kind in OF_MEMBERS:
+            moved_at = next((at for at, _ in history.owners if at > fault.began_at), until)
+            end = min(moved_at, fault.began_at + GONE_LIMIT_S)
+        elif fault.kind in OF_RUNS:
+            created = [run.created_at for run in history.runs if run.created_at > fault.began_at]
+            end = min([*created, mended_at + DEATH_LIMIT_S])
+        elif fault.kind in OF_BROKERS:
+            end = mended_at + AFTERMATH_S
+        elif fault.kind in OF_DAGSTER:
+            end = max(mended_at + AFTERMATH_S, _second_tick(evidence, history, mended_at))
+        elif fault.kind is Kind.DAEMON_KILLED:
+            end = next(iter([at for at in every_tick if at > mended_at][1:]), until)
+        else:
+            continue
+        yield Explained(Span(fault.began_at, end), fault.kind.value, history.name)
+
+
+def _second_tick(evidence: Evidence, history: History, since: float) -> float:
+    """When the owner of a partition has ticked twice, or should have."""
+    ticks = evidence.ticks.get(history.owner_at(since) or "", ())
+    following = [at for at in ticks if at > since][:2]
+    return min([*following[1:], since + PATIENCE_S])
+
+
+def _given_to_leaving_members(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
+    """Kafka does not know that a member which still drains is about to leave, and gives it more."""
+    for left in evidence.left:
+        causes = [fault for fault in evidence.faults if fault.kind in LEAVING and fault.target == left.member and fault.began_at <= left.at]
+        if not causes:
+            continue
+        cause = max(causes, key=lambda fault: fault.began_at)
+        process = left.metadata["incarnation"]
+        ids = {event.metadata["member_id"] for event in evidence.assigned if event.metadata["incarnation"] == process}
+        for span, owner in history.owned(until):
+            if owner in ids and cause.began_at <= span.begin < left.at:
+                end = min(span.end, left.at, cause.began_at + GONE_LIMIT_S)
+                yield Explained(Span(span.begin, end), cause.kind.value, history.name)
+
+
+def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explained]:
+    """Kafka has decided, and the member has not heard of it: it asks once a second."""
+    told = [event.at for event in assigned if history.name in event.partitions]
+    for since, owner in history.owners:
+        if owner is not None:
+            heard_at = next((at for at in told if at >= since), since)
+            yield Explained(Span(since, min(heard_at, since + ON_ITS_WAY_S)), "on its way to its new owner", history.name)
+
+
+def _without_ticks(ticks: Mapping[str, Sequence[float]], history: History, until: float) -> Iterator[Explained]:
+    for span, owner in history.owned(until):
+        for before, after in pairwise([*ticks.get(owner or "", ()), until]):
+            gap = Span(max(span.begin, before + PATIENCE_S), min(span.end, after + 1))
+            if gap.seconds > 0:
+                yield Explained(gap, "Dagster did not evaluate the sensor of its owner", history.name)
+
+
+def _classic_rebalances(evidence: Evidence) -> Iterator[Span]:
+    """When members may wait in a rebalance, without an answer to any commit: until all have joined it, also those that hold or are away."""
+    for hold in evidence.holds:
+        yield Span(hold.ended_at - hold.seconds, hold.ended_at + HEARTBEAT_S)
+    for event in evidence.assigned:
+        yield Span(event.at - HEARTBEAT_S, event.at)
+    for fault in evidence.faults:
+        if fault.kind in OF_MEMBERS:
+            moved = [event.at for event in evidence.assigned if event.at > fault.began_at]
+            yield Span(fault.began_at, min([*moved, fault.began_at + GONE_LIMIT_S]))

@@ -1,0 +1,286 @@
+"""The end of the play: reads the output, Kafka and Dagster, judges them, and says so to people and programs.
+
+Owns what is counted. Each count has a witness that is no member: the output itself, Kafka's own log, or Dagster's runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
+from proofs.chaos.exchange import GROUP, TOPIC
+from proofs.chaos.faults import Kind
+from proofs.chaos.parts import SENSOR
+from proofs.chaos.reasons import Evidence, reasons
+from proofs.chaos.stalls import History, Judgement, RunSeen, judge
+from proofs.witness.offsets_topic import StoredOffset, commits_in, read_group
+from proofs.witness.output import Output, Row, compare_output, parquet_rows
+from proofs.witness.owners import changes_of_owner, stored_without_owning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dagster_rebalance.core.partition import TopicPartition
+    from proofs.chaos.faults import Fault
+    from proofs.chaos.parts import Parts
+    from proofs.chaos.play import Play
+    from proofs.witness.catalogue import Recorded
+    from proofs.witness.offsets_topic import GroupRecord
+
+_TICKS = 10_000
+_AFTERWARDS_S = 10.0
+"""What a member that was held up, or its successor, takes for a write once that is over."""
+_PAGE = 500
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came out."""
+
+    faults: Mapping[str, int]
+    output: Output
+    twice_succeeded: int
+    commits: int
+    materialisations_missing: int
+    materialisations_extra: int
+    materialisations_repeated: int
+    unowned: Sequence[str]
+    went_back: Sequence[str]
+    stalls: Judgement
+    holds: Mapping[str, int]
+    runs: Mapping[str, int]
+    wrong: list[str] = field(default_factory=list)
+
+    def as_json(self, played: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
+        """The report for programs, with what was played."""
+        return {
+            **played,
+            "seconds": round(seconds, 1),
+            "faults": dict(self.faults),
+            "records": self.output.records,
+            "lost": len(self.output.lost),
+            "doubled": len(self.output.doubled) + self.twice_succeeded,
+            "wrong": len(self.output.wrong),
+            "unowned_commits": len(self.unowned),
+            "offsets_went_back": len(self.went_back),
+            "stalls_over_2s": len(self.stalls.stalls),
+            "holds": dict(self.holds),
+            "runs": dict(self.runs),
+            "commits": self.commits,
+            "materialisations_missing": self.materialisations_missing,
+            "materialisations_extra": self.materialisations_extra,
+            "materialisations_repeated": self.materialisations_repeated,
+            "watched_partition_seconds": round(self.stalls.watched_s, 1),
+            "idle_partition_seconds_explained": {why: round(seconds, 1) for why, seconds in sorted(self.stalls.idle_s.items())},
+            "problems": self.wrong,
+        }
+
+
+def make_report(parts: Parts, play: Play) -> Report:
+    """Read everything and judge it."""
+    until = time.time()
+    play.catalogue.read()
+    log = read_group(parts.kafka.bootstrap_servers, GROUP)
+    output = compare_output(parts.producer.confirmed, _rows(parts))
+    commits, went_back = commits_in(one for one in log if isinstance(one, StoredOffset))
+    runs = list(_runs(parts.instance))
+    recorded = play.catalogue.recorded
+    assigned = [event for event in play.catalogue.events if event.kind == "assigned"]
+    names = {str(event.metadata["member_id"]): event.member for event in assigned}
+    recorded_by: dict[OffsetRange, list[str]] = defaultdict(list)
+    for one in recorded:
+        recorded_by[one.range] += [] if one.is_late else [one.member]
+    unowned = stored_without_owning(log, recorded_by, names)
+    repeated = shown_again(recorded, play.faults.done)
+    made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded) - Counter(repeated)
+    twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
+    ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
+    # What a deleted run did is done again; only that it was at work is of interest.
+    deleted = [_seen(record, gone_at) for record, gone_at in play.faults.deleted]
+    histories = _histories(play, log, [*runs, *deleted])
+    evidence = Evidence(
+        faults=play.faults.done,
+        holds=play.catalogue.holds,
+        assigned=assigned,
+        left=[event for event in play.catalogue.events if event.kind == "left"],
+        ticks=ticks,
+        slow=parts.bystander.slow,
+        is_classic=parts.protocol == "classic",
+    )
+    judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
+    noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
+    reached = [(commit.range.topic_partition, commit.range.until) for commit in commits]
+    wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
+    for member_log in parts.member_logs:
+        wrong += failures_in(member_log.read_text(errors="replace").splitlines())
+    wrong += [*parts.fleeting.problems, *(f"record {number} is lost" for number in output.lost)]
+    wrong += [f"record {number} is in the output more than once" for number in output.doubled]
+    wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
+    wrong += [f"{count} offsets of {name} were worked on by two successful runs" for name, count in twice.items()]
+    wrong += [f"not shown by Dagster: the commit of {one}" for one in (made - shown).elements()]
+    for extra in (shown - made).elements():
+        by = ", ".join(f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}" for one in recorded if one.range == extra)
+        wrong.append(f"shown by Dagster, and not committed, or not so often: {extra}, by {by}")
+    wrong += [*unowned, *went_back, *map(str, judgement.stalls)]
+    return Report(
+        faults=Counter(fault.kind.name.lower() for fault in play.faults.done),
+        output=output,
+        twice_succeeded=sum(twice.values()),
+        commits=len(commits),
+        materialisations_missing=(made - shown).total(),
+        materialisations_extra=(shown - made).total(),
+        materialisations_repeated=len(repeated),
+        unowned=unowned,
+        went_back=went_back,
+        stalls=judgement,
+        holds=Counter(hold.outcome for hold in play.catalogue.holds),
+        runs=Counter(status for status, _, _ in runs),
+        wrong=wrong,
+    )
+
+
+def _rows(parts: Parts) -> Iterator[Row]:
+    if parts.spark is not None:
+        yield from parquet_rows(parts.exchange.output)
+        return
+    for path in parts.exchange.output.glob("*.csv"):
+        with path.open(newline="") as file:
+            yield from (Row(*map(int, row)) for row in csv.reader(file))
+
+
+def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[OffsetRange, ...]]]:
+    """Every run of the group that Dagster has."""
+    cursor = None
+    while True:
+        records = instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_PAGE, cursor=cursor)
+        yield from map(_seen, records)
+        if len(records) < _PAGE:
+            return
+        cursor = records[-1].dagster_run.run_id
+
+
+def _seen(record: dg.RunRecord, gone_at: float | None = None) -> tuple[str, RunSeen, tuple[OffsetRange, ...]]:
+    """A run with its status and its ranges; one that did not end was there until it was gone."""
+    run, ended_at = record.dagster_run, record.end_time if record.end_time is not None else gone_at
+    # One that executes a part of another run again leaves the range to be done.
+    is_whole = run.status is dg.DagsterRunStatus.SUCCESS and run.step_keys_to_execute is None
+    seen = RunSeen(record.create_timestamp.timestamp(), ended_at, is_whole)
+    return run.status.value, seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
+
+
+def _range_of(key: str) -> OffsetRange:
+    """The range of a key `numbers-3-120-240`."""
+    topic, *numbers = key.rsplit("-", 3)
+    partition, start, until = map(int, numbers)
+    return OffsetRange(topic, partition, start, until)
+
+
+def failures_in(log: Iterable[str]) -> list[str]:
+    """The members that ended with an error, and with which: nothing that is done to them here needs a person."""
+    found: list[str] = []
+    for line in log:
+        if line.startswith("the member ") and line.endswith(" failed"):
+            found.append(line)
+        elif found and line.startswith("dagster_rebalance.core.errors.") and found[-1].endswith(" failed"):
+            found[-1] = f"{found[-1]}: {line.rpartition('Error: ')[2]}"
+    return found
+
+
+def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[OffsetRange]:
+    """The commits that Dagster shows twice because of a fault.
+
+    Their member was held up after it had looked for them, and before it recorded them. Its successor
+    recorded them late meanwhile, or as soon as the storage answered again.
+    """
+    found = []
+    for late in (one for one in recorded if one.is_late):
+        first = [one.member for one in recorded if one.range == late.range and not one.is_late]
+        if len(first) == 1 and any(_holds_up(fault, first[0], late.at) for fault in faults):
+            found.append(late.range)
+    return found
+
+
+def _holds_up(fault: Fault, member: str, at: float) -> bool:
+    """Whether a fault may have kept a member from the end of a write, until somebody else did it."""
+    its_own = fault.kind is Kind.MEMBER_FROZEN and fault.target == member
+    if not its_own and fault.kind not in {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}:
+        return False
+    return fault.began_at <= at <= (fault.mended_at or at) + _AFTERWARDS_S
+
+
+def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]) -> list[str]:
+    """The offsets that are below what a partition has reached, and in none of the ranges."""
+    ends: dict[TopicPartition, int] = {}
+    for partition, until in reached:
+        ends[partition] = max(until, ends.get(partition, 0))
+    missing = []
+    for partition, end in sorted(ends.items()):
+        at = 0
+        for range_ in sorted(one for one in ranges if one.topic_partition == partition and one.start < end):
+            if range_.start > at:
+                missing.append(f"{partition} [{at}, {range_.start})")
+            at = max(at, range_.until)
+        if at < end:
+            missing.append(f"{partition} [{at}, {end})")
+    return missing
+
+
+def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
+    """How many offsets of each partition are in more than one of the ranges."""
+    found = {}
+    for partition, its_ranges in groupby(sorted(ranges, key=lambda one: (one.topic_partition, one.start)), lambda one: one.topic_partition):
+        reached = count = 0
+        for range_ in its_ranges:
+            count += max(0, min(reached, range_.until) - range_.start)
+            reached = max(reached, range_.until)
+        if count:
+            found[str(partition)] = count
+    return found
+
+
+def _ticks(parts: Parts, member: str) -> list[float]:
+    """When the ticks of a member's sensor that came to their end began."""
+    found = parts.dagster.ui.ticks(member, SENSOR, limit=_TICKS)
+    return sorted(float(tick["timestamp"]) for tick in found if tick["status"] in {"SUCCESS", "SKIPPED"})
+
+
+def _histories(play: Play, log: Sequence[GroupRecord], runs: Sequence[tuple[str, RunSeen, tuple[OffsetRange, ...]]]) -> list[History]:
+    owners = changes_of_owner(log)
+    worked: dict[int, list[RunSeen]] = defaultdict(list)
+    for _, run, ranges in runs:
+        for range_ in ranges:
+            worked[range_.partition].append(run)
+    stored: dict[int, list[StoredOffset]] = defaultdict(list)
+    for record in log:
+        if isinstance(record, StoredOffset):
+            stored[record.partition].append(record)
+    return [
+        History(
+            name=f"{TOPIC}-{number}",
+            ends=[(at, ends[number]) for at, ends in play.ends if number < len(ends)],
+            commits=[(one.at, one.offset) for one in stored[number]],
+            claims=list(_claims(stored[number])),
+            runs=worked[number],
+            owners=owners.get(number, []),
+        )
+        for number in range(len(play.ends[-1][1]))
+    ]
+
+
+def _claims(stored: Iterable[StoredOffset]) -> Iterator[tuple[float, int]]:
+    """When a range up to where was claimed for the first time."""
+    known = 0
+    for one in stored:
+        for claim in decode(OffsetAndMetadata(one.offset, one.metadata)).claims:
+            if claim.until > known:
+                known = claim.until
+                yield one.at, claim.until

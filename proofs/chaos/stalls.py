@@ -1,0 +1,217 @@
+"""Stalls: times in which a partition had something to read, and nobody worked on it, and nothing explains why.
+
+Owns the judgement, from Kafka's log, Dagster's runs and ticks, and the faults; no member is asked. A partition is busy while a run of it is
+live, or while a batch of it waits for the next tick of its owner's sensor. Else it is idle, and that has to be explained: by a fault to its
+owner or to what it needs, by a hold of it, by nobody having it, or by ticks that did not come.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import defaultdict
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from proofs.chaos.spans import Span, total_s, without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+STALL_S = 2.0
+TICKS_WAITED = 2
+"""The tick that a batch just missed, and the next one."""
+LONGEST_WAIT_S = 30.0
+"""For a tick: if none came for so long, that has to be explained."""
+REQUEST_S = 5.0
+"""What Dagster's daemon takes to make runs of the requests of a tick, on a machine that is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunSeen:
+    """A run as Dagster shows it.
+
+    Attributes:
+        created_at: When it was made.
+        ended_at: When it was over; None if never.
+        succeeded: Whether it did all of its job.
+    """
+
+    created_at: float
+    ended_at: float | None
+    succeeded: bool
+
+
+@dataclass(frozen=True)
+class History:
+    """What happened to one partition. All times are in seconds since 1970.
+
+    Attributes:
+        name: The partition.
+        ends: When it was seen to end where, oldest first.
+        commits: When its offset moved to where, oldest first.
+        claims: When a range up to where was claimed, oldest first.
+        runs: The runs that worked on it, oldest first.
+        owners: Since when which member, by its id, has had it; None for nobody.
+    """
+
+    name: str
+    ends: Sequence[tuple[float, int]]
+    commits: Sequence[tuple[float, int]]
+    claims: Sequence[tuple[float, int]]
+    runs: Sequence[RunSeen]
+    owners: Sequence[tuple[float, str | None]]
+
+    def owner_at(self, at: float) -> str | None:
+        """Who had it at a time."""
+        return next((owner for since, owner in reversed(self.owners) if since <= at), None)
+
+    def owned(self, until: float) -> Iterator[tuple[Span, str | None]]:
+        """Who had it, and for how long, until a time."""
+        for (since, owner), (end, _) in pairwise([*self.owners, (until, None)]):
+            yield Span(since, end), owner
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """A reason not to work.
+
+    Attributes:
+        span: When.
+        why: In words.
+        partition: Which partition; None for all.
+    """
+
+    span: Span
+    why: str
+    partition: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A partition stood still.
+
+    Attributes:
+        partition: Which.
+        span: When.
+        before: What had happened to it last.
+        after: What happened to it next.
+    """
+
+    partition: str
+    span: Span
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        text = f"{self.partition} stood still for {self.span.seconds:.1f} s from {clock(self.span.begin)} on"
+        return f"{text}, after {self.before} and until {self.after}"
+
+
+@dataclass
+class Judgement:
+    """What came out.
+
+    Attributes:
+        stalls: Those that nothing explains.
+        watched_s: Partition-seconds with something to read in which nothing would have explained idleness.
+        idle_s: Partition-seconds of idleness by what explains them.
+    """
+
+    stalls: list[Stall] = field(default_factory=list)
+    watched_s: float = 0.0
+    idle_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+def clock(at: float) -> str:
+    """A time of day, as the brokers' logs have it."""
+    return datetime.fromtimestamp(at).strftime("%H:%M:%S")  # noqa: DTZ006 - the time that a person's clock shows
+
+
+def judge(histories: Iterable[History], ticks: Mapping[str, Sequence[float]], reasons: Sequence[Explained], until: float) -> Judgement:
+    """Find the stalls.
+
+    Args:
+        histories: The partitions.
+        ticks: When a tick of the sensor of each member, by its id, that came to its end began, oldest first.
+        reasons: What explains idleness.
+        until: The end of what is judged.
+    """
+    judgement = Judgement()
+    for history in histories:
+        behind = _behind(history, until)
+        idle = without(behind, _busy(history, ticks, until))
+        for reason in [*_nobody(history, until), *reasons]:
+            if reason.partition in {None, history.name}:
+                left = without(idle, [reason.span])
+                judgement.idle_s[reason.why] += total_s(idle) - total_s(left)
+                idle, behind = left, without(behind, [reason.span])
+        judgement.watched_s += total_s(behind)
+        judgement.stalls += [Stall(history.name, span, *_around(history, span)) for span in idle if span.seconds > STALL_S]
+    return judgement
+
+
+def _behind(history: History, until: float) -> list[Span]:
+    """When the partition had something to read."""
+    changes = [(at, "end", end) for at, end in history.ends]
+    changes += [(at, "committed", offset) for at, offset in history.commits]
+    latest = {"end": 0, "committed": 0}
+    spans = []
+    since: float | None = None
+    for at, which, offset in sorted(changes):
+        latest[which] = offset
+        is_behind = latest["end"] > latest["committed"]
+        if is_behind and since is None:
+            since = at
+        elif not is_behind and since is not None:
+            spans.append(Span(since, at))
+            since = None
+    return spans if since is None else [*spans, Span(since, until)]
+
+
+def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) -> list[Span]:
+    live = [Span(run.created_at, until if run.ended_at is None else run.ended_at) for run in history.runs]
+    wanted = [at for at, _ in history.claims]
+    wanted += [run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded]
+    wanted += [since for since, owner in history.owners if owner is not None and _is_claimed(history, since)]
+    return live + [Span(at, min(until, _run_due_at(history, at, ticks))) for at in wanted]
+
+
+def _is_claimed(history: History, at: float) -> bool:
+    """Whether an owner that came then has found a claim."""
+    claimed = max((until for since, until in history.claims if since <= at), default=0)
+    return claimed > max((offset for since, offset in history.commits if since <= at), default=0)
+
+
+def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:
+    """Until when a batch waits for its run: until there is one, or should have been one."""
+    its_ticks = ticks.get(history.owner_at(wanted_at) or "", ())
+    following = its_ticks[bisect.bisect_right(its_ticks, wanted_at) :][:TICKS_WAITED]
+    last, waited = wanted_at, 0
+    for tick in following:
+        if tick - last > LONGEST_WAIT_S:
+            break
+        last, waited = tick, waited + 1
+    due = [last + (REQUEST_S if waited == TICKS_WAITED else LONGEST_WAIT_S)]
+    due += [run.created_at for run in history.runs if run.created_at >= wanted_at]
+    return min(due)
+
+
+def _around(history: History, span: Span) -> tuple[str, str]:
+    """What happened to a partition last before a time, and first behind it."""
+    events = [(at, f"a commit up to {offset}") for at, offset in history.commits]
+    events += [(at, f"a claim up to {offset}") for at, offset in history.claims]
+    events += [(run.created_at, "a run was made") for run in history.runs]
+    events += [(run.ended_at, f"a run {'succeeded' if run.succeeded else 'failed'}") for run in history.runs if run.ended_at is not None]
+    events += [(at, "a new owner had it" if owner else "nobody had it") for at, owner in history.owners]
+    told = [(at, f"{what} at {clock(at)}") for at, what in sorted(events)]
+    before = [text for at, text in told if at <= span.begin]
+    after = [text for at, text in told if at >= span.end]
+    return before[-1] if before else "its beginning", after[0] if after else "the end"
+
+
+def _nobody(history: History, until: float) -> list[Explained]:
+    first = history.owners[0][0] if history.owners else until
+    spans = [Span(0.0, first), *(span for span, owner in history.owned(until) if owner is None and span.seconds > 0)]
+    return [Explained(span, "Kafka has given it to nobody") for span in spans]

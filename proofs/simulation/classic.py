@@ -1,0 +1,124 @@
+"""The classic protocol, written from its rules: join, sync, one generation for all; cooperative and eager.
+
+A rebalance waits for every known member to join, at most the rebalance time-out; who has not joined by then is thrown out. In cooperative
+mode a partition is taken from its owner in one generation and given to the next in a later one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proofs.simulation.coordinator import Coordinator, Grant, Refusal, Seat
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from dagster_rebalance.core.partition import TopicPartition
+    from proofs.simulation.clockwork import Clockwork
+
+_COMPLETING_S = 0.3
+"""Between the last join and the leader's assignment; commits are refused meanwhile."""
+
+
+class ClassicGroup(Coordinator):
+    """A group of the classic protocol.
+
+    Args:
+        clockwork: Time and chance.
+        partitions: How many partitions the topic has.
+        session_s: A member that is not heard of for so long is thrown out.
+        rebalance_s: So long a rebalance waits for its members.
+        is_eager: Whether members give everything back before they join.
+    """
+
+    def __init__(self, clockwork: Clockwork, *, partitions: int, session_s: float, rebalance_s: float, is_eager: bool) -> None:
+        super().__init__(clockwork, partitions=partitions, session_s=session_s, rebalance_s=rebalance_s)
+        self.is_eager = is_eager
+        self._join_by: float | None = None
+        self._syncs_at: float | None = None
+
+    @property
+    def is_preparing(self) -> bool:
+        """Whether members have to join."""
+        return self._join_by is not None
+
+    def join(self, member_id: str, owned: Collection[TopicPartition]) -> None:
+        """A member takes part in the next generation; the assignment is told by its heartbeats (they stand for SyncGroup, too)."""
+        seat = self.seats.setdefault(member_id, Seat(member_id, -1, self.clockwork.now))
+        seat.seen_at = self.clockwork.now
+        seat.claims = frozenset(owned)
+        seat.owned &= seat.claims
+        seat.revoking = frozenset()
+        if not self.is_preparing:
+            self._prepare()
+        seat.joined = True
+        self._complete_if_all_joined()
+
+    def heartbeat(self, member_id: str) -> Grant | Refusal | None:
+        """A member lives; it is told to join, or its assignment, or nothing while the others are waited for."""
+        seat = self.seats.get(member_id)
+        if seat is None:
+            return Refusal.UNKNOWN_MEMBER
+        seat.seen_at = self.clockwork.now
+        if self.is_preparing and not seat.joined:
+            return Refusal.REBALANCING
+        if self.is_preparing or self._syncs_at is not None:
+            return None
+        return Grant(seat.epoch, frozenset(seat.owned - seat.revoking))
+
+    def refusal(self, member_id: str, epoch: int) -> Refusal | None:
+        """In the time between join and sync nobody commits."""
+        if member_id in self.seats and self._syncs_at is not None:
+            return Refusal.REBALANCING
+        return super().refusal(member_id, epoch)
+
+    def look_at_clocks(self) -> None:
+        """Sessions, the rebalance time-out, and the leader's answer."""
+        super().look_at_clocks()
+        now = self.clockwork.now
+        if self._join_by is not None and now >= self._join_by:
+            late = [seat.member_id for seat in self.seats.values() if not seat.joined]
+            for member_id in late:
+                self.clockwork.tell("kafka", f"throws {member_id} out: it did not join in time")
+                del self.seats[member_id]
+            self._complete_if_all_joined()
+        if self._syncs_at is not None and now >= self._syncs_at:
+            self._sync()
+
+    def membership_changed(self) -> None:
+        """Everybody joins anew."""
+        if not self.is_preparing:
+            self._prepare()
+        self._complete_if_all_joined()
+
+    def metadata_changed(self) -> None:
+        """The leader joins anew, and with it everybody."""
+        self.membership_changed()
+
+    def _prepare(self) -> None:
+        self.rebalances += 1
+        self._join_by, self._syncs_at = self.clockwork.now + self.rebalance_s, None
+        for seat in self.seats.values():
+            seat.joined = False
+
+    def _complete_if_all_joined(self) -> None:
+        if self.is_preparing and all(seat.joined for seat in self.seats.values()):
+            self._join_by = None
+            self.epoch += 1
+            for seat in self.seats.values():
+                seat.epoch = self.epoch
+            self._syncs_at = self.clockwork.now + _COMPLETING_S
+
+    def _sync(self) -> None:
+        self._syncs_at = None
+        has = {seat.member_id: frozenset() if self.is_eager else seat.claims for seat in self.seats.values()}
+        for partition, member_id in self.shares(has).items():
+            holder = next((other for other, claimed in has.items() if partition in claimed), None)
+            for seat in self.seats.values():
+                seat.owned.discard(partition)
+            if holder is None or holder == member_id:
+                self.seats[member_id].owned.add(partition)
+            else:
+                # It is taken from its owner in this generation; until that one has joined without it, it is nobody else's.
+                self.seats[holder].owned.add(partition)
+                self.seats[holder].revoking |= {partition}

@@ -1,0 +1,164 @@
+"""Dagster's side of a simulated process: the run ledger, the catalogue and the dead letters that the pump is given.
+
+Each call goes over the network of its process: it may fail, take its time, or be carried out without an answer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.restoring import LastRecorded
+from proofs.simulation.clockwork import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.holds import Receipt
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.runs import RunSeen
+    from proofs.simulation.dagster_runs import SimulatedDagster
+    from proofs.simulation.process import Process
+
+
+class SimulatedLedger:
+    """Plays `orchestration.runs.RunLedger`."""
+
+    def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
+        self._process = process
+        self._dagster = dagster
+
+    def read(
+        self,
+        batch_ids: Iterable[str],
+        *,
+        live_too: bool = False,
+        claims: Iterable[Claimed] = (),
+    ) -> tuple[RunSeen, ...]:
+        """All runs of the batches, and all live ones if wanted: as they were before the answer was on its way."""
+        self._process.must_reach("dagster")
+        found = self._dagster.seen(batch_ids, live_too=live_too, claims=claims)
+        self._process.must_reach("dagster")
+        return found
+
+    def why_failed(self, run_id: str) -> str:  # noqa: ARG002 - all fail alike
+        """What a run failed with."""
+        self._process.must_reach("dagster")
+        return "it failed"
+
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
+        """Cancel a run."""
+        self._process.must_reach("dagster")
+        self._dagster.cancel(run_id, only_unstarted=only_unstarted)
+
+    def end_dead(self, run_id: str, sign: str) -> bool:
+        """End a run without another sign of life, before that or after it."""
+        self._process.must_reach("dagster")
+        if not self._dagster.end_dead(run_id, sign):
+            return False
+        self._process.must_reach("dagster")
+        return self._dagster.call_over(run_id, sign)
+
+
+class SimulatedCatalogue:
+    """Plays `orchestration.catalogue.Catalogue`."""
+
+    def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
+        self._process = process
+        self._dagster = dagster
+        self.receipts = 0
+
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nothing to keep."""
+
+    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
+        """The last recorded commit of each partition."""
+        self._process.must_reach("dagster")
+        recorded = self._dagster.recorded
+        last = {partition: recorded[partition][-1] for partition in partitions if recorded.get(partition)}
+        return {partition: LastRecorded(commit.range.until, commit.run_id) for partition, commit in last.items()}
+
+    def record_commit(self, commit: RecordCommit) -> None:
+        """Record a commit once."""
+        self._process.must_reach("dagster")
+        self._dagster.record(commit)
+        self._process.must_reach("dagster")
+
+    def record_receipt(self, receipt: Receipt) -> None:
+        """Tell it, and count."""
+        self._process.tell(str(receipt))
+        self.receipts += 1
+
+    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
+        """Show what is stopped."""
+        self._process.must_reach("dagster")
+        self._dagster.stopped, self._dagster.stopped_said_by = dict(stopped), self._process.incarnation
+
+    def record_joined(self) -> None:
+        """This process is the newest."""
+        self._dagster.joined.append(self._process.incarnation)
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        """Nothing to keep."""
+
+    def record_left(self, reason: str) -> None:
+        """Nothing to keep."""
+
+    def keep_seat(self) -> None:
+        """Nobody stands back: each side has one process that gets ticks."""
+
+    def give_seat_up(self) -> None:
+        """Nothing to free."""
+
+    def successor(self) -> str | None:
+        """A newer process of the same code location."""
+        mine = self._process.incarnation
+        side, _, number = mine.partition(".")
+        newer = [other for other in self._dagster.joined if other.partition(".")[0] == side and int(other.partition(".")[2]) > int(number)]
+        return newer[-1] if newer else None
+
+
+class SimulatedDeadLetters:
+    """Plays `orchestration.dead_letters.DeadLetters`."""
+
+    def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
+        self._process = process
+        self._dagster = dagster
+        self._under_way: dict[str, StoreDeadLetter] = {}
+        self._ended: list[DeadLetterStored | DeadLetterFailed] = []
+
+    @property
+    def under_way(self) -> int:
+        """How many letters are not answered. A member that has left takes no answers any more."""
+        return len(self._under_way) - len(self._ended)
+
+    def is_under_way(self, range_: OffsetRange) -> bool:
+        """Whether the letter of a range is on its way."""
+        return range_.key in self._under_way
+
+    def store(self, letter: StoreDeadLetter, error: str) -> None:  # noqa: ARG002 - nobody reads the records here
+        """Begin to store a letter."""
+        for run_id in letter.run_ids:
+            if self._dagster.runs[run_id].is_refused:
+                msg = f"{letter.range} becomes a dead letter because of {run_id}, which refused itself"
+                raise Violation(msg)
+        if letter.range.key not in self._under_way:
+            self._under_way[letter.range.key] = letter
+            clockwork = self._process.clockwork
+            losses = self._dagster.outputs.losses(letter.range)
+            clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter, losses))
+
+    def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
+        """What became of the letters."""
+        ended, self._ended = self._ended, []
+        for answer in ended:
+            del self._under_way[answer.letter.range.key]
+            yield answer
+
+    def _end(self, letter: StoreDeadLetter, losses: int) -> None:
+        lost = self._process.clockwork.happens(self._process.weather.lost_requests)
+        stored = not lost or self._process.clockwork.happens(0.5)
+        if stored and losses == self._dagster.outputs.losses(letter.range):
+            self._dagster.letters[letter.range] = letter
+        self._ended.append(DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter))

@@ -1,0 +1,347 @@
+"""A code-server process: the real pump, consumer and driver on simulated ports, with a sensor that ticks and a network that fails.
+
+Owns when the process works, waits, is paused or dies. While it waits for an answer all others go on, so whatever can happen between two of
+its requests does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.pump import Parts, Pump
+from proofs.simulation.client import SimulatedMember
+from proofs.simulation.clockwork import Violation
+from proofs.simulation.cluster import SimulatedCluster
+from proofs.simulation.coordinator import TOPIC
+from proofs.simulation.hanging import Hanging
+from proofs.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.orchestration.catalogue import Catalogue
+    from dagster_rebalance.orchestration.dead_letters import DeadLetters
+    from dagster_rebalance.orchestration.runs import RunLedger
+    from proofs.simulation.classic import ClassicGroup
+    from proofs.simulation.clockwork import Clockwork
+    from proofs.simulation.consumer_protocol import ConsumerGroup
+    from proofs.simulation.dagster_runs import SimulatedDagster
+    from proofs.simulation.progress import Wait
+    from proofs.simulation.weather import Weather
+
+_CONFIG = {
+    "consumer": {"group.protocol": "consumer"},
+    "cooperative": {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"},
+    "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
+}
+_LONG_S = 1.0
+_HANGS_S = (5.0, 20.0, 130.0)
+_ANSWERED_WITHIN_S = 10.0
+"""An answer that takes longer never comes: the connection was lost."""
+_HANG_IS_BORNE_S = 80.0
+"""After so long a member has to go on over a new connection."""
+
+
+class ProcessKilledError(BaseException):
+    """Unwinds whatever the process was doing; nothing may catch it."""
+
+
+class _SteppedPump(Pump):
+    """The real pump, turned from outside."""
+
+    def begin(self) -> None:
+        """What `run` does before its first turn."""
+        self.parts.consumer.subscribe(list(self.parts.topics))
+        self.parts.consumer.set_rebalance_listener(self._witness)
+        self._show(self.parts.catalogue.record_joined)
+
+    def turn(self) -> None:
+        """One turn."""
+        self._turn()
+
+    @property
+    def left(self) -> str | None:
+        """Why it has left, once it has."""
+        return self._left
+
+
+class Process:
+    """One member and its sensor.
+
+    Args:
+        incarnation: `<side>.<number>`: a newer process of the same side is the successor of an older one.
+        clockwork: Time and chance.
+        group: The coordinator.
+        dagster: Dagster.
+        weather: How rough it is.
+        new_batch_id: Names batches.
+    """
+
+    def __init__(
+        self,
+        incarnation: str,
+        clockwork: Clockwork,
+        *,
+        group: ClassicGroup | ConsumerGroup,
+        dagster: SimulatedDagster,
+        weather: Weather,
+        new_batch_id: Callable[[], str],
+    ) -> None:
+        self.incarnation = incarnation
+        self.clockwork = clockwork
+        self.weather = weather
+        self.skew = 0.0
+        self.is_gone = self.is_paused = self.is_retired = False
+        self.is_connected = self.has_storage = True
+        self.awake_since = float("-inf")
+        self.waits_since: dict[tuple[TopicPartition, int, int, Wait], float] = {}
+        self.after_turn: Callable[[Process], None] = lambda _: None
+        self.start_another: Callable[[], None] = lambda: None
+        self._killed = False
+        self._hanging: Hanging | None = None
+        self._hangs_since: float | None = None
+        self._dagster = dagster
+        self._group = group
+        self._waits_for: dict[TopicPartition, frozenset[str]] = {}
+        self._drains_until = 0.0
+        self.member = SimulatedMember(self, group)
+        self.catalogue = SimulatedCatalogue(self, dagster)
+        self.letters = SimulatedDeadLetters(self, dagster)
+        self.mailbox = Mailbox()
+        self.driver = Driver(weather.settings, new_batch_id=new_batch_id, now=self.clock())
+        self.consumer = RebalanceAwareConsumer(
+            {"bootstrap.servers": "simulated", "group.id": "simulated", **_CONFIG[weather.protocol]},
+            hold_limit_s=weather.settings.budget.limit_s,
+            fetch=False,
+            clock=self.clock,
+            member=self.member,
+            cluster=SimulatedCluster(self, group),
+        )
+        parts = Parts(
+            consumer=self.consumer,
+            driver=self.driver,
+            ledger=cast("RunLedger", SimulatedLedger(self, dagster)),
+            catalogue=cast("Catalogue", self.catalogue),
+            topics=[TOPIC],
+            clock=self.clock,
+            dead_letters=cast("DeadLetters", self.letters) if weather.settings.dead_letter_topic else None,
+            start=self._begin_work,
+        )
+        self.pump = _SteppedPump(parts, self.mailbox)
+        self.pump.begin()
+        self.mailbox.tell(TickArrived())
+        clockwork.after(0.0, self, self._turn)
+        clockwork.after(0.3, None, self._tick)
+
+    def __str__(self) -> str:
+        return f"member {self.incarnation}"
+
+    def clock(self) -> float:
+        """This process's clock: a poll that waits moves it ahead of the others."""
+        return self.clockwork.now + self.skew
+
+    def tell(self, what: str) -> None:
+        """Add a line to the trace."""
+        self.clockwork.tell(self, what)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether ticks come, and all its backends are there."""
+        is_borne = self._hangs_since is not None and self.clockwork.now - self._hangs_since < _HANG_IS_BORNE_S
+        return not self.is_retired and self.is_connected and self.has_storage and not is_borne
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has left the group in order."""
+        return self.pump.left is not None and not self._killed
+
+    def gauges(self) -> dict[str, int]:
+        """What must return to zero."""
+        of_driver = {
+            "holds": len(self.driver.holds),
+            "offers": len(self.driver.offers),
+            "dead letters under way": self.letters.under_way,
+        }
+        if self.has_left:
+            # Its consumer is closed, and answers nothing any more.
+            return of_driver
+        return {
+            **of_driver,
+            "revokes": len(self.consumer.get_to_be_revoked_partitions()),
+            "assigned partitions": len(self.consumer.assignment()),
+        }
+
+    def expects_drain(self, held: frozenset[TopicPartition]) -> None:
+        """From now on the runs that are known to work on these are waited for."""
+        owned = [self.driver.partitions[partition] for partition in sorted(held) if partition in self.driver.partitions]
+        self._waits_for = {o.partition: o.live_runs for o in owned}
+        budget = self.weather.settings.budget
+        self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s
+
+    def check_drained(self) -> None:
+        """Before the deadline nothing is given back while a run works on it; unless a person meddled, or the member is leaving."""
+        if self.driver.leaving is not None or self.clock() >= self._drains_until:
+            return
+        for partition, run_ids in self._waits_for.items():
+            busy = [run_id for run_id in sorted(run_ids) if self._dagster.processes[run_id].is_working]
+            if busy and partition not in self._group.meddled:
+                msg = f"{self} gives {partition} back while {busy[0]} works on it"
+                raise Violation(msg)
+
+    # What disturbs it
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self.tell("is killed")
+        self._killed = self.is_gone = True
+
+    def pause(self, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT later: a zombie, if that was too long."""
+        self.tell(f"is paused for {seconds:.0f} s")
+        self.is_paused = True
+        self.clockwork.after(seconds, None, self._resume)
+
+    def retire(self) -> None:
+        """The code location was reloaded: no more ticks come."""
+        self.tell("gets no more ticks")
+        self.is_retired = True
+
+    def leave(self) -> None:
+        """SIGTERM."""
+        self.is_retired = True
+        self.mailbox.tell(LeaveRequested("it was asked to", 8.0))
+
+    def _resume(self) -> None:
+        self.is_paused = False
+        self.awake_since = self.clockwork.now
+        self.tell("goes on")
+
+    # The network
+
+    def reaches(self, backend: str, *, wait: bool = True) -> bool:
+        """Whether a request or its answer arrives; meanwhile the others go on, and this process may be stopped or killed."""
+        if self._hanging is not None:
+            return self._reaches_late(self._hanging)
+        if wait:
+            asked_at = self.clockwork.now
+            self.clockwork.let_others(self, self._stall())
+            while self.is_paused and not self._killed:
+                self.clockwork.let_others(self, 1.0)
+            if self.clockwork.now - asked_at > _LONG_S:
+                self.awake_since = self.clockwork.now
+        if self._killed:
+            raise ProcessKilledError
+        is_there = self.is_connected if backend == "kafka" else self.has_storage
+        return is_there and not self.clockwork.happens(self.weather.lost_requests)
+
+    def must_reach(self, backend: str) -> None:
+        """The same, as the pump hears of it."""
+        if not self.reaches(backend):
+            if backend == "kafka":
+                msg = "Kafka did not answer"
+                raise BrokerError(msg, retriable=True)
+            msg = "Dagster's storage did not answer"
+            raise ConnectionError(msg)
+
+    def _stall(self) -> float:
+        clockwork = self.clockwork
+        if clockwork.happens(self.weather.stalls / 20):
+            self.pause(clockwork.within(2, 20))
+        return clockwork.within(0, 4) if clockwork.happens(self.weather.stalls) else self.weather.latency() / 4
+
+    # Storage that hangs
+
+    def _begin_work(self, name: str, work: Callable[[], None]) -> None:
+        """The pump does not wait for what it asks of the storage; it matters only where the answer takes long."""
+        if name == "storage" and self._hangs_since is None and self.clockwork.happens(self.weather.storage_hangs):
+            self._hangs_since = self.clockwork.now
+            hanging = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(hanging, go_on))
+            hanging.go_on()
+        else:
+            work()
+
+    def _in_hanging(self, hanging: Hanging, go_on: Callable[[], None]) -> None:
+        before, self._hanging = self._hanging, hanging
+        try:
+            go_on()
+        except ProcessKilledError:
+            pass
+        finally:
+            self._hanging = before
+
+    def _reaches_late(self, hanging: Hanging) -> bool:
+        """Whether an answer comes at all; the first one takes long."""
+        seconds = 0.0
+        if self._hangs_since == self.clockwork.now:
+            seconds = self.clockwork.chance.choice(_HANGS_S)
+            self.tell(f"the storage does not answer it for {seconds:.0f} s")
+        hanging.wait(seconds)
+        while self.is_paused and not self._killed:
+            hanging.wait(1.0)
+        if self._killed:
+            raise ProcessKilledError
+        if seconds:
+            self._hangs_since, self.awake_since = None, self.clockwork.now
+        return self.has_storage and seconds < _ANSWERED_WITHIN_S
+
+    # What it does
+
+    def _turn(self) -> None:
+        if self.is_gone:
+            return
+        if self.is_paused:
+            self.clockwork.after(0.5, self, self._turn)
+            return
+        self.skew = 0.0
+        try:
+            self.clockwork.let_others(self, 0.0)
+            self.pump.turn()
+            self.after_turn(self)
+            if self.pump.left is not None:
+                self.tell(f"leaves: {self.pump.left}")
+                self.consumer.close()
+                self.is_gone = True
+                return
+        except ProcessKilledError:
+            return
+        except DagsterRebalanceError as error:
+            msg = f"{self} ended with {type(error).__name__}: {error}"
+            raise Violation(msg) from error
+        self.clockwork.after(self.skew + self.clockwork.within(0.0, 1.2), self, self._turn)
+
+    def _tick(self) -> None:
+        """A tick finds the member, or starts another one if this one has left the group."""
+        if self.is_retired or self._killed:
+            return
+        if self.is_gone:
+            self.start_another()
+            return
+        clockwork = self.clockwork
+        clockwork.after(clockwork.within(1.0, 4.0), None, self._tick)
+        if self.is_paused or clockwork.happens(self.weather.lost_requests):
+            return
+        self.mailbox.tell(TickArrived())
+        for offer in self.mailbox.mail.offers:
+            self._request(offer)
+
+    def _request(self, offer: Offer) -> None:
+        """A tick may be thrown away, or be resumed much later: then, and for a second sensor, the run key is of no help."""
+        clockwork = self.clockwork
+        if clockwork.happens(self.weather.late_requests):
+            keyed = clockwork.happens(0.5)
+            clockwork.after(clockwork.within(0.5, 40), None, lambda: self._arrive(offer, keyed=keyed))
+        else:
+            clockwork.after(clockwork.within(0.0, 0.5), None, lambda: self._arrive(offer, keyed=True))
+
+    def _arrive(self, offer: Offer, *, keyed: bool) -> None:
+        if keyed:
+            self._dagster.request(offer)
+        else:
+            self._dagster.start(offer.batch_id, offer.ranges)

@@ -1,0 +1,352 @@
+"""The life of simulated runs: they are launched, look whether they may work, work, and end in many ways; some are cut off or frozen.
+
+Owns what their processes do and what they wrote, and raises a `Violation` as soon as two of them work on the same offset. What a
+process reports reaches Dagster only while it can reach the storage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.runs import LIVE, RunSeen, RunState
+from dagster_rebalance.core.start_check import refusal
+from proofs.simulation.clockwork import Violation
+from proofs.simulation.outputs import Outputs
+from proofs.simulation.run_process import BEAT_S, LEASE_S, LOOK_S, STOPPING_S, RunProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.partition import TopicPartition
+    from proofs.simulation.clockwork import Clockwork
+    from proofs.simulation.coordinator import Coordinator
+    from proofs.simulation.weather import Weather
+
+_AGAIN_S = 0.5
+
+
+class RunLife:
+    """The runs of one Dagster instance and their processes."""
+
+    def __init__(self, clockwork: Clockwork, group: Coordinator, weather: Weather) -> None:
+        self.runs: dict[str, RunSeen] = {}
+        self.processes: dict[str, RunProcess] = {}
+        self.deleted: set[str] = set()
+        self.notes: dict[Claimed, str] = {}
+        self.bereft: set[str] = set()
+        self.outputs = Outputs(self.deleted)
+        self._clockwork = clockwork
+        self._group = group
+        self._weather = weather
+
+    def seen(self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+        """What a look-up finds."""
+        raise NotImplementedError
+
+    def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
+        """Dagster executes some assets of a run again, by itself."""
+        raise NotImplementedError
+
+    def mark_ended(self, run_id: str, state: RunState) -> None:
+        """Dagster takes a run for ended."""
+        raise NotImplementedError
+
+    def working(self) -> list[RunSeen]:
+        """The runs at work."""
+        return [self.runs[run_id] for run_id, process in self.processes.items() if process.is_working]
+
+    def is_busy(self, partition: TopicPartition) -> bool:
+        """Whether any run may still work on a partition. One that nobody has submitted refuses itself, should it ever start."""
+        return any(
+            (
+                process.is_working
+                or (run.is_live and run.state is not RunState.CREATED and not process.is_gone and run_id not in self.deleted)
+            )
+            and any(range_.topic_partition == partition for range_ in run.ranges)
+            for (run_id, run), process in zip(self.runs.items(), self.processes.values(), strict=True)
+        )
+
+    def gives_signs(self, run_id: str) -> bool:
+        """Whether a run has a process that lives and shows it, or is about to get one: from the queue, or as a retry."""
+        run = self.runs[run_id]
+        is_coming = run.state in LIVE and run.state is not RunState.CREATED and self.processes[run_id].is_heard
+        return run_id not in self.deleted and (run.awaits_retry or is_coming)
+
+    def forget(self, partition: TopicPartition, at: int) -> None:
+        """What runs have done from an offset on, or are doing, was with records that are gone, and so may be its claim."""
+        begun = [run_id for run_id, process in self.processes.items() if process.has_begun and not process.has_finished]
+        self.bereft |= {
+            run_id
+            for run_id in begun
+            if any(range_.topic_partition == partition and range_.until > at for range_ in self.runs[run_id].ranges)
+        }
+        self.outputs.forget(partition, at, begun)
+
+    def is_in_doubt(self, run_id: str) -> bool:
+        """Whether a run may be taken for one that works, until its member has seen to it that nothing of it does."""
+        run, process = self.runs[run_id], self.processes[run_id]
+        return run.state is not RunState.SUCCEEDED and not process.is_over and (run.state in LIVE or process.has_begun)
+
+    # What breaks processes
+
+    def die(self, run_id: str) -> None:
+        """The process of a run is killed. With Spark Connect its work goes on; the code server may notice its end."""
+        process = self.processes[run_id]
+        if process.is_gone:
+            return
+        self._clockwork.tell(run_id, "its process is killed")
+        self._silence(run_id)
+        process.is_gone = True
+        process.is_working = process.is_working and self._weather.spark_outlives
+        self._clockwork.after(self._clockwork.within(60, 120), None, partial(self._gone, run_id))
+        self._may_be_noticed(run_id)
+
+    def cut_off(self, run_id: str, seconds: float) -> None:
+        """The process cannot reach Dagster's storage for a while."""
+        self._lose(run_id, "is cut off from the storage", seconds)
+
+    def freeze(self, run_id: str, seconds: float) -> None:
+        """The process is suspended for a while; its Spark work is not."""
+        if self.processes[run_id].has_begun and self.processes[run_id].is_heard:
+            self.processes[run_id].is_frozen = True
+            self._lose(run_id, "is frozen", seconds)
+
+    def _lose(self, run_id: str, what: str, seconds: float) -> None:
+        process = self.processes[run_id]
+        if not process.has_begun or not process.is_heard:
+            return
+        self._clockwork.tell(run_id, f"{what} for {seconds:.0f} s")
+        self._silence(run_id)
+        lease_left_s = process.beat(self._clockwork.now) * BEAT_S + LEASE_S - self._clockwork.now
+        # Not with the run as the actor: its lease ends in time, whatever its step waits for.
+        self._clockwork.after(lease_left_s, None, partial(self._end_of_lease, run_id, process.silent_since))
+        self._clockwork.after(seconds, None, partial(self._found_again, run_id, process.silent_since))
+
+    def _silence(self, run_id: str) -> None:
+        if self.processes[run_id].silent_since is None:
+            self.processes[run_id].silent_since = self._clockwork.now
+
+    def _found_again(self, run_id: str, since: float | None) -> None:
+        process = self.processes[run_id]
+        if process.is_gone or process.silent_since != since:
+            return
+        is_leased, process.is_frozen = process.is_leased(self._clockwork.now), False
+        process.silent_since = None
+        if not is_leased:
+            self._stops_itself(run_id, 0.0)
+        elif self.runs[run_id].state not in LIVE or run_id in self.deleted:
+            self._notice(run_id)
+
+    def _end_of_lease(self, run_id: str, since: float | None) -> None:
+        process = self.processes[run_id]
+        if not process.is_gone and process.silent_since == since and not process.is_frozen:
+            self._stops_itself(run_id, self._clockwork.within(*STOPPING_S))
+
+    def _stops_itself(self, run_id: str, within_s: float) -> None:
+        self._clockwork.tell(run_id, "could give no sign of life, and stops itself")
+        self._clockwork.after(within_s, None, partial(self._ended_by_itself, run_id))
+
+    def _ended_by_itself(self, run_id: str) -> None:
+        process, run = self.processes[run_id], self.runs[run_id]
+        if process.is_gone:
+            return
+        heard = process.is_heard
+        self._gone(run_id)
+        if heard:
+            process.has_finished = True
+            if run.state in LIVE:
+                self._move(run_id, RunState.FAILED, is_taken_back=True)
+        else:
+            self._silence(run_id)
+            self._may_be_noticed(run_id)
+
+    def _may_be_noticed(self, run_id: str) -> None:
+        if self._clockwork.happens(self._weather.deaths_noticed):
+            self._clockwork.after(self._clockwork.within(0.5, 3.0), None, partial(self.mark_ended, run_id, RunState.FAILED))
+
+    def _notice(self, run_id: str) -> None:
+        """A process finds that its run has ended or was deleted, and stops; before its first sign it finds out when it looks."""
+        process = self.processes[run_id]
+        if process.has_begun and process.is_heard:
+            seconds = self._clockwork.within(0.0, LOOK_S) + self._clockwork.within(*STOPPING_S)
+            self._clockwork.after(seconds, run_id, partial(self._stop, run_id))
+
+    # The life of a run
+
+    def _launch(self, run_id: str) -> None:
+        if self.runs[run_id].state is not RunState.WAITING or run_id in self.deleted:
+            return
+        self._move(run_id, RunState.STARTING)
+        if self._clockwork.happens(self._weather.launches_fail):
+            self._gone(run_id)
+            self._move(run_id, RunState.FAILED)
+            return
+        if self._clockwork.happens(self._weather.runs_die / 2):
+            self.die(run_id)
+        self._clockwork.after(self._weather.launching(), run_id, partial(self._started, run_id))
+
+    def _started(self, run_id: str) -> None:
+        if self.processes[run_id].is_gone:
+            return
+        if self.runs[run_id].state is RunState.STARTING:
+            self._move(run_id, RunState.STARTED)
+        self._clockwork.after(self._weather.reaching_its_check(), run_id, partial(self._make_check, run_id))
+
+    def _make_check(self, run_id: str) -> None:
+        process = self.processes[run_id]
+        if process.is_gone:
+            return
+        if run_id in self.deleted:
+            self._gone(run_id)
+            return
+        process.has_begun = True
+        self.runs[run_id] = me = replace(self.runs[run_id], has_started=True)
+        claims = [(me.batch_id, range_) for range_ in me.ranges]
+        others = self.seen([me.batch_id], live_too=True, claims=claims)
+        self._clockwork.let_others(run_id, self._weather.latency())
+        why_not = refusal(me, others, self._group.stored)
+        if why_not is None and self._clockwork.happens(self._weather.checks_fail):
+            why_not = "Kafka could not be asked whether its claim stands"
+        if process.is_gone:
+            return
+        if why_not is not None:
+            self._gone(run_id)
+            process.is_over = True
+            ends = self.runs[run_id].state in LIVE
+            self._move(run_id, RunState.FAILED if ends else self.runs[run_id].state, is_refused=True, refusal=why_not)
+            return
+        if run_id in self.deleted:
+            self._gone(run_id)
+            return
+        self.notes |= dict.fromkeys(claims, run_id)
+        self._work(run_id)
+
+    def _work(self, run_id: str) -> None:
+        self._must_be_alone(self.runs[run_id])
+        self.processes[run_id].is_working = True
+        self._clockwork.tell(run_id, "works")
+        takes_s = self._weather.working()
+        if self._clockwork.happens(self._weather.runs_hang):
+            lose = self._clockwork.chance.choice((self.cut_off, self.freeze))
+            self._clockwork.after(self._clockwork.within(0, takes_s), None, partial(lose, run_id, self._clockwork.within(1, 40)))
+            takes_s += self._clockwork.within(0, 30)
+        self._clockwork.after(takes_s, run_id, partial(self._end, run_id))
+
+    def _must_be_alone(self, me: RunSeen) -> None:
+        for other in self.working():
+            if self._is_out_of_sight(other) and other.batch_id != me.batch_id:
+                continue  # docs/limits.md says so
+            if any(mine.overlaps(theirs) for mine in me.ranges for theirs in other.ranges):
+                msg = f"{me.run_id} works on what {other.run_id} works on: two live runs of {me.batch_id} and {other.batch_id}"
+                raise Violation(msg)
+
+    def _is_out_of_sight(self, run: RunSeen) -> bool:
+        """Whether a run is only found by its claim, and that may be gone with its records."""
+        process = self.processes[run.run_id]
+        has_ended = run.run_id in self.deleted or run.state not in LIVE
+        return run.run_id in self.bereft and has_ended and not process.is_heard
+
+    def _must_be_dead(self, run_id: str) -> None:
+        process = self.processes[run_id]
+        if process.is_working and not process.is_gone and not process.is_frozen:
+            signs = "gives signs of life" if process.silent_since is None else "cannot give a sign of life"
+            msg = f"{run_id} was ended as dead although it works and {signs}"
+            raise Violation(msg)
+
+    def _end(self, run_id: str) -> None:
+        process = self.processes[run_id]
+        if process.is_gone:
+            return
+        if process.is_frozen:
+            self._again(run_id, self._end)
+        elif self._clockwork.happens(self._weather.runs_die):
+            self.die(run_id)
+        elif self._clockwork.happens(self._weather.runs_fail):
+            process.is_working = False
+            self._report(run_id, RunState.FAILED)
+        else:
+            process.is_working = False
+            self._clockwork.after(self._weather.reporting(), run_id, partial(self._report, run_id, RunState.SUCCEEDED))
+
+    def _report(self, run_id: str, state: RunState) -> None:
+        """The output is there, or not; Dagster hears of it as soon as the storage can be reached."""
+        process = self.processes[run_id]
+        if process.is_gone:
+            return
+        if not process.is_heard:
+            self._clockwork.after(_AGAIN_S, run_id, partial(self._report, run_id, state))
+            return
+        self._gone(run_id)
+        process.has_finished = True
+        if state is RunState.SUCCEEDED:
+            self._succeed(run_id)
+        else:
+            self._fail(run_id)
+
+    def _succeed(self, run_id: str) -> None:
+        if run_id in self.deleted:
+            return
+        run = self.runs[run_id]
+        asked = [asset for asset in self._weather.assets if asset not in run.left_out]
+        self._move(run_id, RunState.SUCCEEDED, done=frozenset(asked))
+        self.outputs.succeed(run, asked, self._weather.assets)
+
+    def _fail(self, run_id: str) -> None:
+        run = self.runs[run_id]
+        asked = [asset for asset in self._weather.assets if asset not in run.left_out]
+        at = self._clockwork.chance.randrange(len(asked))
+        if run_id not in self.deleted:
+            self.outputs.fail(run, asked[:at], asked[at])
+        self._move(run_id, run.state, done=frozenset(asked[:at]), undone=frozenset(asked[at : at + 1]))
+        if run.state is RunState.STARTED:
+            self._move(run_id, RunState.FAILED, awaits_retry=self._will_retry(run_id))
+        elif run.state is RunState.CANCELING:
+            self._move(run_id, RunState.CANCELED)
+
+    def _will_retry(self, run_id: str) -> bool:
+        """Whether Dagster retries a run: what failed and what it did not come to."""
+        retries = self._clockwork.happens(self._weather.runs_retry)
+        if retries:
+            self._clockwork.after(self._clockwork.within(0.1, 15), None, partial(self._retry, run_id))
+        return retries
+
+    def _retry(self, run_id: str) -> None:
+        run = self.runs[run_id]
+        if not self._clockwork.happens(self._weather.retries_lost) and run_id not in self.deleted:
+            rest = tuple(asset for asset in self._weather.assets if asset not in (run.done | set(run.left_out)))
+            self.retry(run, rest)
+        self.runs[run_id] = replace(self.runs[run_id], awaits_retry=False)
+
+    def _stop(self, run_id: str) -> None:
+        process = self.processes[run_id]
+        if process.is_gone:
+            return
+        if process.is_frozen:
+            self._again(run_id, self._stop)
+            return
+        heard = process.is_heard
+        self._gone(run_id)
+        if not heard:
+            self._may_be_noticed(run_id)
+            return
+        process.has_finished = process.has_begun
+        if self.runs[run_id].state is RunState.CANCELING:
+            self._move(run_id, RunState.CANCELED)
+
+    def _again(self, run_id: str, action: Callable[[str], None]) -> None:
+        self._clockwork.after(_AGAIN_S, run_id, partial(action, run_id))
+
+    def _gone(self, run_id: str) -> None:
+        self.processes[run_id].is_gone = True
+        self.processes[run_id].is_working = False
+        self._silence(run_id)
+
+    def _move(self, run_id: str, state: RunState, **marks: object) -> None:
+        before = self.runs[run_id]
+        self.runs[run_id] = replace(before, state=state, **marks)  # type: ignore[arg-type]  # fields of a run, by name
+        refused = f" (refused itself: {marks['refusal']})" if "refusal" in marks else ""
+        if state is not before.state or refused:
+            self._clockwork.tell(run_id, f"{state.value}{refused}")

@@ -1,0 +1,105 @@
+"""Plays one schedule: a rough time, then a calm one in which everything must be worked off, then everybody leaves.
+
+The same seed gives the same trace, on every machine.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proofs.simulation.clockwork import Violation
+from proofs.simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+_ROUGH_S = 40.0
+_STANDSTILL_S = 600.0
+_LEAVING_AT_MOST_S = 60.0
+_LOOK_EVERY_S = 3.0
+_SHOWN_WITHIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What became of a schedule.
+
+    Attributes:
+        seed: Plays it again.
+        violation: What was broken; empty when nothing was.
+        trace: What happened, one line each.
+        rebalances: How many there were.
+        commits: How many commits were recorded.
+    """
+
+    seed: int
+    violation: str
+    trace: tuple[str, ...]
+    rebalances: int
+    commits: int
+
+
+def play(seed: int, *, rough_s: float = _ROUGH_S) -> Played:
+    """Play the schedule of a seed."""
+    world = World(seed)
+    violation = ""
+    try:
+        with _quiet():
+            _play(world, rough_s)
+    except Violation as found:
+        violation = str(found)
+        world.clockwork.tell("VIOLATION", violation)
+    finally:
+        world.clockwork.stop()
+    return Played(
+        seed,
+        violation,
+        tuple(world.clockwork.trace),
+        world.group.rebalances,
+        sum(map(len, world.dagster.recorded.values())),
+    )
+
+
+def _play(world: World, rough_s: float) -> None:
+    clockwork = world.clockwork
+    clockwork.run(rough_s)
+    world.calm()
+    since: dict[tuple[TopicPartition, int] | None, float] = {}
+    while not world.is_settled():
+        # A long backlog may take its time, as long as each partition of it moves, and what follows the last commit comes in time too.
+        since = {standing: since.get(standing, clockwork.now) for standing in world.standing().items() or [None]}
+        if clockwork.now - min(since.values()) > _STANDSTILL_S:
+            msg = f"nothing was committed for {_STANDSTILL_S:.0f} s of calm: {world.why_not_settled()}"
+            raise Violation(msg)
+        clockwork.run(_LOOK_EVERY_S)
+    world.check_all_is_done()
+    world.check_is_recorded()
+    if world.dagster.stopped:
+        clockwork.run(_SHOWN_WITHIN_S)
+    world.check_nothing_is_shown_as_stopped()
+    world.leave()
+    end = clockwork.now + _LEAVING_AT_MOST_S
+    # Kafka forgets a member that was killed only when its session has timed out.
+    while world.group.seats or any(not process.is_gone for process in world.processes):
+        if clockwork.now > end:
+            msg = f"members do not leave: {world.why_not_settled()}; the group has {len(world.group.seats)} left"
+            raise Violation(msg)
+        clockwork.run(1.0)
+    world.check_gauges()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What members log is in the trace, without the stack of every request that was made to fail."""
+    logger = logging.getLogger("dagster_rebalance")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

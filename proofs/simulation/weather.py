@@ -1,0 +1,157 @@
+"""How rough a schedule is: its protocol and settings, how often things fail, and how long they take. All drawn from the seed.
+
+Owns the ranges that are drawn from. `calm` ends all of it, so that what is left over must be worked off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+
+if TYPE_CHECKING:
+    from proofs.simulation.clockwork import Clockwork
+
+PROTOCOLS = ("consumer", "cooperative", "eager")
+SESSION_S = 8.0
+HOLD_LIMIT_S = 12.0
+MAX_POLL_S = 18.0
+_CALM_SHARE = 0.2
+
+
+@dataclass(slots=True)
+class Weather:
+    """What is drawn for one schedule."""
+
+    clockwork: Clockwork
+    protocol: str
+    partitions: int
+    settings: DriverSettings
+    roughness: float
+    lost_requests: float
+    lost_answers: float
+    stalls: float
+    storage_hangs: float
+    overtaken: float
+    runs_fail: float
+    runs_die: float
+    runs_hang: float
+    runs_retry: float
+    retries_lost: float
+    late_requests: float
+    requests_break: float
+    launches_fail: float
+    checks_fail: float
+    deaths_noticed: float
+    spark_outlives: bool
+    same_machine: bool
+    assets: tuple[str, ...]
+    slow_runs: bool
+    is_calm: bool = False
+
+    @classmethod
+    def drawn(cls, clockwork: Clockwork) -> Weather:
+        """Weather from the seed: some schedules are quiet, so that nothing hides behind faults."""
+        chance = clockwork.chance
+        roughness = chance.choice((0.0, 0.3, 1.0, 1.0, 2.0))
+
+        def often(most: float) -> float:
+            return chance.choice((0.0, most / 3, most)) * min(1.0, roughness)
+
+        return cls(
+            clockwork=clockwork,
+            protocol=chance.choice(PROTOCOLS),
+            partitions=chance.randint(1, 4),
+            settings=_settings(clockwork),
+            roughness=roughness,
+            lost_requests=often(0.08),
+            lost_answers=often(0.3),
+            stalls=often(0.06),
+            storage_hangs=often(0.01),
+            overtaken=often(0.4),
+            runs_fail=often(0.4),
+            runs_die=often(0.12),
+            runs_hang=often(0.1),
+            runs_retry=chance.choice((0.0, 0.5, 1.0)),
+            retries_lost=often(0.3),
+            late_requests=often(0.4),
+            requests_break=often(0.2),
+            launches_fail=often(0.2),
+            checks_fail=often(0.1),
+            deaths_noticed=chance.choice((0.0, 0.7, 1.0)),
+            spark_outlives=clockwork.happens(0.5),
+            same_machine=clockwork.happens(0.5),
+            assets=("orders", "totals")[: chance.randint(1, 2)],
+            slow_runs=clockwork.happens(0.4),
+        )
+
+    def calm(self) -> None:
+        """From now on everything works."""
+        self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.storage_hangs = self.overtaken = self.late_requests = (
+            0.0
+        )
+        self.requests_break = self.launches_fail = self.checks_fail = self.runs_fail = self.runs_die = self.runs_hang = (
+            self.retries_lost
+        ) = 0.0
+        self.slow_runs, self.is_calm = False, True
+
+    def latency(self) -> float:
+        """How long an answer takes."""
+        return self.clockwork.chance.choice((0.0, 0.01, 0.1, 0.1 + self.stalls * 20))
+
+    def queueing(self) -> float:
+        """How long a run waits in the queue."""
+        return self._run_takes(0.1, 8.0 if self.slow_runs else 2.0)
+
+    def launching(self) -> float:
+        """How long the launch of a run takes."""
+        return self._run_takes(0.1, 3.0 if self.slow_runs else 1.0)
+
+    def reaching_its_check(self) -> float:
+        """How long a started run takes until it gives its first sign and looks at its claim; sometimes too long for a member."""
+        return self.clockwork.within(0.0, 20.0 if self.clockwork.happens(self.stalls * 3) else 0.8)
+
+    def working(self) -> float:
+        """How long a run works."""
+        return self._run_takes(0.3, 25.0 if self.slow_runs else 5.0)
+
+    def stopping(self) -> float:
+        """How long a cancelled run goes on."""
+        return self.clockwork.within(0.1, 5.0)
+
+    def reporting(self) -> float:
+        """How long Dagster does not know that a run succeeded."""
+        return self.clockwork.within(0.0, 6.0 if self.clockwork.happens(0.2) else 0.3)
+
+    def _run_takes(self, low: float, high: float) -> float:
+        """What is left over is worked off quickly: most of the time of a schedule would go into that, and little is to be seen of it."""
+        return self.clockwork.within(low, high) * (_CALM_SHARE if self.is_calm else 1.0)
+
+
+def _settings(clockwork: Clockwork) -> DriverSettings:
+    chance = clockwork.chance
+    return DriverSettings(
+        limits=BatchLimits(
+            max_records_per_range=10,
+            max_ranges_per_run=chance.randint(1, 3),
+            max_runs_in_flight=chance.randint(1, 4),
+            max_claims_per_partition=chance.randint(1, 3),
+        ),
+        budget=HoldBudget(HOLD_LIMIT_S, 3.0),
+        on_deadline=chance.choice(tuple(DeadlinePolicy)),
+        on_leave=chance.choice(tuple(LeavePolicy)),
+        on_lost=chance.choice(tuple(LossPolicy)),
+        max_attempts=chance.randint(1, 4),
+        dead_letter_topic=chance.choice((None, None, "dead")),
+        lease_s=20.0,
+        plan_patience_s=8.0,
+        recheck_s=5.0,
+        pulse=Pulse(heartbeat_timeout_s=12.0, start_timeout_s=15.0),
+        record_every_s=chance.choice((0.0, 0.0, 4.0)),
+        pace=RetryPace(first_s=0.5, limit_s=10.0),
+    )

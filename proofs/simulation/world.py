@@ -1,0 +1,321 @@
+"""One world: a group, Dagster, processes that come and go, and what is promised about all of it.
+
+Owns what is checked as soon as it happens (a commit, a hold, a partition that stands still) and what must be true once it is calm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.explain import explain_partition
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from proofs.simulation.classic import ClassicGroup
+from proofs.simulation.clockwork import Clockwork, Violation
+from proofs.simulation.consumer_protocol import ConsumerGroup
+from proofs.simulation.dagster_runs import SimulatedDagster
+from proofs.simulation.disturbances import Disturbances
+from proofs.simulation.people import People
+from proofs.simulation.process import Process
+from proofs.simulation.progress import Progress, is_foreign
+from proofs.simulation.weather import MAX_POLL_S, SESSION_S, Weather
+
+_HOLD_SLACK_S = 6.0
+_SHOWN_WITHIN_S = 40.0
+"""A stop is shown at most every ten seconds, and each request for it may be lost."""
+_MOST_SIDES = 3
+
+
+class World:
+    """Everything, from one seed."""
+
+    def __init__(self, seed: int) -> None:
+        self.clockwork = Clockwork(seed)
+        self.weather = Weather.drawn(self.clockwork)
+        self.most_partitions = self.weather.partitions + 2
+        self.group = self._coordinator()
+        self.group.on_commit = self._check_commit
+        self.dagster = SimulatedDagster(self.clockwork, self.group, self.weather)
+        self.processes: list[Process] = []
+        self.is_calm = False
+        self.deleted: set[OffsetRange] = set()
+        self.vanished: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._committed: list[OffsetRange] = []
+        self._stopped_since: dict[TopicPartition, float] = {}
+        self._progress = Progress(self.group, self.dagster, self.weather)
+        self._batch_ids = count(1)
+        self._incarnations = count(1)
+        self._sides: set[str] = set()
+        self.clockwork.check = self._check_members
+        self.clockwork.tell("seed", f"{seed}: {self.weather.protocol}, {self.weather.partitions} partitions, {self.weather.settings}")
+        for side in "ab"[: self.clockwork.chance.randint(1, 2)]:
+            self.start(side)
+        self._disturbances = Disturbances(self)
+        self._look_at_clocks()
+        self._produce()
+        self.people = People(self)
+
+    def _coordinator(self) -> ClassicGroup | ConsumerGroup:
+        partitions = self.weather.partitions
+        if self.weather.protocol == "consumer":
+            return ConsumerGroup(self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S)
+        is_eager = self.weather.protocol == "eager"
+        return ClassicGroup(self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S, is_eager=is_eager)
+
+    # Processes that come and go
+
+    def start(self, side: str) -> None:
+        """A new process of a side; it becomes the successor of older ones."""
+        self._sides.add(side)
+        incarnation = f"{side}.{next(self._incarnations)}"
+        self.clockwork.tell(f"member {incarnation}", "starts")
+        process = Process(
+            incarnation,
+            self.clockwork,
+            group=self.group,
+            dagster=self.dagster,
+            weather=self.weather,
+            new_batch_id=lambda: f"{incarnation}-{next(self._batch_ids)}",
+        )
+        process.after_turn = self.check_progress
+        process.start_another = lambda: self.ensure(incarnation)
+        self.processes = [other for other in self.processes if not other.is_gone]
+        self.processes.append(process)
+
+    def ensure(self, incarnation: str) -> None:
+        """Start the side of a process again, unless it has another one or was given up."""
+        side = incarnation[0]
+        if side in self._sides and not any(p.incarnation[0] == side and not p.is_gone and not p.is_retired for p in self.processes):
+            self.start(side)
+
+    def reload(self, process: Process) -> None:
+        """A new process takes over; the old one lives on without ticks."""
+        process.retire()
+        if process.incarnation[0] in self._sides:
+            self.start(process.incarnation[0])
+
+    def scale(self) -> None:
+        """One side more or less."""
+        spare = [side for side in "abc"[:_MOST_SIDES] if side not in self._sides]
+        if spare and (len(self._sides) == 1 or self.clockwork.happens(0.5)):
+            self.start(spare[0])
+        elif len(self._sides) > 1:
+            side = self.clockwork.chance.choice(sorted(self._sides))
+            self._sides.discard(side)
+            for process in self.processes:
+                if process.incarnation[0] == side:
+                    process.leave()
+
+    def cut_off(self, partition: TopicPartition, at: int) -> None:
+        """A log loses its records from an offset on, and others will have their offsets."""
+        self.group.cut_off(partition, at)
+        self.forget(partition, at)
+
+    def make_topic_anew(self) -> None:
+        """The topic is deleted and made again."""
+        self.group.make_topic_anew()
+        self.vanished.clear()
+        for partition in self.group.partitions:
+            self.forget(partition, 0)
+
+    def forget(self, partition: TopicPartition, at: int) -> None:
+        """What was done from an offset on says nothing about the records that come in their place."""
+        self.dagster.forget(partition, at)
+        others = {range_ for range_ in self.deleted if range_.topic_partition != partition}
+        mine = {range_ for range_ in self.deleted if range_.topic_partition == partition and range_.start < at}
+        self.deleted = others | {replace(range_, until=min(range_.until, at)) for range_ in mine}
+
+    def forget_unrecorded(self, partition: TopicPartition) -> None:
+        """A person has moved an offset: what was not recorded by then need not be."""
+        self._committed = [done for done in self._committed if done.topic_partition != partition or self._times_recorded(done)]
+
+    # What goes on by itself
+
+    def _look_at_clocks(self) -> None:
+        self.group.look_at_clocks()
+        self.clockwork.after(0.3, None, self._look_at_clocks)
+
+    def _produce(self) -> None:
+        if not self.is_calm:
+            partition = self.clockwork.chance.choice(self.group.partitions)
+            self.group.ends[partition] += self.clockwork.chance.randint(1, 25)
+            self.clockwork.after(self.clockwork.within(0.3, 5.0), None, self._produce)
+
+    # What is promised
+
+    def _check_commit(self, member_id: str, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
+        process = next((p for p in self.processes if p.member.member_id == member_id), None)
+        superseded = process is not None and process.member.is_superseded
+        if self.group.owner(partition) != member_id and not superseded:
+            msg = f"{member_id} commits {partition}, which belongs to {self.group.owner(partition)}"
+            raise Violation(msg)
+        if before is not None and is_foreign(before):
+            msg = f"{member_id} overwrites what another application has stored for {partition}: {before}"
+            raise Violation(msg)
+        self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
+        # A write that was on its way when Kafka dropped the offset brings it back; it must go on from there all the same.
+        before = self.vanished.pop(partition, None) if before is None else before
+        if before is None:
+            return
+        if new.offset < before.offset:
+            msg = f"{partition} goes back from {before.offset} to {new.offset}"
+            raise Violation(msg)
+        if new.offset > before.offset:
+            committed = OffsetRange(partition.topic, partition.partition, before.offset, new.offset)
+            if partition not in self.group.cuts:  # what was done may have been with the records before: the end shows what was not
+                self._check_covered(committed)
+            self._committed.append(committed)
+        if not {claim for claim in decode(before).claims if claim.until > new.offset} <= set(decode(new).claims):
+            msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
+            raise Violation(msg)
+
+    def _check_covered(self, range_: OffsetRange) -> None:
+        done = self.dagster.outputs.done.get(range_.topic_partition, [])
+        letters = [(letter.start, letter.until) for letter in self.dagster.letters if letter.topic_partition == range_.topic_partition]
+        if not any((start, until) == (range_.start, range_.until) for start, until in [*((s, u) for s, u, _ in done), *letters]):
+            msg = f"{range_} is committed, but no run has succeeded on it: it is lost"
+            raise Violation(msg)
+
+    def _check_members(self) -> None:
+        """After each step: nobody who is awake holds on for longer than the limit."""
+        now = self.clockwork.now
+        for process in self.processes:
+            if process.is_gone or process.is_paused or self.clockwork.is_waiting(process):
+                continue
+            for hold in process.driver.holds:
+                limit_at = hold.requested_at + hold.budget.limit_s
+                if now > max(limit_at, process.awake_since) + _HOLD_SLACK_S:
+                    msg = f"{process} still holds {', '.join(map(str, hold.epochs))}, {now - limit_at:.0f} s behind the limit"
+                    raise Violation(msg)
+
+    def check_progress(self, process: Process) -> None:
+        """After each turn: what has lag is worked on, or says why not, and that is true."""
+        now, driver, waits_since = self.clockwork.now, process.driver, {}
+        for owned in driver.partitions.values() if process.is_served else ():
+            waits = self._progress.waits_of(driver, owned)
+            said = explain_partition(owned, now) if waits else ""
+            for wait in waits:
+                if wait.said not in said:
+                    msg = f"{process} says '{said}', but nothing of '{wait.said}'"
+                    raise Violation(msg)
+                state = (owned.partition, owned.epoch, owned.ledger.next_offset if owned.ledger else -1, wait)
+                waits_since[state] = since = process.waits_since.get(state, now)
+                if now - max(since, process.awake_since) > wait.limit_s:
+                    msg = f"{process} does nothing about {said}"
+                    raise Violation(msg)
+        process.waits_since = waits_since
+        self._check_stops_are_shown()
+
+    def _check_stops_are_shown(self) -> None:
+        """The check in Dagster is what people rely on."""
+        now = self.clockwork.now
+        awake = [process for process in self.processes if not (process.is_gone or process.is_paused or self.clockwork.is_waiting(process))]
+        served = [process for process in awake if process.is_served]
+        stopped = {owned.partition for process in served for owned in process.driver.partitions.values() if owned.phase is Phase.STOPPED}
+        self._stopped_since = {partition: self._stopped_since.get(partition, now) for partition in stopped - self.dagster.stopped.keys()}
+        awake_since = max((process.awake_since for process in served), default=now)
+        for partition, since in self._stopped_since.items():
+            if now - max(since, awake_since) > _SHOWN_WITHIN_S:
+                msg = f"{partition} is stopped for {now - since:.0f} s, and the check in Dagster does not show it"
+                raise Violation(msg)
+
+    # The end
+
+    def calm(self) -> None:
+        """Nothing fails any more, and nothing new is produced."""
+        self.clockwork.tell("the weather", "is calm from now on")
+        self.is_calm = True
+        for process in self.processes:
+            process.waits_since = {}
+        self.weather.calm()
+        self._disturbances.calm()
+        self._sides.add("a")
+        self.ensure("a")
+
+    def leave(self) -> None:
+        """Everybody leaves, and nobody is started again, also not for a process that was killed a while ago."""
+        self._sides.clear()
+        for process in self.processes:
+            process.leave()
+
+    def is_settled(self) -> bool:
+        """Whether everything is committed and recorded, and nobody holds anything."""
+        for partition in self.group.partitions:
+            stored, end = self.group.stored.get(partition), self.group.ends[partition]
+            if not _is_at(stored, end) or (stored is not None and decode(stored).claims):
+                return False
+        members = [process for process in self.processes if not process.is_gone]
+        return all(not m.driver.holds and not any(o.is_committing for o in m.driver.partitions.values()) for m in members)
+
+    def standing(self) -> dict[TopicPartition, int]:
+        """The partitions that are behind, and how far they are."""
+        stored = {partition: self.group.stored.get(partition) for partition in self.group.partitions}
+        at = {partition: offset.offset if offset else 0 for partition, offset in stored.items()}
+        return {partition: offset for partition, offset in at.items() if offset < self.group.ends[partition]}
+
+    def why_not_settled(self) -> str:
+        """What stands still."""
+        texts = []
+        for partition in self.group.partitions:
+            stored, end = self.group.stored.get(partition), self.group.ends[partition]
+            if not _is_at(stored, end):
+                texts.append(f"{partition} stands still at {stored}, although it ends at {end}")
+        for process in self.processes:
+            if not process.is_gone:
+                owned = process.driver.partitions.values()
+                texts += [f"{process}: {explain_partition(o, self.clockwork.now)}" for o in owned]
+                texts += [f"{process} holds {hold}" for hold in process.driver.holds]
+        return "; ".join(texts) or "nobody is there"
+
+    def check_all_is_done(self) -> None:
+        """Every offset is in exactly one successful run, in a dead letter, or was deleted; every commit is recorded."""
+        for partition in self.group.partitions:
+            covered = [(start, until) for start, until, _ in self.dagster.outputs.done.get(partition, [])]
+            covered += [(r.start, r.until) for r in {*self.dagster.letters, *self.deleted} if r.topic_partition == partition]
+            at = 0
+            for start, until in sorted(covered):
+                if start > at:
+                    break
+                at = max(at, until)
+            # A letter may be about records of a log that was gone by then.
+            if at < self.group.ends[partition]:
+                msg = f"{partition}: offset {at} is in no successful run: it is lost"
+                raise Violation(msg)
+
+    def check_is_recorded(self) -> None:
+        """Each commit is recorded once, alone or joined with others."""
+        # Where a log was cut off, other commits have had the same offsets.
+        for committed in (range_ for range_ in self._committed if range_.topic_partition not in self.group.ever_cut):
+            times = self._times_recorded(committed)
+            if times != 1:
+                msg = f"the commit of {committed} is recorded {times} times"
+                raise Violation(msg)
+
+    def _times_recorded(self, committed: OffsetRange) -> int:
+        ranges = [record.range for record in self.dagster.recorded.get(committed.topic_partition, ()) if record.range.overlaps(committed)]
+        # A next owner records what was joined as one.
+        covered = any(range_.start <= committed.start and committed.until <= range_.until for range_ in ranges)
+        return len(ranges) if covered else 0
+
+    def check_nothing_is_shown_as_stopped(self) -> None:
+        """Once everything is worked off. What a member said last that was suspended, and has left since, stands until the next news."""
+        if all(process.is_gone or process.incarnation != self.dagster.stopped_said_by for process in self.processes):
+            return
+        for partition, reason in self.dagster.stopped.items():
+            msg = f"the check in Dagster still says that {partition} is stopped, although it has gone on: {reason}"
+            raise Violation(msg)
+
+    def check_gauges(self) -> None:
+        """After everybody has left, nothing is left."""
+        for process in (process for process in self.processes if process.has_left):
+            left = [name for name, size in process.gauges().items() if size]
+            if left:
+                msg = f"{process} has left with {', '.join(left)} above zero"
+                raise Violation(msg)
+
+
+def _is_at(stored: OffsetAndMetadata | None, end: int) -> bool:
+    """Whether all is committed; of a topic that was made anew and is empty, its owner has nothing to store."""
+    return (stored.offset if stored else 0) == end

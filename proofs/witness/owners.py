@@ -1,0 +1,114 @@
+"""Who had each partition when something was stored for it, by what the group's coordinator wrote down.
+
+Owns the judgement that an offset was stored by somebody who did not have the partition. Kafka does not say who stored an offset; who
+recorded the commit does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.partition import OffsetRange
+from proofs.witness.offsets_topic import GenerationAssigned, MemberAssigned, StoredOffset
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from proofs.witness.offsets_topic import GroupRecord
+
+
+class Owners:
+    """Follows a group's records, oldest first."""
+
+    def __init__(self) -> None:
+        self._members: dict[str, MemberAssigned] = {}
+        self._taken_unasked: dict[int, str] = {}
+        self._generation: dict[int, str] = {}
+
+    def take(self, record: GroupRecord) -> None:
+        """Take the next record in."""
+        if isinstance(record, MemberAssigned):
+            self._take_member(record)
+        elif isinstance(record, GenerationAssigned):
+            # Between the two rebalances of a cooperative hand-over the partition is assigned to nobody: the old owner still has it.
+            kept = {number: member for number, member in self._generation.items() if member in record.members}
+            self._generation = kept | {number: member for member, numbers in record.members.items() for number in numbers}
+
+    def _take_member(self, record: MemberAssigned) -> None:
+        before = self._members.pop(record.member_id, None)
+        has = record.partitions or frozenset[int]()
+        self._taken_unasked = {
+            number: member for number, member in self._taken_unasked.items() if member != record.member_id and number not in has
+        }
+        if record.partitions is None:
+            return
+        self._members[record.member_id] = record
+        if before is not None and before.partitions is not None:
+            taken = before.partitions - before.asked_back - record.partitions
+            self._taken_unasked.update(dict.fromkeys(taken, record.member_id))
+
+    @property
+    def partitions(self) -> set[int]:
+        """The partitions that somebody has."""
+        return set(self._generation).union(*(member.partitions or () for member in self._members.values()))
+
+    def of(self, partition: int) -> str | None:
+        """The id of the member that has a partition."""
+        for member, record in self._members.items():
+            if partition in (record.partitions or ()):
+                return member
+        return self._generation.get(partition)
+
+    def is_taken_unasked(self, partition: int) -> bool:
+        """Whether the coordinator has taken a partition from a member without asking for it, and that member cannot know yet.
+
+        Deduced from librdkafka's source and one broker's log: while the client looks for the names of the topics of its first assignment,
+        its heartbeats say that it has nothing. A coordinator that has a new assignment by then gives those partitions to others at once,
+        and the member still begins with what it was told first; it is asked for them a moment later. The claims tell apart what both store.
+        """
+        return partition in self._taken_unasked
+
+
+def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, str | None]]]:
+    """Since when each partition has had which owner, oldest first; None for nobody. `log` is what Kafka stored of the group."""
+    owners = Owners()
+    changes: dict[int, list[tuple[float, str | None]]] = {}
+    for record in log:
+        if isinstance(record, StoredOffset):
+            continue
+        owners.take(record)
+        for partition in owners.partitions | changes.keys():
+            owner, known = owners.of(partition), changes.setdefault(partition, [])
+            if owner != (known[-1][1] if known else None):
+                known.append((record.at, owner))
+    return changes
+
+
+def stored_without_owning(
+    log: Iterable[GroupRecord], recorded_by: Mapping[OffsetRange, Collection[str]], names: Mapping[str, str]
+) -> list[str]:
+    """A sentence for each offset that was stored for a partition by somebody who did not have it, claims included.
+
+    Args:
+        log: What Kafka stored of the group, oldest first. The group reads one topic.
+        recorded_by: The names of those who say that they committed a range.
+        names: The name of each member, by the id that Kafka gave to it.
+    """
+    owners = Owners()
+    last: dict[int, int] = {}
+    found = []
+    for record in log:
+        if not isinstance(record, StoredOffset):
+            owners.take(record)
+            continue
+        owner = owners.of(record.partition)
+        before, last[record.partition] = last.get(record.partition, 0), record.offset
+        what = f"offset {record.offset} of {record.topic}-{record.partition} was stored"
+        if owner is None:
+            if record.offset > before or not owners.is_taken_unasked(record.partition):
+                found.append(f"{what} while nobody had the partition")
+            continue
+        writers = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ()) if record.offset > before else ()
+        if writers and names.get(owner, owner) not in writers:
+            found.append(f"{what} by {', '.join(writers)} while {names.get(owner, owner)} had the partition")
+    return found

@@ -1,0 +1,328 @@
+"""Deliberately broken variants of the package, applied for the time of a test. Each breaks one rule that ARCHITECTURE.md states."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import driver as driver_module
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core import explain as explain_module
+from dagster_rebalance.core import planning as planning_module
+from dagster_rebalance.core import restoring as restoring_module
+from dagster_rebalance.core import runs as runs_module
+from dagster_rebalance.core import start_check as start_check_module
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.holds import Cause, Hold
+from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.offers import Offer, offers_of
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.ownership import Change, Phase
+from dagster_rebalance.core.pulse import Pulse, Sign
+from dagster_rebalance.core.restoring import StartFrom, take_in
+from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Setback, Succeeded, ToRequest
+from dagster_rebalance.orchestration.pump import Pump
+from dagster_rebalance.orchestration.storage import StorageWorker
+from proofs.simulation import run_life
+from proofs.simulation.dagster_runs import SimulatedDagster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import pytest
+
+    from dagster_rebalance.core import commands as do
+    from dagster_rebalance.core.claims import LastCommit
+    from dagster_rebalance.core.commands import OffsetWrite
+
+
+def _age(pulse: Pulse, run: RunSeen) -> float:
+    return pulse.signs[run.run_id].age_s if run.run_id in pulse.signs else 0.0
+
+
+def no_start_check(patch: pytest.MonkeyPatch) -> None:
+    """A run works without looking at its claim and at other runs."""
+    patch.setattr(run_life, "refusal", lambda *_: None)
+
+
+def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
+    """The pump writes without comparing what is stored."""
+
+    def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+        result = self.parts.consumer.commit_offsets({write.partition: write.new for write in writes}, 10.0)
+        return seen.OffsetsWritten(tuple(write for write in writes if write.partition in result.committed))
+
+    patch.setattr(Pump, "_written", written)
+
+
+def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
+    """A run that failed counts as done."""
+    real = runs_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+        for run in runs:
+            if run.batch_id == batch_id and range_ in run.ranges and run.state is RunState.FAILED:
+                return Succeeded(run.run_id)
+        return real(range_, batch_id, runs, max_attempts=max_attempts)
+
+    patch.setattr(driver_module, "progress_of", progress_of)
+
+
+def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
+    """A commit does not write the claims behind it again."""
+    real = OwnedPartition._write
+
+    def write(self: OwnedPartition, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
+        is_commit = self.ledger is not None and ledger.next_offset > self.ledger.next_offset
+        return real(self, replace(ledger, entries=()) if is_commit else ledger, last)
+
+    patch.setattr(OwnedPartition, "_write", write)
+
+
+def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
+    """On assignment only the committed offset is taken over."""
+    real = restoring_module.take_in
+
+    def take_in(*arguments, **options):  # type: ignore[no-untyped-def]  # noqa: ANN002, ANN003, ANN202 - likewise
+        taken = real(*arguments, **options)
+        if not isinstance(taken, OwnedPartition) or taken.ledger is None:
+            return taken
+        return replace(taken, ledger=replace(taken.ledger, entries=()))
+
+    patch.setattr(driver_module, "take_in", take_in)
+
+
+def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
+    """What was lost or superseded is gone on with, as if nothing had been told."""
+    patch.setattr(Driver, "_taken_away", lambda *_: ())
+
+
+def release_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """The revoke is not delayed; the driver goes on draining and committing."""
+    patch.setattr(Driver, "held", frozenset())
+
+
+def fence_before_drain(patch: pytest.MonkeyPatch) -> None:
+    """A partition counts as drained as soon as it is asked for."""
+
+    def notice_drained(self: Driver) -> None:
+        for owned in tuple(self.partitions.values()):
+            if owned.phase is Phase.DRAINING:
+                self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
+
+    patch.setattr(Driver, "_notice_drained", notice_drained)
+
+
+def commit_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    """Any range that is done may be committed next."""
+
+    def committable(self: OffsetLedger) -> object:
+        return next((entry for entry in self.entries if entry.done_by is not None), None)
+
+    patch.setattr(OffsetLedger, "committable", property(committable))
+
+
+def no_deadline(patch: pytest.MonkeyPatch) -> None:
+    """A hold waits for as long as it takes."""
+    patch.setattr(Hold, "limit_at", float("inf"))
+    patch.setattr(Hold, "deadline_at", float("inf"))
+
+
+def no_new_claims(patch: pytest.MonkeyPatch) -> None:
+    """Planning stops after the first few batches."""
+    real = planning_module.plan
+    patch.setattr(driver_module, "plan", lambda backlogs, *rest, **options: real([b for b in backlogs if b.start < 20], *rest, **options))
+
+
+def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
+    """A run is taken for dead after a while, whatever signs it gives."""
+    patch.setattr(Pulse, "_aged", lambda self, run, step_s: replace(self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s))
+
+
+def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
+    """A dead run is never waited out: a run that lives does not count as work in flight."""
+    real = runs_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+        found = real(range_, batch_id, runs, max_attempts=max_attempts)
+        return found if isinstance(found, Succeeded) else ToRequest()
+
+    patch.setattr(driver_module, "progress_of", progress_of)
+
+
+def no_pulse(patch: pytest.MonkeyPatch) -> None:
+    """Nobody finds the runs whose process is gone."""
+    patch.setattr(Pulse, "observe", lambda self, *_: (self, ()))
+
+
+def stopped_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """What stopped a partition is never looked at again."""
+    real = Driver._distrusted
+    patch.setattr(Driver, "_distrusted", lambda self, owned: owned if owned.phase is Phase.STOPPED else real(self, owned))
+
+
+def ask_once(patch: pytest.MonkeyPatch) -> None:
+    """A batch whose run failed is not requested again."""
+
+    def offered(partitions: Iterable[OwnedPartition], now: float, *, most_runs: int) -> tuple[Offer, ...]:
+        return tuple(offer for offer in offers_of(partitions, now, most_runs=most_runs) if offer.attempt == 1)
+
+    patch.setattr(driver_module, "offers_of", offered)
+
+
+def without_a_word(patch: pytest.MonkeyPatch) -> None:
+    """A partition that is stopped does not say so."""
+    real = explain_module._state
+    patch.setattr(explain_module, "_state", lambda owned, now: "" if owned.phase is Phase.STOPPED else real(owned, now))
+
+
+def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A new group passes over what is there."""
+    real = take_in
+    patch.setattr(driver_module, "take_in", lambda *seen, **said: real(*seen, **{**said, "start_from": StartFrom.LATEST}))
+
+
+def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
+    """A member that leaves forgets to end the hold for it."""
+    real = Driver._end
+
+    def end(self: Driver, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+        yield from real(self, hold, held, now)
+        if hold.cause is Cause.LEAVE:
+            self.holds = (*self.holds, hold)
+
+    patch.setattr(Driver, "_end", end)
+
+
+def believe_dagster(patch: pytest.MonkeyPatch) -> None:
+    """A run is over as soon as Dagster shows it as ended, whoever said so."""
+    patch.setattr(RunSeen, "is_over", property(lambda _: True, lambda *_: None))
+
+
+def no_lease(patch: pytest.MonkeyPatch) -> None:
+    """A run that cannot reach Dagster's storage works on for as long as it likes."""
+    patch.setattr(run_life, "LEASE_S", float("inf"))
+
+
+def a_part_is_the_whole(patch: pytest.MonkeyPatch) -> None:
+    """A run that succeeded counts for all assets, whatever it left out."""
+    patch.setattr(runs_module, "lacking", lambda *_: ())
+
+
+def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
+    """What a part of a job has made counts, also where a later run has tried it again and failed."""
+    real = runs_module.lacking
+
+    def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
+        return tuple(asset for asset in real(succeeded, runs) if asset in succeeded.left_out)
+
+    patch.setattr(runs_module, "lacking", lacking)
+    patch.setattr(start_check_module, "lacking", lacking)
+
+
+def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
+    """A group without a committed offset is a new group, whatever Dagster has recorded."""
+    real = restoring_module.judge
+    patch.setattr(restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, recorded=None), foreign))
+
+
+def created_is_queued(patch: pytest.MonkeyPatch) -> None:
+    """A run that was created and never submitted is waited for."""
+    real = runs_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+        found = real(range_, batch_id, runs, max_attempts=max_attempts)
+        return replace(found, unsubmitted=None) if isinstance(found, InFlight) else found
+
+    patch.setattr(driver_module, "progress_of", progress_of)
+
+
+def never_record_late(patch: pytest.MonkeyPatch) -> None:
+    """The commit of a member that went away before it recorded it is forgotten."""
+    patch.setattr(restoring_module, "_unrecorded", lambda *_: None)
+
+
+def wait_for_ever_for_the_storage(patch: pytest.MonkeyPatch) -> None:
+    """No other thread takes over where the storage hangs."""
+    patch.setattr(StorageWorker, "look_after", lambda _: None)
+
+
+def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
+    """A log that has grown again looks as if it had always been there."""
+    real = restoring_module.judge
+    patch.setattr(restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, is_truncated=False), foreign))
+
+
+def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
+    """A run that was deleted while it works is not known to anybody."""
+    patch.setattr(Pulse, "completed", lambda _self, runs, _batch_ids: tuple(runs))
+    patch.setattr(SimulatedDagster, "_shown_deleted", lambda self, run_id, _: replace(self.runs[run_id], is_refused=True))
+
+
+def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
+    """A right that is missing on one partition takes the others along."""
+    real = Pump._written
+
+    def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
+        event = real(self, writes)
+        if isinstance(event, seen.OffsetsWritten) and event.refused:
+            message = "the right is missing"
+            raise BrokerError(message, retriable=False)
+        return event
+
+    patch.setattr(Pump, "_written", written)
+
+
+def a_refusal_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A run that could not ask whether it may begin counts as one that failed."""
+    real = runs_module._setback
+    patch.setattr(runs_module, "_setback", lambda run: Setback.FAILED if run.is_refused and not run.is_taken_back else real(run))
+
+
+def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
+    """Holds that have ended are not forgotten."""
+    real, kept = Driver._end, []
+
+    def end(self: Driver, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+        kept.append(hold)
+        self.kept = kept  # type: ignore[attr-defined]
+        return real(self, hold, held, now)
+
+    patch.setattr(Driver, "_end", end)
+
+
+MUTANTS = {
+    no_start_check: (1, "was materialised by"),
+    no_read_before_write: (27, "overwrites what another application has stored"),
+    commit_of_a_failed_run: (3, "is committed, but no run has succeeded on it: it is lost"),
+    drop_the_claims_on_a_commit: (2, "a claim is dropped without a commit"),
+    forget_the_claims_of_the_former_owner: (3, "a claim is dropped without a commit"),
+    forget_the_epoch: (6, "was assigned twice without being given up"),
+    release_before_commit: (7, "works on it"),
+    fence_before_drain: (5, "works on it"),
+    commit_out_of_order: (2, "refusing to store"),
+    no_deadline: (7, "behind the limit"),
+    no_new_claims: (1, "does nothing about orders-0"),
+    deaf_pulse: (8, "does nothing about"),
+    ask_again_while_it_works: (3, "does nothing about"),
+    no_pulse: (4, "does nothing about"),
+    stopped_for_ever: (8, "does nothing about"),
+    ask_once: (3, "does nothing about"),
+    without_a_word: (4, "but nothing of 'stopped"),
+    begin_at_the_end: (1, "is in no successful run"),
+    leave_with_an_open_hold: (1, "has left with holds above zero"),
+    believe_dagster: (41, "two live runs"),
+    no_lease: (17, "although it works and cannot give a sign of life"),
+    a_part_is_the_whole: (10, "but no run has succeeded on it"),
+    keep_what_a_later_run_has_spoilt: (3_966, "but no run has succeeded on it"),
+    begin_anew_where_offsets_vanished: (50, "goes back"),
+    created_is_queued: (23, "does nothing about"),
+    never_record_late: (208, "is recorded 0 times"),
+    wait_for_ever_for_the_storage: (61, "does nothing about"),
+    believe_the_end_of_the_log: (60, "is in no successful run"),
+    forget_deleted_runs: (576, "two live runs"),
+    one_refused_partition_ends_the_member: (1, "ended with BrokerError"),
+    a_refusal_is_an_attempt: (60, "which refused itself"),
+}
+"""Each with the seed that finds it, and words of what it finds."""

@@ -1,0 +1,58 @@
+"""Storage that hangs in the simulator: whoever waits for it keeps nobody else from going on, and no thread is left behind."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from proofs.simulation.clockwork import Clockwork, Violation
+from proofs.simulation.hanging import Hanging
+
+
+def begun(clockwork: Clockwork, told: list[str], *, fails: bool = False) -> None:
+    """Work that hangs for ten seconds."""
+
+    def work() -> None:
+        told.append("begins")
+        hanging.wait(10)
+        told.append("ends")
+        if fails:
+            msg = "seen"
+            raise Violation(msg)
+
+    hanging = Hanging(clockwork, work, lambda go_on: go_on())
+    hanging.go_on()
+
+
+def test_the_others_go_on_while_something_hangs() -> None:
+    """Time passes for the member that waits, too: its pump does not wait for the storage."""
+    clockwork, told = Clockwork(1), list[str]()
+    begun(clockwork, told)
+    clockwork.after(5, None, lambda: told.append("another"))
+    clockwork.run(9)
+    assert told == ["begins", "another"]
+    clockwork.run(2)
+    assert told == ["begins", "another", "ends"]
+    assert clockwork.hanging == []
+
+
+def test_a_violation_in_what_hung_ends_the_schedule() -> None:
+    """It is raised where the work goes on, not in a thread that nobody listens to."""
+    clockwork = Clockwork(1)
+    begun(clockwork, [], fails=True)
+    with pytest.raises(Violation, match="seen"):
+        clockwork.run(11)
+
+
+def test_what_still_hangs_at_the_end_is_given_up() -> None:
+    """Thousands of schedules would leave thousands of threads."""
+    clockwork, told = Clockwork(1), list[str]()
+    before = threading.active_count()
+    begun(clockwork, told)
+    hangs = [thread for thread in threading.enumerate() if thread.name == "simulated hang"]
+    clockwork.stop()
+    for thread in hangs:
+        thread.join(10)
+    assert told == ["begins"]
+    assert threading.active_count() <= before

@@ -1,0 +1,165 @@
+"""Each promise about commits, runs and what is left over can be seen to be broken, by hand: a check that never fails checks nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.ownership import Change
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from proofs.simulation.clockwork import Violation
+from proofs.simulation.coordinator import TOPIC
+from proofs.simulation.dagster_runs import SimulatedDagster
+from proofs.simulation.schedule import play
+from proofs.simulation.world import World
+
+if TYPE_CHECKING:
+    from proofs.simulation.process import Process
+
+PARTITION = TopicPartition(TOPIC, 0)
+QUIET = 2
+"""A seed whose schedule has no faults."""
+
+
+@pytest.fixture
+def world() -> World:
+    """A group that has worked for a while, without faults."""
+    world = World(QUIET)
+    assert world.weather.roughness == 0
+    world.clockwork.run(20)
+    assert world.group.stored[PARTITION].offset > 0
+    return world
+
+
+def owner(world: World) -> Process:
+    """Whose partition it is."""
+    return next(process for process in world.processes if process.member.member_id == world.group.owner(PARTITION))
+
+
+def commit(world: World, member_id: str, stored: OffsetAndMetadata) -> None:
+    """What the coordinator takes from a member that it knows."""
+    world.group.commit(member_id, world.group.seats[member_id].epoch, {PARTITION: stored})
+
+
+def test_a_commit_for_what_belongs_to_another_member_is_seen(world: World) -> None:
+    """Kafka itself would take it: it looks at the member and its epoch only."""
+    before, member_id = world.group.stored[PARTITION], world.group.owner(PARTITION)
+    assert member_id is not None
+    world.group.seats[member_id].owned.discard(PARTITION)
+    with pytest.raises(Violation, match="which belongs to None"):
+        commit(world, member_id, before)
+
+
+def test_a_member_that_asks_for_a_commit_of_what_it_does_not_own_is_seen(world: World) -> None:
+    """Also where the coordinator would refuse it."""
+    with pytest.raises(Violation, match="was told not to own"):
+        owner(world).member.commit({TopicPartition(TOPIC, 99): OffsetAndMetadata(1)})
+
+
+def test_a_commit_that_goes_back_is_seen(world: World) -> None:
+    """What was done would be done again."""
+    with pytest.raises(Violation, match="goes back"):
+        commit(world, owner(world).member.member_id, OffsetAndMetadata(world.group.stored[PARTITION].offset - 1))
+
+
+def test_a_commit_of_what_no_run_has_done_is_seen(world: World) -> None:
+    """Those offsets would be lost."""
+    with pytest.raises(Violation, match="no run has succeeded on it: it is lost"):
+        commit(world, owner(world).member.member_id, OffsetAndMetadata(world.group.ends[PARTITION] + 1))
+
+
+def test_a_claim_that_disappears_is_seen(world: World) -> None:
+    """A run that works on it could not be adopted."""
+    stored = world.group.stored[PARTITION]
+    claim = Claim(stored.offset + 1_000, "b")
+    world.group.stored[PARTITION] = encode(StoredPartition(stored.offset, (*decode(stored).claims, claim)))
+    with pytest.raises(Violation, match="a claim is dropped without a commit"):
+        commit(world, owner(world).member.member_id, stored)
+
+
+def test_a_second_run_at_work_on_the_same_offsets_is_seen(world: World) -> None:
+    """Whatever the two find out about each other later."""
+    dagster = world.dagster
+    for _ in range(2):
+        dagster.start("b", (OffsetRange(TOPIC, 0, 0, 5),))
+    first, second = list(dagster.runs)[-2:]
+    dagster.processes[first].is_working = True
+    with pytest.raises(Violation, match="two live runs of b and b"):
+        dagster._must_be_alone(dagster.runs[second])
+
+
+def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
+    """Whoever reads the output would have them twice."""
+    start, until, _ = world.dagster.outputs.done[PARTITION][0]
+    world.dagster.start("b", (OffsetRange(TOPIC, 0, start, until),))
+    with pytest.raises(Violation, match="was materialised by"):
+        world.dagster._succeed(list(world.dagster.runs)[-1])
+
+
+def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None:
+    """Also where no commit told."""
+    world.dagster.outputs.done[PARTITION] = [entry for entry in world.dagster.outputs.done[PARTITION] if entry[0] > 0]
+    with pytest.raises(Violation, match="orders-0: offset 0 is in no successful run"):
+        world.check_all_is_done()
+
+
+def test_a_commit_that_is_not_recorded_is_seen_at_the_end(world: World) -> None:
+    """People look for it in Dagster."""
+    world.check_is_recorded()
+    world.dagster.recorded[PARTITION].pop(0)
+    with pytest.raises(Violation, match="is recorded 0 times"):
+        world.check_is_recorded()
+
+
+def test_a_commit_that_is_recorded_twice_is_seen_at_the_end(world: World) -> None:
+    """Whoever counts would count twice."""
+    world.dagster.recorded[PARTITION].append(world.dagster.recorded[PARTITION][0])
+    with pytest.raises(Violation, match="is recorded 2 times"):
+        world.check_is_recorded()
+
+
+def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
+    """Nobody believes it any more."""
+    world.dagster.stopped[PARTITION], world.dagster.stopped_said_by = "an old reason", owner(world).incarnation
+    with pytest.raises(Violation, match="still says that orders-0 is stopped"):
+        world.check_nothing_is_shown_as_stopped()
+
+
+def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
+    """The check in Dagster is what people rely on."""
+    process = owner(world)
+    process.driver.partitions[PARTITION] = process.driver.partitions[PARTITION].changed(Change.STOP_CAUSED)
+    world._check_stops_are_shown()
+    world.clockwork.now += 100
+    with pytest.raises(Violation, match="the check in Dagster does not show it"):
+        world._check_stops_are_shown()
+
+
+def test_records_that_came_in_place_of_lost_ones_must_be_worked_off(world: World) -> None:
+    """A log that was cut off and has grown again looks as if it had always been there."""
+    world.is_calm = True  # nothing more is produced
+    end = world.group.ends[PARTITION]
+    world.cut_off(PARTITION, world.dagster.outputs.done[PARTITION][0][1] - 1)
+    world.group.ends[PARTITION] = end
+    with pytest.raises(Violation, match="is in no successful run: it is lost"):
+        world.check_all_is_done()
+
+
+def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: World) -> None:
+    """Nothing moves by itself: what the group had committed is remembered."""
+    world.vanished[PARTITION] = world.group.stored.pop(PARTITION)
+    with pytest.raises(Violation, match="goes back"):
+        commit(world, owner(world).member.member_id, OffsetAndMetadata(0))
+
+
+def test_a_violation_within_a_request_is_not_taken_for_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pump catches whatever Dagster's storage raises, and tries again."""
+
+    def record(*_: object) -> None:
+        msg = "seen"
+        raise Violation(msg)
+
+    monkeypatch.setattr(SimulatedDagster, "record", record)
+    assert play(QUIET).violation == "seen"

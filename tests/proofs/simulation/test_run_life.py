@@ -1,0 +1,137 @@
+"""The processes of runs, by hand: whose word ends them, and what is done again."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.runs import RunState
+from proofs.simulation.clockwork import Violation
+from proofs.simulation.coordinator import TOPIC
+from proofs.simulation.world import World
+
+RANGE = OffsetRange(TOPIC, 0, 1_000, 1_010)
+QUIET = 2
+"""A seed whose schedule has no faults."""
+
+
+@pytest.fixture
+def world() -> World:
+    """A world without faults."""
+    return World(QUIET)
+
+
+def at_work(world: World) -> str:
+    """A run that has begun and works on a range that nobody else has."""
+    dagster = world.dagster
+    run_id = dagster.create("b", (RANGE,))
+    dagster.runs[run_id] = world.dagster.seen(["b"], live_too=False)[-1]
+    dagster._move(run_id, RunState.STARTED, has_started=True)
+    dagster.processes[run_id].has_begun = dagster.processes[run_id].is_working = True
+    return run_id
+
+
+def end(world: World, run_id: str) -> None:
+    """What a member does that has seen the last sign of a run."""
+    sign = str(world.dagster.processes[run_id].beat(world.clockwork.now))
+    assert world.dagster.end_dead(run_id, sign)
+    assert world.dagster.call_over(run_id, sign)
+
+
+def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(world: World) -> None:
+    """Seed 3147318: Dagster never heard of its success, so its range is done again, and its output is replaced: nothing is doubled."""
+    run_id = at_work(world)
+    world.dagster.cut_off(run_id, 100)
+    world.dagster.processes[run_id].is_working = False
+    world.dagster._report(run_id, RunState.SUCCEEDED)
+    world.clockwork.run(12)
+    assert world.dagster.processes[run_id].is_gone
+    end(world, run_id)
+    assert world.dagster.runs[run_id].state is RunState.FAILED
+    assert RANGE.topic_partition not in world.dagster.outputs.done or all(
+        entry[2] != run_id for entry in world.dagster.outputs.done[RANGE.topic_partition]
+    )
+
+
+def test_a_run_that_is_cut_off_stops_before_anybody_takes_it_for_dead(world: World) -> None:
+    """Its lease is shorter than the time-out of the members."""
+    run_id = at_work(world)
+    world.dagster.cut_off(run_id, 100)
+    world.clockwork.run(world.weather.settings.pulse.heartbeat_timeout_s)
+    assert not world.dagster.processes[run_id].is_working
+
+
+def test_a_run_that_reaches_the_storage_again_within_its_lease_works_on(world: World) -> None:
+    """A database that is away for a moment costs nothing."""
+    run_id = at_work(world)
+    world.dagster.cut_off(run_id, 2)
+    world.clockwork.run(20)
+    assert world.dagster.processes[run_id].is_working
+
+
+@pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELED])
+def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_stopped(world: World, state: RunState) -> None:
+    """Force-terminated, or taken for failed: Dagster's word is an opinion."""
+    run_id = at_work(world)
+    world.weather.runs_retry = 0.0
+    world.dagster.mark_ended(run_id, state)
+    (seen,) = world.dagster.seen(["b"], live_too=False)
+    assert seen.is_live
+    assert world.dagster.processes[run_id].is_working
+    world.clockwork.run(3)
+    assert not world.dagster.processes[run_id].is_working
+    (seen,) = world.dagster.seen(["b"], live_too=False)
+    assert seen.is_gone
+    end(world, run_id)
+    (seen,) = world.dagster.seen(["b"], live_too=False)
+    assert not seen.is_live
+
+
+def test_a_run_that_has_given_another_sign_is_not_ended(world: World) -> None:
+    """It began after its member had taken it for one that never would."""
+    run_id = at_work(world)
+    assert not world.dagster.end_dead(run_id, "")
+    assert not world.dagster.call_over(run_id, "")
+    assert world.dagster.processes[run_id].is_working
+
+
+def test_a_run_that_was_deleted_is_known_by_the_note_of_its_work(world: World) -> None:
+    """Until nothing of it works any more: who looks at its range must not begin."""
+    run_id = at_work(world)
+    claim = ("b", RANGE)
+    world.dagster.notes[claim] = run_id
+    world.dagster.delete(run_id)
+    (seen,) = world.dagster.seen(["b"], live_too=False, claims=[claim])
+    assert (seen.run_id, seen.state, seen.is_over) == (run_id, RunState.DELETED, False)
+    world.dagster.processes[run_id].is_working = False
+    end(world, run_id)
+    assert world.dagster.seen(["b"], live_too=False, claims=[claim]) == ()
+
+
+def test_ending_a_run_that_works_and_cannot_say_so_is_seen(world: World) -> None:
+    """That is what the lease is for."""
+    run_id = at_work(world)
+    world.dagster.cut_off(run_id, 100)
+    with pytest.raises(Violation, match="although it works and cannot give a sign of life"):
+        end(world, run_id)
+
+
+def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(world: World) -> None:
+    """A Spark Connect server goes on for minutes after its client was killed."""
+    run_id = at_work(world)
+    world.weather.spark_outlives = True
+    world.dagster.die(run_id)
+    assert world.dagster.is_busy(TopicPartition(TOPIC, 0))
+    end(world, run_id)
+    assert world.dagster.working() == [run for run in world.dagster.working() if run.run_id != run_id]
+
+
+def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
+    """Also in two runs."""
+    world.weather.assets = ("orders", "totals")
+    partition = RANGE.topic_partition
+    for asset in world.weather.assets:
+        assert all(start != RANGE.start for start, _, _ in world.dagster.outputs.done.get(partition, ()))
+        run_id = world.dagster.create("b", (RANGE,), parent_id="r", assets=(asset,))
+        world.dagster._succeed(run_id)
+    assert [entry[:2] for entry in world.dagster.outputs.done[partition] if entry[0] == RANGE.start] == [(RANGE.start, RANGE.until)]

@@ -1,0 +1,140 @@
+"""The simulator itself: it finds nothing in the package, tells what it did, and does it again."""
+
+from __future__ import annotations
+
+import gc
+import json
+import types
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from dagster_rebalance.cli.app import build_app
+from dagster_rebalance.core.ownership import TRANSITIONS
+from proofs.__main__ import COMMANDS
+from proofs.simulation.proof import fresh_seed, prove
+from proofs.simulation.schedule import play
+from proofs.simulation.weather import PROTOCOLS
+from proofs.simulation.world import World
+from tests.proofs.simulation.mutants import keep_every_hold, no_start_check
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCHEDULES = 150
+FRESH = 50
+
+
+def test_random_schedules_break_no_promise() -> None:
+    """Nothing lost, nothing twice, no stall: through crashes, zombies, reloads, lost answers and failing runs, in all protocols."""
+    proof = prove(SCHEDULES, 5_150)
+    assert [(played.seed, played.violation) for played in proof.violations] == []
+    assert proof.commits > 10 * SCHEDULES
+    assert proof.rebalances > 5 * SCHEDULES
+    assert set(proof.not_taken) <= {"restoring, supersession noticed", "stopped, supersession noticed", "stopped, loss noticed"}
+
+
+def test_schedules_that_nobody_has_played_break_no_promise() -> None:
+    """Seeds that are played each time show the same each time."""
+    proof = prove(FRESH, fresh_seed())
+    assert [(played.seed, played.violation) for played in proof.violations] == [], "see all of it with python -m proofs replay --seed"
+
+
+def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
+    """Whoever finds something must be able to see it again."""
+    result = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), ["simulate", "--schedules", "1", "--output", str(tmp_path / "sim.json")])
+    assert f"from seed {json.loads((tmp_path / 'sim.json').read_text(encoding='utf-8'))['seed']}: " in result.output
+
+
+def test_a_seed_gives_the_same_trace_again() -> None:
+    """Otherwise a violation could not be looked into."""
+    assert play(9) == play(9)
+
+
+def test_the_schedules_cover_all_protocols() -> None:
+    """Each has rules of its own."""
+    assert {World(seed).weather.protocol for seed in range(20)} == set(PROTOCOLS)
+
+
+def test_simulate_writes_its_figures(tmp_path: Path) -> None:
+    """They are what a release is judged by."""
+    output = tmp_path / "build" / "sim.json"
+    result = CliRunner().invoke(
+        build_app(COMMANDS, ["simulate"]), ["simulate", "--schedules", "3", "--seed", "11", "--output", str(output)]
+    )
+    figures = json.loads(output.read_text(encoding="utf-8"))
+    assert result.exit_code == 0, result.output
+    assert (figures["schedules"], figures["violations"], figures["seed"]) == (3, 0, 11)
+    assert len(figures["transitions"]) == len(TRANSITIONS)
+    assert figures["transitions"]["owned, give-up requested"] > 0
+
+
+def test_a_violation_is_told_with_its_seed_and_replayed_with_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever finds one must be able to see it again, step by step."""
+    no_start_check(monkeypatch)
+    options = ["simulate", "--schedules", "1", "--seed", "30", "--output", str(tmp_path / "sim.json")]
+    found = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), options)
+    assert found.exit_code == 1
+    assert "replay --seed 30" in found.output
+    assert "works on what" in found.output
+    again = CliRunner().invoke(build_app(COMMANDS, ["replay"]), ["replay", "--seed", "30"])
+    assert again.exit_code == 1
+    assert "VIOLATION" in again.output
+    assert "member a.1: starts" in again.output
+
+
+@pytest.mark.parametrize(("protocol", "seed"), [("consumer", 18), ("cooperative", 8), ("eager", 9)])
+def test_memory_does_not_grow_over_1000_rebalances(protocol: str, seed: int) -> None:
+    """A member lives for months: whatever it keeps for a partition, a run or a rebalance must go with it."""
+    assert World(seed).weather.protocol == protocol
+    early, late = _sizes_after(seed, 100, 1_000)
+    assert late <= early * 1.05
+
+
+def test_memory_that_grows_with_rebalances_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One forgotten object for each is enough."""
+    keep_every_hold(monkeypatch)
+    early, late = _sizes_after(6, 100, 1_000)
+    assert late > early * 1.05
+
+
+def _sizes_after(seed: int, *rebalances: int) -> list[int]:
+    """The size of a member after so many rebalances, and at rest."""
+    world = World(seed)
+    world.clockwork.run(20)
+    world.calm()
+    member = next(process for process in world.processes if process.incarnation.startswith("a") and not process.is_retired)
+    sizes = []
+    for wanted in rebalances:
+        while world.group.rebalances < wanted:
+            world.group.ends[world.group.partitions[0]] += 5
+            world.start("b")
+            world.clockwork.run(4)
+            for process in world.processes:
+                if process.incarnation.startswith("b"):
+                    process.leave()
+            world.clockwork.run(4)
+        while not world.is_settled():
+            world.clockwork.run(1)
+        world.clockwork.run(10)
+        member.mailbox.take_notes()
+        sizes.append(_size(member.pump))
+    assert not member.is_gone
+    assert member.catalogue.receipts > rebalances[-1] / 10, "without holds there would be little to forget"
+    return sizes
+
+
+def _size(root: object) -> int:
+    """How many objects hang on the real parts of a member."""
+    seen: set[int] = set()
+    todo = [root]
+    while todo:
+        item = todo.pop()
+        if id(item) in seen or isinstance(item, type | types.ModuleType | types.FunctionType | types.MethodType):
+            continue
+        if type(item).__module__.startswith("dagster_rebalance.testing") and item is not root:
+            continue
+        seen.add(id(item))
+        todo += gc.get_referents(item)
+    return len(seen)

@@ -1,0 +1,139 @@
+"""`make bench`: the form of what it writes, and that the verdict follows from the figures. No test asserts a speed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from proofs.bench import hold, idle, poll
+from proofs.bench.entries import Entry, Goal, Sample, write_json
+from proofs.bench.hold import PAIRS, Played, entries_of
+from proofs.bench.members import Hold
+from proofs.bench.tracker import shuffled
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+FIELDS = {"name", "ours", "peer", "ratio", "unit", "runs", "goal", "met"}
+AIOKAFKA = PAIRS[-1][1]
+
+
+def entry(*samples: Sample, goal: Goal) -> Entry:
+    """An entry of a benchmark."""
+    return Entry("speed", "this against that", "speed", "records/s", goal, samples)
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "met"),
+    [
+        (Goal(">=", 0.98), 0.98, True),
+        (Goal(">=", 0.98), 0.979, False),
+        (Goal(">=", 0.98), 1.2, True),
+        (Goal("<=", 3), 3.0, True),
+        (Goal("<=", 3), 3.01, False),
+        (Goal("<=", 3), 0.5, True),
+    ],
+)
+def test_the_verdict_follows_from_ratio_and_goal(goal: Goal, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
+    """A goal that is reached exactly is met."""
+    assert entry(Sample(1.0, 1.0, ratio), goal=goal).met is met
+
+
+def test_the_median_of_the_runs_counts() -> None:
+    """One run in which the machine was busy decides nothing; ratios are taken within a run."""
+    found = entry(Sample(10, 10, 1.0), Sample(1, 10, 0.1), Sample(99, 100, 0.99), goal=Goal(">=", 0.95)).as_json()
+    assert (found["ours"], found["peer"], found["ratio"], found["runs"], found["met"]) == (10, 10, 0.99, 3, True)
+
+
+def test_a_list_of_entries_is_written(tmp_path: Path) -> None:
+    """Programs read it; the folder need not exist."""
+    write_json([entry(Sample(2, None, 1.0), goal=Goal("<=", 3))], tmp_path / "build" / "bench.json")
+    (found,) = json.loads((tmp_path / "build" / "bench.json").read_text())
+    assert found.keys() >= FIELDS
+    assert (found["name"], found["peer"], found["goal"]) == ("speed", None, "<= 3")
+
+
+def played(held: int) -> Played:
+    """Ten records a second of partition 0 before the hold of a second, and some during it; partition 1 is asked for."""
+    arrivals = [(number / 10, number % 2) for number in range(-100, 0)] + [(number / held, 0) for number in range(held)]
+    return Played([*arrivals, (1.0, 0)], Hold(0.0, 1.0, frozenset({0})), (-10.0, 0.0))
+
+
+def test_only_retained_partitions_count_and_only_during_the_hold() -> None:
+    """A burst at the end of a hold is what it is to be stopped."""
+    assert played(5).steady_rate == pytest.approx(5)
+    assert played(4).held_rate == pytest.approx(4)
+    assert played(4).ratio == pytest.approx(0.8)
+    assert Played([(1.0, 0)], Hold(0.0, 1.0, frozenset({0})), (-10.0, 0.0)).ratio == 0
+
+
+def test_ours_and_the_peers_stand_side_by_side() -> None:
+    """The reader compares them in one line; the ratio is ours over our own steady rate."""
+    everyone = {name: played(5 if "ours" in name else 1) for pair in PAIRS for name in pair[:2]}
+    for found in entries_of([everyone, everyone]):
+        assert found.ours == pytest.approx(5)
+        assert found.peer == pytest.approx(1)
+        assert found.met
+
+
+def test_a_peer_that_is_not_installed_is_said_to_be_missing() -> None:
+    """The others are measured all the same."""
+    here = {name: played(5) for pair in PAIRS for name in pair[:2] if name != AIOKAFKA}
+    entries = entries_of([here])
+    assert [found.note for found in entries if found.peer is None] == ["aiokafka is not installed"]
+    assert len(entries) == len(PAIRS)
+
+
+def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
+    """Each record of 64 partitions once, the same ones in each repetition."""
+    marks = shuffled(640, seed=1)
+    assert len({at for at, _ in marks}) == 64
+    assert sorted(marks) == sorted((at, offset) for at in {at for at, _ in marks} for offset in range(10))
+    offsets = [offset for at, offset in marks if at.partition == 0]
+    assert offsets != sorted(offsets)
+    assert marks == shuffled(640, seed=1)
+
+
+def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
+    """The tracker alone needs no broker."""
+    command = [sys.executable, "-m", "proofs", "bench", "--only", "tracker", "--runs", "2", "--marks", "6400"]
+    done = subprocess.run([*command, "--output", str(tmp_path / "bench.json")], capture_output=True, text=True, check=True)
+    time, memory = json.loads((tmp_path / "bench.json").read_text())
+    assert time.keys() >= FIELDS
+    assert (time["name"], time["runs"], time["goal"]) == ("tracker", 2, "<= 3")
+    assert memory["unit"] == "kB"
+    assert "done() against a bare dict update" in done.stdout
+
+
+def test_a_member_without_work_is_measured_at_two_sizes() -> None:
+    """One that is not idle would be measured for something else, and raises."""
+    small, large = idle.measure(runs=1, turns=10, step=lambda _text: None)
+    assert "1,000" in small.case
+    assert "10,000" in large.case
+    assert small.unit == large.unit == "s of CPU in 1 s"
+    assert 0 < small.ratio < large.ratio
+
+
+@pytest.mark.broker
+def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -> None:
+    """All of them are asked for partitions, hold them, and retain some."""
+    entries = hold.measure(kafka_broker, runs=1, hold_s=1.0, steady_s=1.0, step=lambda _text: None)
+    assert [found.case for found in entries] == [case for _, _, case in PAIRS]
+    assert all(found.ours > 0 and found.peer is not None and found.as_json().keys() >= FIELDS for found in entries)
+
+
+@pytest.mark.broker
+def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaCluster) -> None:
+    """Each reads every record."""
+    bare, careful = poll.measure(kafka_broker, runs=2, records=20_000, step=lambda _text: None)
+    assert bare.case != careful.case
+    for found in (bare, careful):
+        assert found.ours > 0
+        assert found.peer
+        assert len(found.samples) == 2 * 3

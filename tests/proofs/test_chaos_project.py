@@ -1,0 +1,36 @@
+"""The project of `make chaos` is one that Dagster loads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proofs.chaos.exchange import (
+    BROKERS_VARIABLE,
+    FLEETING,
+    FOLDER_VARIABLE,
+    PROTOCOL_VARIABLE,
+    ROLE_VARIABLE,
+)
+
+MODULE = "proofs.chaos.project"
+
+
+@pytest.mark.parametrize("role", ["", FLEETING], ids=["main", "fleeting"])
+def test_dagster_loads_the_project_in_each_role(role: str, tmp_path: Path) -> None:
+    """The play needs minutes until its first code server starts, so it is no place to find this out."""
+    (tmp_path / "home").mkdir()
+    given = {BROKERS_VARIABLE: "nowhere:9092", FOLDER_VARIABLE: str(tmp_path), PROTOCOL_VARIABLE: "consumer", ROLE_VARIABLE: role}
+    done = subprocess.run(
+        [Path(sys.executable).with_name("dagster"), "definitions", "validate", "-m", MODULE],
+        env={**os.environ, **given, "DAGSTER_HOME": str(tmp_path / "home"), "DAGSTER_DISABLE_TELEMETRY": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

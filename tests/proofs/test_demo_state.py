@@ -1,0 +1,126 @@
+"""What the demo shows is read from the catalogue that members write: here they write it, and it must be understood."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import dagster as dg
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.holds import Cause, Outcome, Receipt
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from proofs.demo.state import Watcher
+from proofs.demo.view import in_words
+from proofs.interrupts import Interrupts
+from proofs.witness.catalogue import HoldSeen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka.admin import AdminClient
+
+PARTITIONS = [TopicPartition("orders", number) for number in range(3)]
+FIRST, SECOND, THIRD = PARTITIONS
+
+
+class Group:
+    """Answers what Kafka would say about the group; stands in for an AdminClient."""
+
+    def __init__(self) -> None:
+        self.assigned: dict[str, list[TopicPartition]] | None = None
+
+    def describe_consumer_groups(self, groups: list[str], *, request_timeout: float) -> dict[str, Future[SimpleNamespace]]:
+        """The members that the test wants."""
+        assert request_timeout > 0
+        answer: Future[SimpleNamespace] = Future()
+        if self.assigned is None:
+            answer.set_exception(KafkaException(KafkaError(KafkaError.GROUP_ID_NOT_FOUND)))
+        else:
+            members = [
+                SimpleNamespace(member_id=name, assignment=SimpleNamespace(topic_partitions=partitions))
+                for name, partitions in self.assigned.items()
+            ]
+            answer.set_result(SimpleNamespace(members=members))
+        return {groups[0]: answer}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """An instance of its own."""
+    with dg.instance_for_test() as made:
+        yield made
+
+
+@pytest.fixture
+def kafka() -> Group:
+    """Kafka's view of the group."""
+    return Group()
+
+
+@pytest.fixture
+def watcher(instance: dg.DagsterInstance, kafka: Group) -> Watcher:
+    """Follows the group `shop`."""
+    return Watcher(instance, "shop", [str(partition) for partition in PARTITIONS], cast("AdminClient", kafka), Interrupts())
+
+
+def _member(instance: dg.DagsterInstance, name: str) -> Catalogue:
+    return Catalogue(instance, GroupAssets.of("shop"), Host(name, "sensor", f"incarnation of {name}"))
+
+
+def _receipt(*partitions: TopicPartition, outcome: Outcome = Outcome.DRAINED) -> Receipt:
+    return Receipt(outcome, Cause.REVOKE, partitions, 12.0, {}, ("run-1", "run-2"), (), ())
+
+
+def test_before_the_first_member_nobody_owns_anything(watcher: Watcher) -> None:
+    """Kafka does not know the group then, which is no error."""
+    snapshot = watcher.look([5, 5, 0])
+    assert [lane.owner for lane in snapshot.lanes] == ["", "", ""]
+    assert snapshot.lag == 10
+    assert in_words(snapshot) == "nobody: orders-0..2; lag 10; 0 runs at work"
+
+
+def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(instance: dg.DagsterInstance, watcher: Watcher) -> None:
+    """The receipt of the old owner may be written after the new owner's assignment."""
+    blue, green = _member(instance, "blue"), _member(instance, "green")
+    blue.record_assigned(PARTITIONS, "id-of-blue")
+    assert {lane.owner for lane in watcher.look([0, 0, 0]).lanes} == {"blue"}
+    blue.record_receipt(_receipt(SECOND, THIRD))
+    assert [lane.owner for lane in watcher.look([0, 0, 0]).lanes] == ["blue", "", ""]
+    green.record_assigned([SECOND], "id-of-green")
+    blue.record_receipt(_receipt(SECOND, outcome=Outcome.NOTHING_TO_DO))
+    blue.record_left("its process ends")
+    assert [lane.owner for lane in watcher.look([0, 0, 0]).lanes] == ["", "green", ""]
+
+
+def test_what_kafka_takes_from_an_owner_drains(instance: dg.DagsterInstance, kafka: Group, watcher: Watcher) -> None:
+    """During a hold Kafka assigns less to the member than it still has."""
+    _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
+    kafka.assigned = {"id-of-blue": [FIRST], "id-of-nobody-known": [THIRD]}
+    assert [lane.is_draining for lane in watcher.look([0, 0, 0]).lanes] == [False, True, False]
+
+
+def test_all_that_a_leaving_member_owns_drains(instance: dg.DagsterInstance, kafka: Group, watcher: Watcher) -> None:
+    """Kafka does not know yet that it leaves."""
+    _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
+    kafka.assigned = {"id-of-blue": [FIRST, SECOND]}
+    watcher.leaving.add("blue")
+    assert [lane.is_draining for lane in watcher.look([0, 0, 0]).lanes] == [True, True, False]
+
+
+def test_commits_and_receipts_are_read_once(instance: dg.DagsterInstance, watcher: Watcher) -> None:
+    """The checks count them."""
+    blue = _member(instance, "blue")
+    for range_ in (OffsetRange("orders", 0, 0, 4), OffsetRange("orders", 0, 4, 9)):
+        blue.record_commit(RecordCommit(range_, 1, "batch", "run", 0, None, None))
+    blue.record_receipt(_receipt(SECOND))
+    watcher.look([10, 0, 0])
+    snapshot = watcher.look([10, 0, 0])
+    assert [(one.member, one.range.start, one.range.until) for one in watcher.recorded] == [("blue", 0, 4), ("blue", 4, 9)]
+    assert (snapshot.lanes[0].committed, snapshot.lanes[0].lag) == (9, 1)
+    (hold,) = watcher.holds
+    assert hold == HoldSeen("blue", "drained", "revoke", ("orders-1",), seconds=12.0, ended_at=hold.ended_at, runs=2)

@@ -1,0 +1,72 @@
+"""Ctrl-C while a command starts, works and ends."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.cli import app
+from proofs.interrupts import SIGNALS, Interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def interrupts() -> Iterator[Interrupts]:
+    """Installed for one test."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    made = Interrupts()
+    made.install()
+    yield made
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_each_signal_that_asks_for_the_end_interrupts(interrupts: Interrupts, number: signal.Signals) -> None:
+    """Ctrl-C, a kill, and a terminal that is closed mean the same."""
+    assert interrupts is not None
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(number)
+
+
+def test_a_signal_waits_for_the_end_of_a_call_that_must_not_be_cut(interrupts: Interrupts) -> None:
+    """It must not be forgotten either."""
+    done = []
+
+    def call() -> None:
+        with interrupts.deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append("the rest of the call")
+
+    with pytest.raises(KeyboardInterrupt):
+        call()
+    assert done
+
+
+def test_without_a_signal_a_deferred_call_simply_ends(interrupts: Interrupts) -> None:
+    """It is called every second."""
+    with interrupts.deferred():
+        pass
+
+
+def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> None:
+    """People press it more than once, and what is being ended must get ended."""
+    interrupts.end()
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_during_imports_shows_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They take a second, and people change their minds."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(app, "build_app", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        app.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,27 @@
+"""The witness of the catalogue loses nothing while Dagster's storage is away."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from proofs.witness.catalogue import CatalogueReader
+
+
+def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member that is suspended in the middle of a write keeps everybody from it."""
+
+    def locked(*_: object, **__: object) -> None:
+        message = "database is locked"
+        raise OSError(message)
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        Catalogue(instance, GroupAssets.of("etl"), Host("blue", "sensor", "process-1")).record_joined()
+        reader = CatalogueReader(instance, "etl")
+        with monkeypatch.context() as away:
+            away.setattr(instance, "fetch_materializations", locked)
+            with pytest.raises(OSError, match="locked"):
+                reader.read()
+        assert [event.kind for event in reader.read()] == ["joined"]
+        assert reader.read() == []
