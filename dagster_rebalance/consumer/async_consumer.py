@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from typing_extensions import Self
 
-    from dagster_rebalance.consumer.events import CommitResult, LostReason
+    from dagster_rebalance.consumer.events import CommitResult
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.rebalance_aware import PollResult
@@ -197,10 +197,6 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     async def get_lost_partitions(self) -> frozenset[TopicPartition]:
         """The partitions that were lost during the last poll."""
         return await self._run(self._consumer.get_lost_partitions)
-
-    async def lost_reasons(self) -> Mapping[TopicPartition, LostReason]:
-        """Why each of the lost partitions was taken away."""
-        return await self._run(self._consumer.lost_reasons)
 
     async def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it; False when some of them are not assigned."""

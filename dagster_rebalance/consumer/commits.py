@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.kafka_errors import FENCED, FENCED_IN_A_HOLD, REBALANCING, Attempt, commit_error, kafka_error
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import PartitionLostError
+from dagster_rebalance.core.events import LostReason
 from dagster_rebalance.core.partition import is_same_commit
 
 if TYPE_CHECKING:

@@ -1,12 +1,7 @@
-"""What a group member has to tell, in the order in which it happened.
-
-Owns the words only. Revoked, lost and superseded are three things: a requested revoke is still ours to work on and to release, a lost
-partition is not, and a superseded hold is one that the client gave away without a word.
-"""
+"""What a group member has to tell beside the changes of its assignment, which are events of the core."""
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,49 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-
-
-class LostReason(enum.Enum):
-    """Why partitions were taken away."""
-
-    SESSION = "session"
-    """The client noticed it by itself: its session ended, or `poll` was not called for too long."""
-    FENCED = "fenced"
-    """The broker threw the member out. The client does not tell during a hold, and late otherwise; a probe or a commit found it."""
-    SUPERSEDED = "superseded"
-    """Another rebalance overtook a hold, without a callback: the held partitions were given to somebody else."""
-    EXPIRED = "expired"
-    """A hold was not released within `max.poll.interval.ms`, and the member gave up its membership by itself."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionsAssigned:
-    """Partitions were added to the assignment; possibly none."""
-
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RevokeRequested:
-    """Partitions have to be given up. They stay assigned until `release`."""
-
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class HoldSuperseded:
-    """A hold ended without a release. The `PartitionsLost` that follows names these partitions again, with the others of the member."""
-
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionsLost:
-    """Partitions were taken away: all that the member had, each once. Nothing may be committed for them any more."""
-
-    partitions: tuple[TopicPartition, ...]
-    reason: LostReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +48,5 @@ class CommitAnswered:
     result: CommitResult
 
 
-MemberEvent: TypeAlias = (
-    "PartitionsAssigned | RevokeRequested | HoldSuperseded | PartitionsLost | RequestFailed | CallbackFailed | CommitAnswered"
-)
+MemberEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | PartitionsLost | RequestFailed | CallbackFailed | CommitAnswered"
 Offsets: TypeAlias = "Mapping[TopicPartition, OffsetAndMetadata]"

@@ -6,24 +6,14 @@ Must never decide when it happens: that is poll's. Every decision about the list
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
-from dagster_rebalance.consumer.events import (
-    CallbackFailed,
-    CommitAnswered,
-    HoldSuperseded,
-    LostReason,
-    MemberEvent,
-    PartitionsAssigned,
-    PartitionsLost,
-    RequestFailed,
-    RevokeRequested,
-)
+from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, MemberEvent, RequestFailed
 from dagster_rebalance.consumer.waking import WakingConsumer
+from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, PartitionsRevoked, RevokeRequested
 from dagster_rebalance.core.revokes import PollStarted, RevokeLists
 
 if TYPE_CHECKING:
@@ -33,9 +23,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.events import AssignmentEvent
     from dagster_rebalance.core.partition import TopicPartition
-
-logger = logging.getLogger(__name__)
 
 
 class GroupConsumer(WakingConsumer):
@@ -64,7 +53,7 @@ class GroupConsumer(WakingConsumer):
         self._clock = clock
         self._lists = RevokeLists()
         self._told: deque[MemberEvent] = deque()
-        self._lost_reasons: dict[TopicPartition, LostReason] = {}
+        self._events: list[AssignmentEvent] = []
         self._callbacks = Callbacks(self._turn)
 
     def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
@@ -89,30 +78,35 @@ class GroupConsumer(WakingConsumer):
     def _carry_out(self, event: MemberEvent, *, same_poll: bool) -> None:
         match event:
             case PartitionsAssigned(partitions):
+                self._happened(event)
                 self._take_in(partitions)
             case RevokeRequested(partitions) if same_poll:
                 self._lists.request(partitions)
                 self._tell_revoked(self._lists.to_be_revoked)
                 self._give_away(self._lists.complete())
             case RevokeRequested(partitions):
+                self._happened(event)
                 self._lists.request(partitions)
                 self._give_up()
             case PartitionsLost(partitions, reason):
                 gone = (self._assigned | self._lists.lost).intersection(partitions)
                 # What this very poll has completed is no loss to the caller, though Kafka did not hear of its release any more.
                 self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
-                self._lost_reasons.update(dict.fromkeys(gone, reason))
+                self._happened(PartitionsLost(tuple(sorted(gone)), reason))
                 self._forget(gone)
                 self._settle_marks(())
                 self._give_up()
                 if gone:
                     self._callbacks.tell("on_partitions_lost", gone, self)
-            case HoldSuperseded(partitions):
-                logger.warning("the hold of %s was superseded by another rebalance", ", ".join(map(str, partitions)))
             case CommitAnswered():
                 self._commits.answered(event)
             case RequestFailed(error) | CallbackFailed(error):
                 self._callbacks.note(error)
+
+    def _happened(self, event: AssignmentEvent) -> None:
+        """Keep an event for the caller; one that is carried out again is the same."""
+        if event.partitions and event not in self._events[-1:]:
+            self._events.append(event)
 
     def _take_in(self, partitions: Collection[TopicPartition]) -> None:
         self._lists.assign(partitions)
@@ -128,10 +122,11 @@ class GroupConsumer(WakingConsumer):
 
     def _complete_due(self) -> bool:
         """Begin a poll; whether the one before has found something that its caller was not told."""
+        if not self._lists.is_untold:
+            self._events.clear()
         self._exchange_marks()
         due = self._lists.start_poll()
         self._tell_revoked(due.completed & self._assigned)
-        self._lost_reasons = {tp: reason for tp, reason in self._lost_reasons.items() if tp in self._lists.lost}
         self._give_away(due)
         return due.news
 
@@ -183,6 +178,7 @@ class GroupConsumer(WakingConsumer):
 
     def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:
         if partitions:
+            self._happened(PartitionsRevoked(tuple(sorted(partitions))))
             self._callbacks.tell("on_partitions_revoked", partitions, self)
             self._exchange_marks()
 

@@ -21,22 +21,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.discovery import Discovery
-from dagster_rebalance.consumer.events import (
-    CallbackFailed,
-    CommitAnswered,
-    CommitResult,
-    HoldSuperseded,
-    LostReason,
-    MemberEvent,
-    PartitionsAssigned,
-    PartitionsLost,
-    RequestFailed,
-    RevokeRequested,
-)
-from dagster_rebalance.consumer.kafka_errors import NOT_ANSWERED, Attempt, answered, broker_error, cause_among, kafka_error, names
+from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult, MemberEvent, RequestFailed
+from dagster_rebalance.consumer.kafka_errors import NOT_ANSWERED, Attempt, answered, broker_error, cause_among, kafka_error
 from dagster_rebalance.consumer.session import Session, UserCallback
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
     import re
@@ -197,7 +188,7 @@ class Member:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where it has nothing."""
         self._check_usable("committed", nested=True)
-        attempt = Attempt(f"reading what group '{self._settings.group_id}' has committed for {names(partitions)}", self._settings.brokers)
+        attempt = Attempt(f"reading what group '{self._settings.group_id}' has committed for {named(partitions)}", self._settings.brokers)
         try:
             found = answered(
                 lambda limit_s: self._ask(lambda session: session.commits.read(partitions, limit_s), limit_s + _ASKED_S),
@@ -292,12 +283,10 @@ class Member:
         return bool(self._carried or self._session.broken)
 
     def _give_up(self, reason: LostReason) -> None:
-        held, lost = self._held, frozenset(self._owned)
+        lost = frozenset(self._owned)
         self._refuse_open()
-        logger.warning("group '%s': %s lost (%s); joining anew", self._settings.group_id, names(lost), reason.value)
+        logger.warning("group '%s': %s lost (%s); joining anew", self._settings.group_id, named(lost), reason.value)
         self._start_over()
-        if reason is LostReason.SUPERSEDED and held:
-            self._carried.append(HoldSuperseded(tuple(sorted(held))))
         if lost:
             self._carried.append(PartitionsLost(tuple(sorted(lost)), reason))
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer.events import LostReason
-from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, METADATA_TOO_LARGE, kafka_error, names
+from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, METADATA_TOO_LARGE, kafka_error
 from dagster_rebalance.consumer.translation import to_commit
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.events import LostReason
+from dagster_rebalance.core.partition import OffsetAndMetadata, named
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,7 +67,7 @@ class Probe:
             return
         moved = [] if self.others_commit else session.commits.moved({tp: found[tp] for tp in held})
         if moved:
-            logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, names(moved))
+            logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, named(moved))
             session.end(LostReason.SUPERSEDED)
             return
         session.commits.remember({tp: found[tp] for tp in held})

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from typing_extensions import Self
 
-    from dagster_rebalance.consumer.events import LostReason
     from dagster_rebalance.consumer.listener import AnyRebalanceListener
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.values import AnyPartition
+    from dagster_rebalance.core.events import AssignmentEvent
     from dagster_rebalance.core.partition import TopicPartition
 
 _IDLE_SLICE_S = 0.1
@@ -51,11 +51,13 @@ class PollResult:
         records: The records, as `poll` returns them.
         to_be_revoked: The partitions that will be revoked in the next poll, unless they are delayed.
         lost: The partitions that were lost during this poll.
+        events: What happened to the assignment, in its order: also what a poll has found that ended with an error.
     """
 
     records: list[Message]
     to_be_revoked: frozenset[TopicPartition]
     lost: frozenset[TopicPartition]
+    events: tuple[AssignmentEvent, ...] = ()
 
 
 class RebalanceAwareConsumer(GroupConsumer):
@@ -210,11 +212,6 @@ class RebalanceAwareConsumer(GroupConsumer):
         return self._lists.lost
 
     @in_turn
-    def lost_reasons(self) -> Mapping[TopicPartition, LostReason]:
-        """Why each of the lost partitions was taken away."""
-        return dict(self._lost_reasons)
-
-    @in_turn
     def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
         """Delay the revoke of partitions from the next poll to the one after it; to be asked for again after each poll.
 
@@ -272,7 +269,7 @@ class RebalanceAwareConsumer(GroupConsumer):
         """
         records = self._poll(patience_s(timeout_s, timeout), max_records, same_poll=False)
         self._woken = False
-        result = PollResult(records, self._lists.to_be_revoked, self._lists.lost)
+        result = PollResult(records, self._lists.to_be_revoked, self._lists.lost, tuple(self._events))
         if self._fetcher:
             self._fetcher.is_open = False
         return result

@@ -26,14 +26,7 @@ import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.commits import Commits
-from dagster_rebalance.consumer.events import (
-    LostReason,
-    MemberEvent,
-    PartitionsAssigned,
-    PartitionsLost,
-    RequestFailed,
-    RevokeRequested,
-)
+from dagster_rebalance.consumer.events import MemberEvent, RequestFailed
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
     PASSING,
@@ -44,13 +37,14 @@ from dagster_rebalance.consumer.kafka_errors import (
     configuration_error,
     is_final,
     kafka_error,
-    names,
 )
 from dagster_rebalance.consumer.leaving import leave, unassign
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.probe import Probe
 from dagster_rebalance.consumer.translation import ours, theirs
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
     import re
@@ -239,7 +233,7 @@ class Session:
             unassign(self.consumer, hold.partitions, eager=self._settings.is_eager)
         except KafkaException as problem:
             # The client does not hold them any more: another rebalance was faster.
-            logger.warning("the release of %s was refused: %s", names(hold.partitions), problem)
+            logger.warning("the release of %s was refused: %s", named(hold.partitions), problem)
             self.end(LostReason.SUPERSEDED)
             return
         self._disown(hold.partitions)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+    from dagster_rebalance.core.receipts import Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +190,6 @@ class EndDeadRuns:
 
 
 @dataclass(frozen=True, slots=True)
-class ReleasePartitions:
-    """Let Kafka complete the revoke of these partitions."""
-
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RecordReceipt:
     """Show how a hold ended."""
 
@@ -235,7 +228,6 @@ Command = (
     | StoreDeadLetter
     | CancelRuns
     | EndDeadRuns
-    | ReleasePartitions
     | RecordReceipt
     | ShowStop
     | Note

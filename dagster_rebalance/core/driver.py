@@ -17,26 +17,24 @@ from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.assigned import AssignedPartitions
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.holds import Cause, DeadlinePolicy, Hold, HoldBudget, LeavePolicy, Outcome, named, receipt_of
+from dagster_rebalance.core.holds import Hold, advance, is_over
 from dagster_rebalance.core.lookups import Lookups
 from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Change, Phase
+from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.planning import plan
+from dagster_rebalance.core.receipts import Cause, Outcome
 from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, refused_write, take_in
 from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, Succeeded, ToRequest, progress_of, refused_last, unclaimed_workers
 from dagster_rebalance.core.setbacks import unanswered
-from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from dagster_rebalance.core.settings import DriverSettings, HoldBudget, LeavePolicy, LossPolicy
 from dagster_rebalance.core.transactions import noticed, why_hanging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.partition import TopicPartition
-
-
-_SHORTEST_LEAVE_S = 0.01
-"""A leave without any time still takes what is over at once to the end."""
 
 
 class Driver:
@@ -57,8 +55,8 @@ class Driver:
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
+            seen.PartitionsRevoked: self._on_revoked,
             seen.PartitionsLost: self._on_lost,
-            seen.HoldSuperseded: self._on_superseded,
             seen.LeaveRequested: self._on_leave_requested,
             seen.TickArrived: self._on_tick,
             seen.TimePassed: self._on_time,
@@ -79,7 +77,6 @@ class Driver:
         commands += self._store_letters(now)
         commands += self._commit(now)
         commands += self._record(now)
-        self._notice_drained()
         commands += self._advance_holds(now)
         commands += self._claim(now)
         # A run that works without being the work of a claim has no entry, and may be deleted, or end in Dagster, before it is over.
@@ -117,7 +114,12 @@ class Driver:
 
     def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
         hands_over = event.has_successor and self.settings.on_leave is LeavePolicy.RELEASE
-        budget = self._budget_of(event.limit_s, hands_over=hands_over)
+        budget = self.settings.budget
+        if hands_over:
+            # It waits for commits alone, which the end of a hold is kept for.
+            budget = budget.within(budget.commit_slice_s)
+        if event.limit_s is not None:
+            budget = budget.within(event.limit_s)
         if self.leaving is None:
             self.leaving = event.reason
             yield do.Note(f"leaving the group: {event.reason}")
@@ -127,15 +129,6 @@ class Driver:
         self.holds = tuple(
             hold.hastened(budget, now, hands_over=hands_over) if hands_over or hold.cause is Cause.LEAVE else hold for hold in self.holds
         )
-
-    def _budget_of(self, limit_s: float | None, *, hands_over: bool) -> HoldBudget:
-        """The time of a leave. One that hands over waits for commits alone, which the end of a hold is kept for."""
-        budget = self.settings.budget
-        limits = [limit for limit in (limit_s, budget.commit_slice_s if hands_over else None) if limit is not None]
-        if not limits or min(limits) >= budget.limit_s:
-            return budget
-        shortest_s = max(min(limits), _SHORTEST_LEAVE_S)
-        return HoldBudget(shortest_s, min(budget.commit_slice_s, shortest_s / 2))
 
     def _give_up(self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float) -> None:
         epochs = {}
@@ -147,29 +140,30 @@ class Driver:
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
         self._lookups.want_runs()
 
+    def _on_revoked(self, event: seen.PartitionsRevoked, now: float) -> Iterable[do.Command]:
+        """What was not released was taken away."""
+        taken = tuple(partition for partition in event.partitions if partition in self.partitions)
+        return self._on_lost(seen.PartitionsLost(taken), now) if taken else ()
+
     def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
-        return self._taken_away(event.partitions, Change.LOSS_NOTICED, Outcome.LOST, now)
-
-    def _on_superseded(self, event: seen.HoldSuperseded, now: float) -> Iterable[do.Command]:
-        return self._taken_away(event.partitions, Change.SUPERSESSION_NOTICED, Outcome.SUPERSEDED, now)
-
-    def _taken_away(self, partitions: tuple[TopicPartition, ...], change: Change, outcome: Outcome, now: float) -> Iterable[do.Command]:
-        gone = [self.partitions.pop(partition).changed(change) for partition in partitions if partition in self.partitions]
-        yield do.Note(f"{outcome.value}: {named(partitions)}; nothing is committed for them any more")
+        is_superseded = event.reason is seen.LostReason.SUPERSEDED
+        change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
+        outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
+        gone = [self.partitions[partition].changed(change) for partition in event.partitions if partition in self.partitions]
+        for owned in gone:
+            del self.partitions[owned.partition]
+        yield do.Note(f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more")
         runs = tuple(sorted({run for owned in gone for run in owned.live_runs}))
         if runs and self.settings.on_lost is LossPolicy.CANCEL:
             yield do.CancelRuns(runs, f"their partitions were {outcome.value}")
         yield from _no_longer_stopped(gone)
         kept = []
         for hold in self.holds:
-            taken = {partition: epoch for partition, epoch in hold.epochs.items() if partition in partitions}
-            rest = {partition: epoch for partition, epoch in hold.epochs.items() if partition not in taken}
-            if taken:
-                committed = {partition: offset for partition, offset in hold.committed.items() if partition in taken}
-                part = replace(hold, epochs=taken, committed=committed)
-                yield do.RecordReceipt(receipt_of(part, now=now, outcome=outcome, handed_over=_with_claims(gone) & taken.keys()))
-            if rest or hold.cause is Cause.LEAVE:
-                kept.append(replace(hold, epochs=rest))
+            taken, rest = hold.split(event.partitions)
+            if taken.epochs:
+                yield do.RecordReceipt(taken.receipt(gone, now, outcome))
+            if rest.epochs or hold.cause is Cause.LEAVE:
+                kept.append(rest)
         self.holds = tuple(kept)
 
     # What Dagster and the clock say
@@ -388,46 +382,22 @@ class Driver:
                 self.partitions[owned.partition] = replace(owned, recorded_at=now)
                 yield record
 
-    def _notice_drained(self) -> None:
-        for owned in self.partitions.busy:
-            if owned.phase is Phase.DRAINING and owned.is_drained and owned.runs_are_known:
-                self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
-
     def _advance_holds(self, now: float) -> Iterable[do.Command]:
         """Revokes end first: a partition that is in the hold of a leave as well is released by its revoke."""
-        advanced = [self._advanced(hold, now) for hold in self.holds]
-        self.holds = tuple(hold for hold, _ in advanced)
-        for _, cancels in advanced:
-            yield from cancels
+        advanced = []
+        for hold in self.holds:
+            step = advance(hold, self._in_hold(hold), self.settings, now)
+            advanced.append(step.hold)
+            self.partitions.update({owned.partition: owned for owned in step.drained})
+            yield from step.cancels
+        self.holds = tuple(advanced)
         for hold in sorted(self.holds, key=lambda hold: hold.cause is Cause.LEAVE):
-            held = [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
-            if all(owned.phase is Phase.DRAINED for owned in held):
+            held = self._in_hold(hold)
+            if is_over(held):
                 yield from self._end(hold, held, now)
 
-    def _advanced(self, hold: Hold, now: float) -> tuple[Hold, list[do.Command]]:
-        """Runs that have not started are cancelled at once, the others at the deadline; again after a while, should it not have worked."""
-        held = [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
-        draining = [owned for owned in held if owned.phase is Phase.DRAINING]
-        live = frozenset[str]().union(*(owned.live_runs for owned in held))
-        is_late = hold.hands_over or now >= hold.deadline_at
-        cancels_all = is_late and not hold.hands_over and self.settings.on_deadline is DeadlinePolicy.CANCEL
-        unstarted = frozenset[str]() if hold.hands_over else frozenset[str]().union(*(owned.unstarted_runs for owned in held))
-        unwanted = live if cancels_all else unstarted
-        is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= self.settings.retry_s
-        due = unwanted if is_due_again else unwanted - hold.cancelled
-        # What was to be taken back, and had started by then, was left alone.
-        left_alone = frozenset[str]() if cancels_all else frozenset[str]().union(*(owned.started_runs for owned in held))
-        hold = replace(hold, run_ids=hold.run_ids | live, cancelled=hold.cancelled - left_alone)
-        cancels: list[do.Command] = []
-        if due:
-            reason = "the time to drain is up" if cancels_all else "they have not started"
-            cancels.append(do.CancelRuns(tuple(sorted(due)), f"{named(hold.epochs)} must be given up, and {reason}", not cancels_all))
-            hold = replace(hold, cancelled=hold.cancelled | due, cancelled_at=now)
-        waits_for_commits_only = is_late and not cancels_all
-        overdue = [o for o in draining if now >= hold.limit_at or (waits_for_commits_only and o.runs_are_known and not o.is_committing)]
-        for owned in overdue:
-            self.partitions[owned.partition] = owned.changed(Change.DEADLINE_PASSED)
-        return replace(hold, is_past_deadline=hold.is_past_deadline or bool(overdue) or (cancels_all and bool(live))), cancels
+    def _in_hold(self, hold: Hold) -> list[OwnedPartition]:
+        return [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
 
     def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
         # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
@@ -438,9 +408,8 @@ class Driver:
             for owned in held:
                 owned.changed(Change.RELEASE_COMPLETED)
                 del self.partitions[owned.partition]
-            yield do.ReleasePartitions(tuple(sorted(hold.epochs)))
         if hold.epochs:
-            yield do.RecordReceipt(receipt_of(hold, now=now, outcome=outcome, handed_over=_with_claims(held)))
+            yield do.RecordReceipt(hold.receipt(held, now, outcome))
         yield from _no_longer_stopped(held)
         if hold.cause is Cause.LEAVE:
             yield do.LeaveGroup(self.leaving or "asked to")
@@ -460,10 +429,6 @@ class Driver:
                 writes.append(pending.write)
         if writes:
             yield do.WriteOffsets(tuple(writes))
-
-
-def _with_claims(partitions: Iterable[OwnedPartition]) -> frozenset[TopicPartition]:
-    return frozenset(owned.partition for owned in partitions if owned.entries)
 
 
 def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:

@@ -7,38 +7,28 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from dagster_rebalance.core.partition import MAX_OFFSET
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.commands import OffsetWrite, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import Bounds, TopicPartition
     from dagster_rebalance.core.restoring import Found
     from dagster_rebalance.core.runs import RunSeen
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """The offsets that Kafka has of a partition.
+class LostReason(enum.Enum):
+    """Why partitions were taken away."""
 
-    Attributes:
-        start: The first one.
-        until: The one behind the last. In a topic with an open transaction it is where the transaction begins.
-        leader_epoch: The leader epoch in which they were told; None where it is not known.
-        high_watermark: The one behind the last record, also of open transactions; None where it was not asked for.
-    """
-
-    start: int
-    until: int
-    leader_epoch: int | None = None
-    high_watermark: int | None = None
-
-
-ANY_BOUNDS = Bounds(0, MAX_OFFSET)
-"""Those of a partition whose leader does not tell them: no offset is out of range."""
+    SESSION = "session"
+    """The client noticed it by itself: its session ended, or `poll` was not called for too long."""
+    FENCED = "fenced"
+    """The broker threw the member out. The client does not tell during a hold, and late otherwise; a probe or a commit found it."""
+    SUPERSEDED = "superseded"
+    """Another rebalance overtook a hold, without a callback: the held partitions were given to somebody else."""
+    EXPIRED = "expired"
+    """A hold was not released within `max.poll.interval.ms`, and the member gave up its membership by itself."""
 
 
 class WriteFailure(enum.Enum):
@@ -52,30 +42,34 @@ class WriteFailure(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PartitionsAssigned:
-    """Kafka gave partitions to this member."""
+    """Partitions were added to the assignment; possibly none."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeRequested:
-    """Kafka wants partitions back. They are held until they are released."""
+    """Kafka wants partitions back. They stay assigned while they are held."""
+
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsRevoked:
+    """A revoke was completed: the partitions are not assigned any more."""
 
     partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionsLost:
-    """Partitions were taken away: fenced, or the session ended."""
+    """Partitions were taken away. Nothing may be committed for them any more."""
 
     partitions: tuple[TopicPartition, ...]
+    reason: LostReason = LostReason.SESSION
 
 
-@dataclass(frozen=True, slots=True)
-class HoldSuperseded:
-    """A rebalance overtook a hold; its partitions belong to somebody else."""
-
-    partitions: tuple[TopicPartition, ...]
+AssignmentEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | PartitionsRevoked | PartitionsLost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,20 +181,7 @@ class DeadLetterFailed:
     reason: str
 
 
-Event = (
-    PartitionsAssigned
-    | RevokeRequested
-    | PartitionsLost
-    | HoldSuperseded
-    | LeaveRequested
-    | TickArrived
-    | TimePassed
-    | StoredOffsetsRead
-    | RunsRead
-    | DeadRunEnded
-    | BoundsRead
-    | OffsetsWritten
-    | CommitRecorded
-    | DeadLetterStored
-    | DeadLetterFailed
+Event: TypeAlias = (
+    "AssignmentEvent | LeaveRequested | TickArrived | TimePassed | StoredOffsetsRead | RunsRead | DeadRunEnded | BoundsRead"
+    " | OffsetsWritten | CommitRecorded | DeadLetterStored | DeadLetterFailed"
 )

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.holds import Cause, Hold
+from dagster_rebalance.core.holds import Hold, waits_of
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, RunState, ToRequest
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
+from dagster_rebalance.core.receipts import Cause
+from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, RunState, ToRequest, named_runs
 from dagster_rebalance.core.setbacks import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.ledger import Entry
@@ -33,12 +34,12 @@ def explain_hold(hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition]
     """
     held = [owned for owned in (partitions.get(partition) for partition in sorted(hold.epochs)) if owned is not None]
     draining = [owned for owned in held if owned.phase is Phase.DRAINING]
-    waits = [text for owned in draining for text in (_commits_of(owned) if hold.hands_over else _waits_for(owned))]
+    waits = [str(wait) for owned in draining for wait in waits_of(owned, hands_over=hold.hands_over)]
     verb = "holding" if hold.cause is Cause.REVOKE else "leaving the group with"
     if hold.hands_over:
         verb = "handing over to the successor"
     what = f"waiting for {', '.join(waits)}" if waits else "nothing left to wait for"
-    return f"{verb} {compact(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {_time_left(hold, now)}"
+    return f"{verb} {named(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {_time_left(hold, now)}"
 
 
 def explain_partition(owned: OwnedPartition, now: float) -> str:
@@ -52,7 +53,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
     count = len(driver.partitions)
     runs = len({run for owned in partitions for run in owned.live_runs})
     unstarted = len({run for owned in partitions for run in owned.unstarted_runs})
-    first = f"owns {compact(driver.partitions)}"
+    first = f"owns {named(driver.partitions)}"
     if count:
         lag = sum(owned.lag for owned in partitions)
         first += f" ({count} partition{_s(count)}), lag {lag}, {runs} run{_s(runs)} in flight"
@@ -76,17 +77,6 @@ def _explained(partitions: list[OwnedPartition], now: float) -> Iterator[str]:
         yield f"and {stopped} more stopped, {restoring} more being taken in" + (f", {again} more tried again" if again else "")
 
 
-def compact(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions with three or more in a row drawn together: `orders-0..3, orders-7`."""
-    rows: list[list[TopicPartition]] = []
-    for partition in sorted(partitions):
-        if rows and partition == TopicPartition(rows[-1][0].topic, rows[-1][0].partition + len(rows[-1])):
-            rows[-1].append(partition)
-        else:
-            rows.append([partition])
-    return ", ".join(_row(row) for row in rows) or "no partitions"
-
-
 def _is_set_back(owned: OwnedPartition) -> bool:
     """Whether its work is under way, but not as it should be."""
     requests = (entry.progress for entry in owned.entries if owned.phase is Phase.OWNED)
@@ -106,31 +96,11 @@ def _state(owned: OwnedPartition, now: float) -> str:
             reason = f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
             return "; ".join((reason, *(text for entry in owned.entries if (text := _of_stopped(entry, now)))))
         case Phase.DRAINING:
-            return f"has to be given up, waits for {', '.join(_waits_for(owned))}"
+            return f"has to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
         case Phase.DRAINED:
             return "drained, waits for the other partitions that are given up with it"
         case _:
             return f"{owned.phase.value}, not this member's any more"
-
-
-def _row(row: list[TopicPartition]) -> str:
-    return ", ".join(map(str, row)) if len(row) <= 2 else f"{row[0]}..{row[-1].partition}"  # noqa: PLR2004 - two are shorter in full
-
-
-def _waits_for(owned: OwnedPartition) -> tuple[str, ...]:
-    """What a partition that must be given up waits for, each as a noun."""
-    waits = [f"{_runs(entry.progress.run_ids)} on {entry.range}" for entry in owned.entries if isinstance(entry.progress, InFlight)]
-    return (*waits, *_commits_of(owned)) or (f"Dagster to say which runs work on {owned.partition}",)
-
-
-def _commits_of(owned: OwnedPartition) -> tuple[str, ...]:
-    """Its writes and records under way, each as a noun."""
-    waits = []
-    if owned.pending is not None:
-        waits.append(f"Kafka to confirm {_write(owned.pending)} of {owned.partition}")
-    if owned.unrecorded is not None:
-        waits.append(f"Dagster to record the commit of {owned.unrecorded.range}")
-    return tuple(waits)
 
 
 def _time_left(hold: Hold, now: float) -> str:
@@ -143,7 +113,7 @@ def _restoring(owned: OwnedPartition) -> str:
     if owned.ledger is None:
         return "being taken in, reads its committed offset"
     if owned.blocked_by:
-        return f"being taken in, waits for {_runs(owned.blocked_by)}, at work on it without a claim"
+        return f"being taken in, waits for {named_runs(owned.blocked_by)}, at work on it without a claim"
     return "being taken in, asks Dagster for the runs of its claims"
 
 
@@ -151,7 +121,7 @@ def _work(owned: OwnedPartition, now: float) -> str:
     """What is under way; empty when nothing is."""
     texts = [_entry(entry, now) for entry in owned.entries]
     if owned.pending is not None:
-        texts.append(f"{_write(owned.pending)} is not confirmed by Kafka since {now - owned.pending.asked_at:.1f} s")
+        texts.append(f"{_write(owned.pending)} has waited {now - owned.pending.asked_at:.1f} s for Kafka's confirmation")
     if owned.unrecorded is not None and owned.is_record_due(now):
         texts.append(f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet")
     return "; ".join(texts)
@@ -198,15 +168,15 @@ def _entry(entry: Entry, now: float) -> str:
 def _in_flight(progress: InFlight, span: str) -> str:
     runs = set(progress.run_ids)
     if progress.unsubmitted is not None:
-        return f"{_runs(progress.run_ids)} for {span} is created but not submitted, and is requested again"
+        return f"{named_runs(progress.run_ids)} for {span} is created but not submitted, and is requested again"
     if runs <= set(progress.waiting):
-        return f"{_runs(progress.run_ids)} for {span} waits in Dagster's queue"
+        return f"{named_runs(progress.run_ids)} for {span} waits in Dagster's queue"
     if runs <= {*progress.waiting, *progress.launching}:
-        return f"{_runs(progress.run_ids)} for {span}: being launched"
+        return f"{named_runs(progress.run_ids)} for {span}: being launched"
     if runs <= set(progress.unconfirmed):
         ended = "was deleted from Dagster" if runs <= set(progress.deleted) else "has ended in Dagster"
-        return f"{_runs(progress.run_ids)} for {span} {ended}, and it is not known yet that nothing of it works any more"
-    return f"{_runs(progress.run_ids)} works on {span}"
+        return f"{named_runs(progress.run_ids)} for {span} {ended}, and it is not known yet that nothing of it works any more"
+    return f"{named_runs(progress.run_ids)} works on {span}"
 
 
 def _backlog(owned: OwnedPartition, now: float) -> str:
@@ -240,14 +210,9 @@ def _span(range_: OffsetRange) -> str:
 def _unconfirmed(run: RunSeen, left_s: float) -> str:
     ended = "was deleted from Dagster" if run.state is RunState.DELETED else "has ended in Dagster"
     return (
-        f"{_runs([run.run_id])} {ended} and its process has not said so: "
+        f"{named_runs([run.run_id])} {ended} and its process has not said so: "
         f"without a sign of life it counts as dead in {left_s:.0f} s, and its Spark work is stopped"
     )
-
-
-def _runs(run_ids: Iterable[str]) -> str:
-    short = [run_id[:8] for run_id in run_ids]
-    return f"run{_s(len(short))} {', '.join(short)}"
 
 
 def _s(count: int) -> str:

@@ -1,89 +1,43 @@
-"""Holds: a revoke that was requested and is not released yet, its time budget, and the receipt that says how it ended.
+"""Holds: partitions that have to be given up, from the request to the release.
 
-One hold is one atomic release: the partitions of a revoke are drained one by one, and given to their next owners together.
-A member that leaves the group on its own account holds all its partitions in the same way.
+Theory of operation. Kafka requests a revoke, or the member leaves the group. `Hold` names the
+partitions, each with its epoch, and the time that this may take. They stay assigned: what succeeds
+on them is committed. From then on each call of the driver makes one step, `advance`:
+
+1. Cancel. Runs that have not started are cancelled at once. At the deadline, which leaves a slice of
+   the limit for the last commits, the others are cancelled as well, or left at work (`on_deadline`).
+2. Drained? `waits_of` lists what a partition waits for: live runs, a look at its runs since the
+   request, commits. With nothing on the list it is drained. The same list is what people read.
+3. Too late? At the limit a partition goes whatever it waits for, and its claims stay: the next owner
+   takes the work over. Where runs are left at work, it goes as soon as it waits for nothing else.
+
+When all its partitions are drained, the hold is over (`is_over`). The driver writes the receipt and
+forgets partitions and hold. The shell delays what the driver holds, and nothing else: so the next
+poll of the consumer completes the revoke. One hold is one release, since Kafka takes the answer to a
+request as a whole.
+
+A leave is a hold of all partitions, at whose end the member closes. A partition may be in the hold of
+a revoke and in that of a leave. A loss ends a hold, or its part of it, at any step.
 """
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.commands import CancelRuns
+from dagster_rebalance.core.ownership import Change, Phase
+from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
+from dagster_rebalance.core.runs import InFlight, named_runs
+from dagster_rebalance.core.settings import DeadlinePolicy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
-    from dagster_rebalance.core.partition import TopicPartition
-
-
-class Outcome(enum.Enum):
-    """How a hold ended."""
-
-    NOTHING_TO_DO = "nothing to do"
-    """No run was working on the partitions: released at once."""
-    DRAINED = "drained"
-    """All live runs ended, and what succeeded is committed."""
-    HANDED_OVER = "handed over"
-    """The member left for its successor: what was done is committed, live runs go on, and the successor adopts them."""
-    DEADLINE = "deadline"
-    """Time was up: released with claims in place, which the next owner takes over."""
-    SUPERSEDED = "superseded"
-    """Another rebalance overtook the hold."""
-    LOST = "lost"
-    """The member was fenced, or its session ended."""
-
-
-class Cause(enum.Enum):
-    """Why partitions are held."""
-
-    REVOKE = "revoke"
-    """Kafka requested the revoke."""
-    LEAVE = "leave"
-    """The member leaves the group: shutdown, a reload, or a sensor that no longer ticks."""
-
-
-class DeadlinePolicy(enum.Enum):
-    """What happens to runs that are still live at the deadline of a hold."""
-
-    CANCEL = "cancel"
-    """They are cancelled; the release waits, within the limit, until Dagster shows them ended."""
-    RELEASE = "release"
-    """They go on, and the next owner adopts them through their claims."""
-
-
-class LeavePolicy(enum.Enum):
-    """How a member leaves for its successor: a newer process of its code location, found through the same Dagster instance."""
-
-    RELEASE = "release"
-    """It commits what is done and leaves at once; the successor adopts the live runs."""
-    DRAIN = "drain"
-    """It waits for its live runs, as for a revoke."""
-
-
-@dataclass(frozen=True, slots=True)
-class HoldBudget:
-    """The time that a hold may take.
-
-    Attributes:
-        limit_s: Seconds from the request to the release, at most. Kafka's limit (`max.poll.interval.ms`) must be longer.
-        commit_slice_s: The part of it, at its end, that is kept for cancelling runs and for the last commit.
-
-    Raises:
-        ConfigurationError: The slice leaves no time to drain.
-    """
-
-    limit_s: float = 300.0
-    commit_slice_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.commit_slice_s < self.limit_s:
-            msg = (
-                f"hold_commit_slice_s={self.commit_slice_s:g} must be above 0 and below hold_limit_s={self.limit_s:g}: "
-                "it is the last part of the hold, kept for the final commit"
-            )
-            raise ConfigurationError(msg)
+    from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +45,7 @@ class Hold:
     """Partitions that have to be given up together.
 
     Attributes:
-        cause: Why.
+        cause: Whether Kafka asked for them, or the member leaves.
         epochs: The partitions, each with the epoch in which it is held.
         requested_at: When, on the caller's clock.
         budget: How long it may take.
@@ -114,93 +68,167 @@ class Hold:
     is_past_deadline: bool = False
     hands_over: bool = False
 
-    def hastened(self, budget: HoldBudget, now: float, *, hands_over: bool) -> Hold:
-        """The hold with the time of another request if that ends earlier: a deploy in the middle of a slow leave, say."""
-        if now + budget.limit_s >= self.limit_at:
-            return replace(self, hands_over=self.hands_over or hands_over)
-        shorter = replace(budget, limit_s=now - self.requested_at + budget.limit_s)
-        return replace(self, budget=shorter, hands_over=self.hands_over or hands_over)
-
     @property
     def deadline_at(self) -> float:
         """When waiting ends and the deadline policy is applied."""
-        return self.requested_at + self.budget.limit_s - self.budget.commit_slice_s
+        return self.limit_at - self.budget.commit_slice_s
 
     @property
     def limit_at(self) -> float:
         """When the partitions are released whatever happens."""
         return self.requested_at + self.budget.limit_s
 
+    def hastened(self, budget: HoldBudget, now: float, *, hands_over: bool) -> Hold:
+        """The hold with the time of another request, if that ends earlier: a deploy in the middle of a slow leave, say."""
+        hold = replace(self, hands_over=self.hands_over or hands_over)
+        if now + budget.limit_s >= self.limit_at:
+            return hold
+        return replace(hold, budget=replace(budget, limit_s=now - self.requested_at + budget.limit_s))
+
+    def split(self, partitions: Collection[TopicPartition]) -> tuple[Hold, Hold]:
+        """The part of the hold that concerns these partitions, and the rest."""
+        part = {partition: epoch for partition, epoch in self.epochs.items() if partition in partitions}
+        rest = {partition: epoch for partition, epoch in self.epochs.items() if partition not in part}
+        committed = {partition: offset for partition, offset in self.committed.items() if partition in part}
+        return replace(self, epochs=part, committed=committed), replace(self, epochs=rest)
+
     @property
     def outcome(self) -> Outcome:
         """How the hold ends if it is released now."""
         if self.is_past_deadline:
             return Outcome.HANDED_OVER if self.hands_over else Outcome.DEADLINE
-        if self.run_ids or self.committed:
-            return Outcome.DRAINED
-        return Outcome.NOTHING_TO_DO
+        return Outcome.DRAINED if self.run_ids or self.committed else Outcome.NOTHING_TO_DO
+
+    def receipt(self, held: Iterable[OwnedPartition], now: float, outcome: Outcome | None = None) -> Receipt:
+        """The receipt of the hold if it ends now; `outcome` is for one that ends in another way than by a release."""
+        return Receipt(
+            outcome=outcome or self.outcome,
+            cause=self.cause,
+            partitions=tuple(sorted(self.epochs)),
+            seconds=now - self.requested_at,
+            committed=dict(self.committed),
+            run_ids=tuple(sorted(self.run_ids)),
+            cancelled=tuple(sorted(self.cancelled)),
+            handed_over=tuple(sorted(owned.partition for owned in held if owned.entries and owned.partition in self.epochs)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
-    """How a hold ended, for people and for checks.
+class RunsAtWork:
+    """Live runs may work on a range."""
 
-    Attributes:
-        outcome: How it ended.
-        cause: Why the partitions were held.
-        partitions: What was held.
-        seconds: From the request to the end.
-        committed: The offsets committed meanwhile, by partition.
-        run_ids: The runs that were waited for, or left at work for the successor.
-        cancelled: The runs that were cancelled.
-        handed_over: Partitions that were given up with claims in place.
-    """
-
-    outcome: Outcome
-    cause: Cause
-    partitions: tuple[TopicPartition, ...]
-    seconds: float
-    committed: dict[TopicPartition, int]
+    range: OffsetRange
     run_ids: tuple[str, ...]
-    cancelled: tuple[str, ...]
-    handed_over: tuple[TopicPartition, ...]
 
     def __str__(self) -> str:
-        text = f"{self.cause.value} of {named(self.partitions)} {_VERB[self.outcome]} after {self.seconds:.1f} s"
-        if self.run_ids:
-            went_on = self.outcome is Outcome.HANDED_OVER
-            text += f", {len(self.run_ids)} run{'s' * (len(self.run_ids) != 1)} {'left at work' if went_on else 'waited for'}"
-        if self.cancelled:
-            text += f", {len(self.cancelled)} cancelled"
-        if self.handed_over:
-            text += f", claims of {named(self.handed_over)} left to the next owner"
-        return text
+        return f"{named_runs(self.run_ids)} on {self.range}"
 
 
-_VERB = {
-    Outcome.NOTHING_TO_DO: "released with nothing to do",
-    Outcome.DRAINED: "drained and released",
-    Outcome.HANDED_OVER: "handed over to the successor",
-    Outcome.DEADLINE: "released at the deadline",
-    Outcome.SUPERSEDED: "superseded",
-    Outcome.LOST: "lost",
-}
+@dataclass(frozen=True, slots=True)
+class RunsToLookUp:
+    """The runs of a partition were not looked up since it was asked for."""
+
+    partition: TopicPartition
+
+    def __str__(self) -> str:
+        return f"Dagster to say which runs work on {self.partition}"
 
 
-def receipt_of(hold: Hold, *, now: float, outcome: Outcome | None = None, handed_over: frozenset[TopicPartition] = frozenset()) -> Receipt:
-    """Write the receipt of a hold that ends now."""
-    return Receipt(
-        outcome=outcome or hold.outcome,
-        cause=hold.cause,
-        partitions=tuple(sorted(hold.epochs)),
-        seconds=now - hold.requested_at,
-        committed=dict(hold.committed),
-        run_ids=tuple(sorted(hold.run_ids)),
-        cancelled=tuple(sorted(hold.cancelled)),
-        handed_over=tuple(sorted(handed_over)),
-    )
+@dataclass(frozen=True, slots=True)
+class CommitToConfirm:
+    """A range is done, and Kafka has not confirmed its commit."""
+
+    range: OffsetRange
+
+    def __str__(self) -> str:
+        return f"Kafka to confirm the commit of {self.range}"
 
 
-def named(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions as a person would write them: `orders-0, orders-1`."""
-    return ", ".join(str(partition) for partition in sorted(partitions)) or "no partitions"
+@dataclass(frozen=True, slots=True)
+class CommitToRecord:
+    """A range is committed, and Dagster has not recorded it."""
+
+    range: OffsetRange
+
+    def __str__(self) -> str:
+        return f"Dagster to record the commit of {self.range}"
+
+
+Wait: TypeAlias = "RunsAtWork | RunsToLookUp | CommitToConfirm | CommitToRecord"
+
+
+def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
+    """What a draining partition waits for; one whose runs are left to others (`hands_over`) waits for none of them."""
+    waits: list[Wait] = []
+    if not hands_over:
+        waits += [RunsAtWork(e.range, e.progress.run_ids) for e in owned.entries if isinstance(e.progress, InFlight)]
+    if not owned.runs_are_known:
+        waits.append(RunsToLookUp(owned.partition))
+    committing = owned.committing
+    if committing is not None:
+        waits.append(CommitToConfirm(committing.range))
+    if owned.unrecorded is not None:
+        waits.append(CommitToRecord(owned.unrecorded.range))
+    return tuple(waits)
+
+
+class Step(NamedTuple):
+    """What a step of a hold comes to.
+
+    Attributes:
+        hold: The hold after it.
+        drained: The partitions that need not be held any longer.
+        cancels: The runs to be cancelled.
+    """
+
+    hold: Hold
+    drained: tuple[OwnedPartition, ...]
+    cancels: tuple[CancelRuns, ...]
+
+
+def advance(hold: Hold, held: Collection[OwnedPartition], settings: DriverSettings, now: float) -> Step:
+    """Make one step: cancel, and find what is drained and what is too late. `held` is the state of the hold's partitions."""
+    is_late = hold.hands_over or now >= hold.deadline_at
+    cancels_all = is_late and not hold.hands_over and settings.on_deadline is DeadlinePolicy.CANCEL
+    live = _union(owned.live_runs for owned in held)
+    hold, cancels = _cancel(replace(hold, run_ids=hold.run_ids | live), held, settings.retry_s, now, cancels_all=cancels_all)
+    drained, is_overdue = [], False
+    for owned in held:
+        if owned.phase is not Phase.DRAINING:
+            continue
+        if not waits_of(owned):
+            drained.append(owned.changed(Change.DRAIN_FINISHED))
+        elif now >= hold.limit_at or (is_late and not cancels_all and not waits_of(owned, hands_over=True)):
+            drained.append(owned.changed(Change.DEADLINE_PASSED))
+            is_overdue = True
+    is_past_deadline = hold.is_past_deadline or is_overdue or (cancels_all and bool(live))
+    return Step(replace(hold, is_past_deadline=is_past_deadline), tuple(drained), cancels)
+
+
+def is_over(held: Iterable[OwnedPartition]) -> bool:
+    """Whether the hold of these partitions has ended."""
+    return all(owned.phase is Phase.DRAINED for owned in held)
+
+
+def _cancel(
+    hold: Hold, held: Collection[OwnedPartition], retry_s: float, now: float, *, cancels_all: bool
+) -> tuple[Hold, tuple[CancelRuns, ...]]:
+    """What was asked for is asked for again after a while, should it not have worked."""
+    if cancels_all:
+        unwanted = _union(owned.live_runs for owned in held)
+    else:
+        # A run that turned out to have started was left alone.
+        hold = replace(hold, cancelled=hold.cancelled - _union(owned.started_runs for owned in held))
+        unwanted = frozenset() if hold.hands_over else _union(owned.unstarted_runs for owned in held)
+    is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= retry_s
+    due = unwanted if is_due_again else unwanted - hold.cancelled
+    if not due:
+        return hold, ()
+    why = "the drain deadline has passed" if cancels_all else "they have not started"
+    reason = f"{named(hold.epochs)} must be given up, and {why}"
+    cancel = CancelRuns(tuple(sorted(due)), reason, only_unstarted=not cancels_all)
+    return replace(hold, cancelled=hold.cancelled | due, cancelled_at=now), (cancel,)
+
+
+def _union(sets: Iterable[frozenset[str]]) -> frozenset[str]:
+    return frozenset().union(*sets)

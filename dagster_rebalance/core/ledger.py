@@ -90,11 +90,6 @@ class OffsetLedger:
         return next(((entry, found) for entry in self.entries if (found := blocking(entry.progress)) is not None), None)
 
     @property
-    def is_drained(self) -> bool:
-        """Whether no live run touches the partition and nothing more can be committed."""
-        return not self.live_runs and self.committable is None
-
-    @property
     def committable(self) -> Entry | None:
         """The first range, if it is done: what may be committed next."""
         return self.entries[0] if self.entries and self.entries[0].done_by is not None else None

@@ -13,19 +13,16 @@ from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, en
 from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ownership import Change, Phase, after
-from dagster_rebalance.core.partition import Log, OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import MAX_OFFSET, Log, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.planning import Backlog
 from dagster_rebalance.core.runs import InFlight
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.dead_letters import Letter
-    from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
+    from dagster_rebalance.core.partition import Bounds
     from dagster_rebalance.core.restoring import Refused
     from dagster_rebalance.core.transactions import OpenTransaction
-
-LAST_OFFSET = 2**63 - 1
-"""Kafka's offsets are signed 64-bit numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +175,7 @@ class OwnedPartition:
     def ahead(self) -> OffsetRange:
         """Everything that is not committed yet, whether Kafka has it already or not."""
         start = self.ledger.next_offset if self.ledger else 0
-        return OffsetRange(self.partition.topic, self.partition.partition, start, LAST_OFFSET)
+        return OffsetRange(self.partition.topic, self.partition.partition, start, MAX_OFFSET)
 
     @property
     def live_runs(self) -> frozenset[str]:
@@ -205,15 +202,11 @@ class OwnedPartition:
         return max(0, self.bounds.until - self.ledger.next_offset)
 
     @property
-    def is_committing(self) -> bool:
-        """Whether a commit is due, not confirmed, or not recorded."""
-        is_pending = self.pending is not None and self.pending.commits is not None
-        return is_pending or self.unrecorded is not None or (self.ledger is not None and self.ledger.committable is not None)
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether no live run touches it and no commit is under way."""
-        return not self.is_committing and (self.ledger is None or self.ledger.is_drained)
+    def committing(self) -> Entry | None:
+        """The range whose commit is due, or not confirmed by Kafka; None when there is none."""
+        if self.pending is not None and self.pending.commits is not None:
+            return self.pending.commits
+        return self.ledger.committable if self.ledger else None
 
     @property
     def has_new_leader(self) -> bool:

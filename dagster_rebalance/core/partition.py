@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 MAX_OFFSET = 2**63 - 1
 """The largest that Kafka can store."""
@@ -29,6 +33,27 @@ class TopicPartition:
 
     def __str__(self) -> str:
         return f"{self.topic}-{self.partition}"
+
+
+def named(partitions: Iterable[TopicPartition], most: int = 20) -> str:
+    """Partitions as a person would write them: `orders-0..3, orders-7`.
+
+    Args:
+        partitions: In any order.
+        most: How many rows are named; three or more partitions that follow each other are one row.
+    """
+    rows: list[list[TopicPartition]] = []
+    for partition in sorted(partitions):
+        if rows and partition == TopicPartition(rows[-1][0].topic, rows[-1][0].partition + len(rows[-1])):
+            rows[-1].append(partition)
+        else:
+            rows.append([partition])
+    left = sum(map(len, rows[most:]))
+    return ", ".join(map(_row, rows[:most])) + (f" and {left} more" if left else "") or "no partitions"
+
+
+def _row(row: list[TopicPartition]) -> str:
+    return ", ".join(map(str, row)) if len(row) <= 2 else f"{row[0]}..{row[-1].partition}"  # noqa: PLR2004 - two are shorter in full
 
 
 def next_offset(offset: int) -> int:
@@ -54,6 +79,27 @@ class OffsetAndMetadata:
 def is_same_commit(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
     """Whether both are one commit, or none. The leader epoch does not count: not every broker returns it."""
     return (one and (one.offset, one.metadata)) == (other and (other.offset, other.metadata))
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets that Kafka has of a partition.
+
+    Attributes:
+        start: The first one.
+        until: The one behind the last. In a topic with an open transaction it is where the transaction begins.
+        leader_epoch: The leader epoch in which they were told; None where it is not known.
+        high_watermark: The one behind the last record, also of open transactions; None where it was not asked for.
+    """
+
+    start: int
+    until: int
+    leader_epoch: int | None = None
+    high_watermark: int | None = None
+
+
+ANY_BOUNDS = Bounds(0, MAX_OFFSET)
+"""Those of a partition whose leader does not tell them: no offset is out of range."""
 
 
 @dataclass(frozen=True, slots=True)

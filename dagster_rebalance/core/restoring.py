@@ -19,8 +19,8 @@ from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata, OffsetRange, TopicPartition, is_same_commit
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.events import Bounds
     from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.partition import Bounds
 
 _NUMBER = re.compile(r"\b\d+\b")
 

@@ -79,6 +79,11 @@ class RevokeLists:
         """The partitions of a revoke request that was not released to Kafka yet, completed ones included."""
         return frozenset(self._unreleased)
 
+    @property
+    def is_untold(self) -> bool:
+        """Whether the caller was not told what the last poll has found."""
+        return self._is_untold
+
     def start_poll(self) -> PollStarted:
         """Complete what is on the revoke-next list, forget what was lost, and move the delayed ones up.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from dagster_rebalance.core.partition import OffsetRange
 
@@ -239,6 +239,11 @@ class DeadLettered:
 
 
 Progress = ToRequest | InFlight | Succeeded | GaveUp | DeadLettered
+
+
+def named_runs(run_ids: Collection[str]) -> str:
+    """Runs as a person finds them in Dagster, whose pages show eight characters of an id: `run ab12cd34`."""
+    return f"run{'s' * (len(run_ids) != 1)} {', '.join(run_id[:8] for run_id in run_ids)}"
 
 
 def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int) -> Progress:

@@ -5,11 +5,63 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
 from dagster_rebalance.core.setbacks import RetryPace
+
+_SHORTEST_LEAVE_S = 0.01
+"""A leave without any time still takes what is over at once to the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldBudget:
+    """The time that a hold may take.
+
+    Attributes:
+        limit_s: Seconds from the request to the release, at most. Kafka's limit (`max.poll.interval.ms`) must be longer.
+        commit_slice_s: The part of it, at its end, that is kept for cancelling runs and for the last commit.
+
+    Raises:
+        ConfigurationError: The slice leaves no time to drain.
+    """
+
+    limit_s: float = 300.0
+    commit_slice_s: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.commit_slice_s < self.limit_s:
+            msg = (
+                f"hold_commit_slice_s={self.commit_slice_s:g} must be above 0 and below hold_limit_s={self.limit_s:g}: "
+                "it is the last part of the hold, kept for the final commit"
+            )
+            raise ConfigurationError(msg)
+
+    def within(self, limit_s: float) -> HoldBudget:
+        """The budget of a hold that may take no longer than this either."""
+        if limit_s >= self.limit_s:
+            return self
+        shortest_s = max(limit_s, _SHORTEST_LEAVE_S)
+        return HoldBudget(shortest_s, min(self.commit_slice_s, shortest_s / 2))
+
+
+class DeadlinePolicy(enum.Enum):
+    """What happens to runs that are still live at the deadline of a hold."""
+
+    CANCEL = "cancel"
+    """They are cancelled; the release waits, within the limit, until Dagster shows them ended."""
+    RELEASE = "release"
+    """They go on, and the next owner adopts them through their claims."""
+
+
+class LeavePolicy(enum.Enum):
+    """How a member leaves for its successor: a newer process of its code location, found through the same Dagster instance."""
+
+    RELEASE = "release"
+    """It commits what is done and leaves at once; the successor adopts the live runs."""
+    DRAIN = "drain"
+    """It waits for its live runs, as for a revoke."""
 
 
 class LossPolicy(enum.Enum):

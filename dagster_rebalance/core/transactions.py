@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.events import Bounds
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import Bounds, TopicPartition
 
 _HANGING_AFTER_S = 960.0
 """Brokers abort a transaction after `transaction.max.timeout.ms` at the latest, by default 900 s: one that is older hangs."""

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import Bounds
-from dagster_rebalance.core.holds import named
+from dagster_rebalance.core.partition import Bounds, named
 from dagster_rebalance.core.restoring import Found, position_to_verify
 
 if TYPE_CHECKING:

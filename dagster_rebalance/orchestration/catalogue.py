@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.holds import named
+from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.stopped import evaluation
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.commands import RecordCommit
-    from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.receipts import Receipt
 
 _PART_SHOWN = 60
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_.-]{1,200}")

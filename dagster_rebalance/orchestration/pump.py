@@ -1,7 +1,7 @@
 """The pump: the one thread that owns a member. It polls Kafka all the time, so that membership depends on no tick, run or callback.
 
-It is a user of `RebalanceAwareConsumer` like any other: it polls, asks what is to be revoked, and delays the revoke until the driver has
-drained it. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not
+It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the driver what happened, and delays each revoke that the driver
+holds. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not
 answered; the driver gives it again. It never waits for Dagster's storage: what needs that is done by a `StorageWorker`, and the answers
 are events like any other.
 """
@@ -24,7 +24,6 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Illeg
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import is_same_commit
-from dagster_rebalance.orchestration.assignment import AssignmentWitness
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
@@ -93,7 +92,6 @@ class Pump:
     def __init__(self, parts: Parts, mailbox: Mailbox) -> None:
         self.parts = parts
         self._mailbox = mailbox
-        self._witness = AssignmentWitness()
         self._left: str | None = None
         self.made_way = False
         self._looked_for_successor_at = float("-inf")
@@ -120,7 +118,6 @@ class Pump:
         parts.consumer.subscribe(list(parts.topics))
         parts.consumer.check()
         self._check_dead_letter_topic()
-        parts.consumer.set_rebalance_listener(self._witness)
         self._show(parts.catalogue.record_joined)
         while self._left is None:
             self._turn()
@@ -143,21 +140,17 @@ class Pump:
 
     def _turn(self) -> None:
         parts = self.parts
-        self._poll(_POLL_S)
+        events = self._poll(_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by its successor is not its own to record.
             # A poll releases what was not delayed since the last one.
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
-            self._poll(_HEARTBEAT_S)
-        for event in self._witness.events(parts.consumer, parts.driver.partitions):
+            events += self._poll(_HEARTBEAT_S)
+        for event in events:
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
                 self._show(partial(parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id))
                 self._stop_news += 1
-        # Only now: the driver holds a partition that went and came back within one poll until it has heard of that.
-        requested = parts.consumer.get_to_be_revoked_partitions() - parts.driver.held
-        if requested:
-            self._feed(seen.RevokeRequested(tuple(sorted(requested))))
         told = self._mailbox.take_events()
         for letter in islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ():
             self._feed(letter)
@@ -169,19 +162,21 @@ class Pump:
         self._feed(seen.TimePassed())
         self._show_stop_news()
         self._storage.look_after()
-        parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions() & parts.driver.held)
+        parts.consumer.delay_revoke(parts.driver.held)
         self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
         if any(isinstance(event, seen.TickArrived) for event in told) or self._turned_at - self._summed_up_at >= _SUMMARY_S:
             self._summary, self._summed_up_at = summary(parts.driver, self._turned_at), self._turned_at
         silence = self._storage.silence
         self._mailbox.post(Mail(parts.driver.offers, (*self._summary, silence) if silence else self._summary))
 
-    def _poll(self, timeout_s: float) -> None:
+    def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
+        """What happened to the assignment. What a poll has found that failed is told by the next one."""
         try:
             with self._timed("polling Kafka"):
-                self.parts.consumer.poll(timeout_s)
+                return self.parts.consumer.poll_with_rebalance(timeout_s).events
         except BrokerError as error:
             self._give_up_unless_retriable(error)
+            return ()
 
     def _feed(self, event: seen.Event) -> None:
         """Tell the driver, and carry out what follows, and what follows from that."""
@@ -209,7 +204,7 @@ class Pump:
             _log.warning("%s failed and is tried again", what, exc_info=True)
         return None
 
-    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0912 - one case for each command
+    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901 - one case for each command
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
@@ -240,8 +235,6 @@ class Pump:
             case do.EndDeadRuns(signs):
                 self._note(f"sees to it that nothing of {', '.join(signs)} works any more")
                 self._runs.end_dead(signs)
-            case do.ReleasePartitions():
-                pass  # what the driver no longer holds is no longer delayed, and so released by the next poll
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))

@@ -16,13 +16,12 @@ from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
 from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
 from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LeavePolicy, LossPolicy
 
 _POSITIVE = (
     "hold_limit_s",

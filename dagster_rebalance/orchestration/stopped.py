@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.claims import StoredPartition
-from dagster_rebalance.core.events import ANY_BOUNDS, Bounds
-from dagster_rebalance.core.explain import compact
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, OffsetRange, TopicPartition, named
 from dagster_rebalance.core.restoring import Found, Refused, judge
 from dagster_rebalance.core.runs import RunSeen, blocking, progress_of
 from dagster_rebalance.core.setbacks import why_blocked
@@ -166,6 +164,6 @@ def _result(stopped: Mapping[TopicPartition, str]) -> dg.AssetCheckResult:
         metadata={
             "stopped": dg.MetadataValue.json({str(partition): reason for partition, reason in shown.items()}),
             "stopped_partitions": len(stopped),
-            "partitions": dg.MetadataValue.text(textwrap.shorten(compact(stopped), _MOST_NAMES_CHARACTERS, placeholder=" ...")),
+            "partitions": dg.MetadataValue.text(textwrap.shorten(named(stopped), _MOST_NAMES_CHARACTERS, placeholder=" ...")),
         },
     )

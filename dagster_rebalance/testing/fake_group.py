@@ -9,20 +9,10 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.events import (
-    CallbackFailed,
-    CommitAnswered,
-    CommitResult,
-    HoldSuperseded,
-    LostReason,
-    MemberEvent,
-    PartitionsAssigned,
-    PartitionsLost,
-    RequestFailed,
-    RevokeRequested,
-)
+from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult, MemberEvent, RequestFailed
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core.partition import MAX_OFFSET, LogPosition, OffsetAndMetadata, TopicPartition
 
 if TYPE_CHECKING:
@@ -307,7 +297,7 @@ class FakeMember:
             case RevokeRequested(partitions):
                 self.held = frozenset(partitions)
                 self._held_since = self._group.clock()
-            case PartitionsLost() | HoldSuperseded() | RequestFailed():
+            case PartitionsLost() | RequestFailed():
                 self._owned.clear()
                 self.held = frozenset()
             case CommitAnswered() | CallbackFailed():
@@ -433,10 +423,8 @@ class FakeMember:
             self.undone = LostReason.EXPIRED
         if self.undone is None or (self.held and waited < self._group.probe_interval_s):
             return
-        lost, held, reason = tuple(sorted(self._owned)), tuple(sorted(self.held)), self.undone
+        lost, reason = tuple(sorted(self._owned)), self.undone
         self._leave()
-        if reason is LostReason.SUPERSEDED:
-            self.told(HoldSuperseded(held))
         self.told(PartitionsLost(lost, reason))
 
     def _leave(self) -> None:

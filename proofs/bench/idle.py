@@ -14,7 +14,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition
 from dagster_rebalance.core.restoring import Found
 from dagster_rebalance.core.settings import DriverSettings
 from proofs.bench.entries import Entry, Goal, Sample
@@ -26,7 +26,7 @@ _CASES = {1_000: 0.02, 10_000: 0.1}
 """The share of a core that so many partitions may cost."""
 _TURN_S = 0.1
 _TURNS_BETWEEN_SUMMARIES = 10
-_NOTHING = seen.Bounds(0, 0)
+_NOTHING = Bounds(0, 0)
 
 
 def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry]:

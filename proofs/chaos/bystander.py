@@ -6,20 +6,34 @@ member waiting as well, and is no stall of it.
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from proofs.chaos.spans import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from typing_extensions import Self
 
 SLOW_S = 0.2
 """On a machine that has time the answer takes a few hundredths of a second."""
 _PAUSE_S = 0.25
+_LONGEST_LOCK_S = 120.0
+SQLITE_FILES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
+"""The databases in the home folder of a Dagster instance without a server of its own."""
+
+
+def wait_for_writes(home: Path) -> None:
+    """Wait until SQLite lets somebody write: a process that is frozen in the middle of a write keeps all others waiting."""
+    for name in SQLITE_FILES:
+        with closing(sqlite3.connect(home / name, timeout=_LONGEST_LOCK_S, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
 
 
 class Bystander:

@@ -10,6 +10,7 @@ import threading
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
+from proofs.chaos.bystander import SQLITE_FILES
 from proofs.chaos.exchange import SESSION_TIMEOUT_S
 from proofs.chaos.faults import Fault, Ground, Kind, UnderWay
 from proofs.chaos.parts import DATABASE
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from proofs.chaos.parts import Parts
 
-_DATABASES = ("history/runs.db", "history/runs/index.db", "schedules/schedules.db")
 _TABLES = ("runs", "run_tags", "event_logs", "asset_keys", "kvs", "jobs", "job_ticks")
 
 
@@ -56,7 +56,7 @@ def _lock_of(parts: Parts) -> Callable[[], None]:
 
     def keep() -> None:
         with ExitStack() as stack:
-            for name in _DATABASES:
+            for name in SQLITE_FILES:
                 path = parts.dagster.home / name
                 connection = stack.enter_context(closing(sqlite3.connect(path, timeout=SESSION_TIMEOUT_S, isolation_level=None)))
                 connection.execute("BEGIN EXCLUSIVE")

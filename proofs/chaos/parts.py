@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -16,7 +17,7 @@ from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.scratch import private_folder
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
-from proofs.chaos.bystander import Bystander
+from proofs.chaos.bystander import Bystander, wait_for_writes
 from proofs.chaos.exchange import (
     BROKERS_VARIABLE,
     FLEETING,
@@ -151,8 +152,15 @@ def all_parts(
             producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
             stack.enter_context(producer)
             runs = RunLedger(instance, GROUP)
-            bystander = stack.enter_context(Bystander(lambda: runs.read((), live_too=True)))
+            bystander = stack.enter_context(Bystander(partial(_ask_as_members_do, runs, None if with_postgres else folder / "home")))
             fleeting = Fleeting(kafka, dagster, exchange)
             yield Parts(kafka, dagster, instance, producer, bystander, exchange, fleeting, spark, postgres, protocol)
         finally:
             at_end()
+
+
+def _ask_as_members_do(runs: RunLedger, home: Path | None) -> None:
+    """Read runs, and wait until SQLite lets somebody write: `home` has its files, where it is SQLite."""
+    runs.read((), live_too=True)
+    if home is not None:
+        wait_for_writes(home)

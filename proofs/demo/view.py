@@ -15,8 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from dagster_rebalance.core.explain import compact
-from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.partition import TopicPartition, named
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -137,4 +136,4 @@ def in_words(snapshot: Snapshot) -> str:
 def short(names: Iterable[str]) -> str:
     """Partitions in short: `orders-0..3, orders-7`."""
     split = [name.rpartition("-") for name in names]
-    return compact(TopicPartition(topic, int(number)) for topic, _, number in split)
+    return named(TopicPartition(topic, int(number)) for topic, _, number in split)

@@ -10,17 +10,9 @@ from collections import deque
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.events import (
-    CommitAnswered,
-    CommitResult,
-    HoldSuperseded,
-    LostReason,
-    MemberEvent,
-    PartitionsAssigned,
-    PartitionsLost,
-    RevokeRequested,
-)
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, MemberEvent
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import Grant, Refusal
@@ -278,11 +270,10 @@ class SimulatedMember:
         return self._start_over(self._undone)
 
     def _start_over(self, reason: LostReason) -> list[MemberEvent]:
-        lost, held = tuple(sorted(self._owned)), tuple(sorted(self.held))
+        lost = tuple(sorted(self._owned))
         self._process.tell(f"has lost {_names(lost)}: {reason.value}")
         self._leave()
-        told: list[MemberEvent] = [HoldSuperseded(held)] if reason is LostReason.SUPERSEDED else []
-        return [*told, PartitionsLost(lost, reason)] if lost else []
+        return [PartitionsLost(lost, reason)] if lost else []
 
     def _leave(self) -> None:
         self._group.leave(self.member_id)

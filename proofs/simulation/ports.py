@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.process import Process

@@ -59,7 +59,6 @@ class _SteppedPump(Pump):
     def begin(self) -> None:
         """What `run` does before its first turn."""
         self.parts.consumer.subscribe(list(self.parts.topics))
-        self.parts.consumer.set_rebalance_listener(self._witness)
         self._show(self.parts.catalogue.record_joined)
 
     def turn(self) -> None:

@@ -84,7 +84,7 @@ class Progress:
         for entry in owned.entries:
             yield from self._of_entry(driver, owned, entry)
         if owned.pending is not None:
-            yield Wait("is not confirmed by Kafka", self._slack_s)
+            yield Wait("for Kafka's confirmation", self._slack_s)
         if owned.is_record_due(self._weather.clockwork.now):
             yield Wait("is not recorded by Dagster", self._slack_s)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget, LeavePolicy
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LeavePolicy, LossPolicy
 
 if TYPE_CHECKING:
     from proofs.simulation.clockwork import Clockwork

@@ -247,7 +247,7 @@ class World:
             if not _is_at(stored, end) or (stored is not None and decode(stored).claims):
                 return False
         members = [process for process in self.processes if not process.is_gone]
-        return all(not m.driver.holds and not any(o.is_committing for o in m.driver.partitions.values()) for m in members)
+        return all(not m.driver.holds and not any(o.committing or o.unrecorded for o in m.driver.partitions.values()) for m in members)
 
     def standing(self) -> dict[TopicPartition, int]:
         """The partitions that are behind, and how far they are."""

@@ -11,6 +11,7 @@ import pytest
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer, AsyncRebalanceListener
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.events import LostReason, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup
 
@@ -130,9 +131,9 @@ def test_a_loss_is_a_revoke_for_coroutines_that_do_not_tell_them_apart(group: Fa
     async def play() -> None:
         async with await alone(group, diary) as blue:
             group.fence(group.members[0])
-            await blue.poll(1.0)
+            told = await blue.poll_with_rebalance(1.0)
             assert await blue.get_lost_partitions() == set(EVERYTHING)
-            assert set(await blue.lost_reasons()) == set(EVERYTHING)
+            assert told.events == (PartitionsLost(EVERYTHING, LostReason.SESSION),)
 
     run(play())
     assert diary.lines[1] == ("revoked", set(EVERYTHING))

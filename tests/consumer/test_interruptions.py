@@ -8,17 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from dagster_rebalance.consumer.events import (
-    CallbackFailed,
-    CommitAnswered,
-    CommitResult,
-    LostReason,
-    PartitionsAssigned,
-    PartitionsLost,
-)
+from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
@@ -204,10 +198,10 @@ def test_a_loss_that_a_poll_met_before_it_raised_is_told_by_the_next_one(group: 
     blue.member.fail(BrokerError("a topic is gone"))
     with pytest.raises(BrokerError, match="a topic is gone"):
         blue.consumer.poll(0.1)
-    blue.consumer.poll(0.1)
-    assert blue.consumer.get_lost_partitions() == {P0}
-    assert blue.consumer.lost_reasons() == {P0: LostReason.FENCED}
-    blue.consumer.poll(0.1)
+    told = blue.consumer.poll_with_rebalance(0.1)
+    assert told.lost == blue.consumer.get_lost_partitions() == {P0}
+    assert told.events[-1] == PartitionsLost((P0,), LostReason.FENCED)
+    assert not blue.consumer.poll_with_rebalance(0.1).events
     assert not blue.consumer.get_lost_partitions()
 
 

@@ -14,7 +14,6 @@ from dagster_rebalance.consumer.kafka_errors import (
     configuration_error,
     is_final,
     kafka_error,
-    names,
 )
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
 from dagster_rebalance.core.partition import TopicPartition
@@ -177,8 +176,3 @@ def test_refused_settings_keep_the_words_of_the_client() -> None:
 def test_an_exception_without_an_error_is_kept_too() -> None:
     """The client raises such ones here and there."""
     assert kafka_error(KafkaException("something")).str() == "something"
-
-
-def test_many_partitions_are_named_by_the_first_few() -> None:
-    """A message with hundreds of names is read by nobody."""
-    assert names(TopicPartition("t", number) for number in range(7)) == "t-0, t-1, t-2, t-3, t-4 and 2 more"

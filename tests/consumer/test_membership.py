@@ -10,16 +10,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer import leaving
 from dagster_rebalance.consumer import session as session_module
-from dagster_rebalance.consumer.events import (
-    CallbackFailed,
-    CommitAnswered,
-    HoldSuperseded,
-    LostReason,
-    PartitionsAssigned,
-    PartitionsLost,
-    RequestFailed,
-)
+from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, RequestFailed
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
@@ -240,7 +233,6 @@ def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_n
     assert scene.session.ended is None
     scene.client.stored = {P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(2)}
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SUPERSEDED)]
-    assert HoldSuperseded((P1,)) in scene.told
 
 
 def test_once_transactions_may_commit_a_moved_offset_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import PartitionsLost
+from dagster_rebalance.core.events import PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, KafkaStage, pass_time, play
 

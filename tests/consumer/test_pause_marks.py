@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 

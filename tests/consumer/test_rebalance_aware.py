@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import LostReason
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.port import OffsetAndTimestamp
 from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.events import LostReason, PartitionsLost, PartitionsRevoked, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
@@ -156,15 +156,14 @@ def test_lost_partitions_are_told_once_with_their_reason(group: FakeGroup) -> No
     blue, _ = requested(group)
     blue.consumer.delay_revoke([P2, P3])
     group.fence(blue.member)
-    blue.consumer.poll(60.0)
+    told = blue.consumer.poll_with_rebalance(60.0)
     assert blue.consumer.get_lost_partitions() == set(EVERYTHING)
-    assert blue.consumer.lost_reasons() == dict.fromkeys(EVERYTHING, LostReason.FENCED)
+    assert told.events == (PartitionsLost(EVERYTHING, LostReason.FENCED),)
     assert not blue.consumer.assignment()
     assert not blue.consumer.get_to_be_revoked_partitions()
     assert not blue.consumer.delay_revoke([P2])
-    blue.consumer.poll(0.1)
+    assert PartitionsLost not in map(type, blue.consumer.poll_with_rebalance(0.1).events)
     assert not blue.consumer.get_lost_partitions()
-    assert not blue.consumer.lost_reasons()
 
 
 def test_a_superseded_hold_is_lost_and_never_released(group: FakeGroup) -> None:
@@ -174,8 +173,7 @@ def test_a_superseded_hold_is_lost_and_never_released(group: FakeGroup) -> None:
     group.supersede(blue.member)
     green.consumer.poll(0.1)
     assert green.consumer.assignment() == {P2, P3}
-    blue.consumer.poll(60.0)
-    assert blue.consumer.lost_reasons() == dict.fromkeys(EVERYTHING, LostReason.SUPERSEDED)
+    assert blue.consumer.poll_with_rebalance(60.0).events == (PartitionsLost(EVERYTHING, LostReason.SUPERSEDED),)
     assert group.owner(P2) is green.member
 
 
@@ -184,10 +182,10 @@ def test_what_is_completed_in_the_poll_that_finds_the_loss_is_not_told_as_lost(g
     diary = DiaryOfLosses()
     blue, _ = requested(group, diary)
     group.fence(blue.member)
-    blue.consumer.poll(60.0)
+    told = blue.consumer.poll_with_rebalance(60.0)
     assert diary.lines[1:] == [("revoked", {P2, P3}), ("lost", {P0, P1})]
+    assert told.events == (PartitionsRevoked((P2, P3)), PartitionsLost((P0, P1), LostReason.FENCED))
     assert blue.consumer.get_lost_partitions() == {P0, P1}
-    assert set(blue.consumer.lost_reasons()) == {P0, P1}
     blue.consumer.poll(0.1)
 
 
@@ -238,10 +236,12 @@ def test_one_poll_may_tell_everything_at_once(group: FakeGroup) -> None:
     """KIP-983, variant 1: the records, what will be revoked in the next poll, and what was just lost."""
     blue, green = alone(group), Side(group)
     green.consumer.poll(0)
-    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], to_be_revoked=frozenset({P2, P3}), lost=frozenset())
+    asked = (RevokeRequested((P2, P3)),)
+    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], frozenset({P2, P3}), lost=frozenset(), events=asked)
     blue.consumer.delay_revoke([P2, P3])
     group.fence(blue.member)
-    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], to_be_revoked=frozenset(), lost=frozenset(EVERYTHING))
+    lost = (PartitionsLost(EVERYTHING, LostReason.FENCED),)
+    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], frozenset(), lost=frozenset(EVERYTHING), events=lost)
 
 
 def test_the_separate_poll_completes_in_the_next_poll_also_where_poll_does_not(group: FakeGroup) -> None:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.events import Bounds
 from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata
+from dagster_rebalance.core.partition import MAX_OFFSET, Bounds, OffsetAndMetadata
 from dagster_rebalance.core.pausing import with_mark
 from dagster_rebalance.core.restoring import ForeignMetadata, Found, Refused, StartFrom, take_in
 from tests.core.world import tp

@@ -9,14 +9,14 @@ import pytest
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.dead_letters import is_wanted, why_stopped
-from dagster_rebalance.core.holds import HoldBudget, Outcome
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.runs import GaveUp, RunState
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(
@@ -181,8 +181,8 @@ def test_a_run_that_a_person_cancelled_stops_the_partition_instead() -> None:
 
 
 @pytest.mark.parametrize("dead_letter_topic", [None, SETTINGS.dead_letter_topic])
-@pytest.mark.parametrize("bounds", [seen.Bounds(5, 20), seen.Bounds(0, 7)])
-def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: seen.Bounds, dead_letter_topic: str | None) -> None:
+@pytest.mark.parametrize("bounds", [Bounds(5, 20), Bounds(0, 7)])
+def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: Bounds, dead_letter_topic: str | None) -> None:
     """The runs failed because nobody can read them: to execute one again, as is said elsewhere, cannot help."""
     world, member = stage(settings=replace(SETTINGS, dead_letter_topic=dead_letter_topic))
     first = fails(world, member)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.restoring import Found, LastRecorded
 from dagster_rebalance.core.runs import RunState
@@ -149,18 +149,18 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
     assert first.pending is not None
     late_write = seen.OffsetsWritten((first.pending.write,))
     late_read = seen.StoredOffsetsRead(
-        {tp(0): first.epoch, tp(9): 1}, {tp(0): Found(OffsetAndMetadata(77), seen.Bounds(0, 100), LastRecorded(77))}
+        {tp(0): first.epoch, tp(9): 1}, {tp(0): Found(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))}
     )
     late_record = seen.CommitRecorded(do.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None))
     member.feed(seen.PartitionsLost((tp(0),)))
-    for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): seen.Bounds(0, 1)})):
+    for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
     assert member.driver.partitions == {}
     member.fails.add(do.ReadStoredOffsets)
     member.feed(seen.PartitionsAssigned((tp(0),)))
     again = member.driver.partitions[tp(0)]
     assert again.epoch > first.epoch
-    for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): seen.Bounds(0, 1)})):
+    for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
     assert member.driver.partitions[tp(0)] == again
     assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
@@ -171,7 +171,7 @@ def test_an_answer_that_was_asked_for_twice_is_taken_once() -> None:
     world = World(records=100)
     member = world.member(owns=1)
     owned = member.driver.partitions[tp(0)]
-    member.feed(seen.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): Found(None, seen.Bounds(0, 5))}))
+    member.feed(seen.StoredOffsetsRead({tp(0): owned.epoch}, {tp(0): Found(None, Bounds(0, 5))}))
     assert member.driver.partitions[tp(0)] == owned
 
 

@@ -12,7 +12,7 @@ from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.runs import RunState
@@ -567,10 +567,10 @@ def test_a_partition_whose_next_offset_was_deleted_is_stopped() -> None:
     """Retention ran past it: to go on would skip records without a word."""
     world = World(records=0)
     member = world.member(owns=1)
-    world.kafka.bounds[tp(0)] = seen.Bounds(30, 60)
+    world.kafka.bounds[tp(0)] = Bounds(30, 60)
     world.wait(1.25, member)
     assert "Kafka's retention deleted records from offset 0 on" in member.shown[0][1]
-    world.kafka.bounds[tp(0)] = seen.Bounds(40, 60)
+    world.kafka.bounds[tp(0)] = Bounds(40, 60)
     world.wait(21, member)
     assert len(member.shown) == 1, "retention goes on, and the reason is the same"
     assert world.kafka.offset(0) == 0

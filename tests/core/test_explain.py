@@ -7,12 +7,13 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.events import Bounds, PartitionsAssigned, RevokeRequested
-from dagster_rebalance.core.explain import compact, explain_hold, explain_partition, summary
-from dagster_rebalance.core.holds import Cause, Hold, HoldBudget
+from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
+from dagster_rebalance.core.explain import explain_hold, explain_partition, summary
+from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition, named
+from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.runs import (
     DeadLettered,
     GaveUp,
@@ -26,6 +27,7 @@ from dagster_rebalance.core.runs import (
     Trouble,
 )
 from dagster_rebalance.core.setbacks import NEVER
+from dagster_rebalance.core.settings import HoldBudget
 from dagster_rebalance.core.transactions import OpenTransaction
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
@@ -37,7 +39,7 @@ RECORD = RecordCommit(span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, c
 
 def draining(number: int, *work: tuple[str, int, object], **more: object) -> OwnedPartition:
     """A partition that has to be given up."""
-    return replace(owned(number, *work, phase=Phase.DRAINING), **more)  # type: ignore[arg-type]
+    return replace(owned(number, *work, phase=Phase.DRAINING), **{"runs_are_known": True, **more})  # type: ignore[arg-type]
 
 
 def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> str:
@@ -55,10 +57,10 @@ def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
 @pytest.mark.parametrize(
     ("partition", "reason"),
     [
-        (draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)), "Kafka to confirm the commit at 9 of orders-4"),
-        (draining(4, pending=owned(4).claim_write("b", 9, 0.0)), "Kafka to confirm the claim up to 9 of orders-4"),
+        (draining(4, ("b", 9, Succeeded(RUN))), "Kafka to confirm the commit of orders-4 [0, 9)"),
+        (draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)), "Kafka to confirm the commit of orders-4 [0, 9)"),
         (draining(4, unrecorded=RECORD), "Dagster to record the commit of orders-4 [0, 9)"),
-        (draining(4, ("b", 9, ToRequest())), "Dagster to say which runs work on orders-4"),
+        (draining(4, ("b", 9, ToRequest()), runs_are_known=False), "Dagster to say which runs work on orders-4"),
     ],
 )
 def test_a_hold_says_what_else_it_waits_for(partition: OwnedPartition, reason: str) -> None:
@@ -171,10 +173,14 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (owned(4, ("b", 9, GaveUp(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
         (owned(4, ("b", 9, DeadLettered(RUN))), "[0, 9) is in the dead-letter topic and is committed in its turn"),
-        (replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)), "the claim up to 9 is not confirmed by Kafka since 2.5 s"),
+        (
+            replace(owned(4), pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),
+            "the commit at 9 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)), "the claim up to 9 has waited 2.5 s for Kafka's confirmation"),
         (
             replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
-            "the first position 0 is not confirmed by Kafka since 2.5 s",
+            "the first position 0 has waited 2.5 s for Kafka's confirmation",
         ),
         (replace(owned(4), unrecorded=RECORD), "the commit of [0, 9) is not recorded by Dagster yet"),
         (replace(owned(4, phase=Phase.STOPPED), stop_reason="orders-4: 3 runs failed. Mend it"), "stopped: 3 runs failed. Mend it"),
@@ -190,10 +196,11 @@ def test_a_partition_says_why_it_does_or_does_not_make_progress(partition: Owned
 
 def test_partitions_in_a_row_are_drawn_together() -> None:
     """A member may own hundreds."""
-    assert compact([]) == "no partitions"
-    assert compact([tp(1), tp(0)]) == "orders-0, orders-1"
+    assert named([]) == "no partitions"
+    assert named([tp(1), tp(0)]) == "orders-0, orders-1"
     names = [tp(2), tp(0), tp(1), tp(7), TopicPartition("payments", 8), tp(10), tp(9), tp(8)]
-    assert compact(names) == "orders-0..2, orders-7..10, payments-8"
+    assert named(names) == "orders-0..2, orders-7..10, payments-8"
+    assert named(names, most=1) == "orders-0..2 and 5 more"
 
 
 def test_the_summary_of_a_member_at_work_is_one_line() -> None:

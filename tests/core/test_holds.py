@@ -7,7 +7,12 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.holds import Cause, Hold, HoldBudget, Outcome, named, receipt_of
+from dagster_rebalance.core.holds import Hold
+from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.receipts import Cause, Outcome
+from dagster_rebalance.core.settings import HoldBudget
 from tests.core.world import tp
 
 HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
@@ -37,7 +42,7 @@ def test_the_deadline_leaves_a_slice_for_the_last_commit() -> None:
 def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) -> None:
     """People and checks read it."""
     assert hold.outcome is outcome
-    assert receipt_of(hold, now=101.0).outcome is outcome
+    assert hold.receipt((), now=101.0).outcome is outcome
 
 
 @pytest.mark.parametrize(
@@ -60,12 +65,13 @@ def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) ->
 )
 def test_a_receipt_is_a_sentence(hold: Hold, outcome: Outcome | None, sentence: str) -> None:
     """An operator reads it in a log line."""
-    assert str(receipt_of(hold, now=102.5, outcome=outcome)) == sentence
+    assert str(hold.receipt((), 102.5, outcome)) == sentence
 
 
 def test_a_receipt_names_the_claims_that_are_left_to_the_next_owner() -> None:
     """They are what it takes over."""
-    receipt = receipt_of(HOLD, now=102.5, handed_over=frozenset({tp(5)}))
+    claimed = OwnedPartition(tp(5), 2, ledger=OffsetLedger(tp(5), 2, 0).claim("b", 10))
+    receipt = HOLD.receipt((claimed,), 102.5)
     assert str(receipt).endswith("claims of orders-5 left to the next owner")
     assert receipt.partitions == (tp(4), tp(5))
 

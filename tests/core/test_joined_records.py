@@ -74,8 +74,8 @@ def test_what_is_not_recorded_is_recorded_before_a_release() -> None:
     member.feed(seen.RevokeRequested((tp(0),)))
     world.wait(2, member)
     assert recorded(world)[1:] == [(span(0, 10, 30), runs[2])]
-    order = [type(c) for c in member.done if isinstance(c, do.RecordCommit | do.ReleasePartitions)]
-    assert order[-2:] == [do.RecordCommit, do.ReleasePartitions]
+    order = [type(c) for c in member.done if isinstance(c, do.RecordCommit | do.RecordReceipt)]
+    assert order[-2:] == [do.RecordCommit, do.RecordReceipt]
 
 
 def test_what_is_not_recorded_is_recorded_when_the_partition_stops() -> None:

@@ -45,7 +45,6 @@ def test_a_range_that_finished_out_of_order_waits_for_the_one_before_it() -> Non
     """A commit at 20 would say that [0, 10) is done."""
     book = ledger(10, 20).note(EPOCH, span(0, 10, 20), Succeeded("r2"))
     assert book.committable is None
-    assert book.is_drained
     late = book.entries[1]
     with pytest.raises(IllegalStateError, match=r"\[10, 20\) cannot be committed at offset 0"):
         book.committed(late)
@@ -81,7 +80,6 @@ def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> Non
     book = ledger(10, 20).note(EPOCH, span(0, 0, 10), InFlight(("r1", "r2", "r3"), ("r2",), ("r1",)))
     assert book.live_runs == {"r1", "r2", "r3"}
     assert book.unstarted_runs == {"r2", "r1"}
-    assert not book.is_drained
 
 
 def test_the_first_range_that_was_given_up_is_named() -> None:
@@ -96,7 +94,7 @@ def test_a_range_in_the_dead_letter_topic_is_done_and_stays_so() -> None:
     book = ledger(10).note(EPOCH, span(0, 0, 10), DeadLettered("r3"))
     assert book.note(EPOCH, span(0, 0, 10), InFlight(("r4",))) == book
     (entry,) = book.entries
-    assert (book.committable, entry.done_by, entry.is_dead_letter, book.is_drained) == (entry, "r3", True, False)
+    assert (book.committable, entry.done_by, entry.is_dead_letter) == (entry, "r3", True)
     assert book.committed(entry).next_offset == 10
 
 

@@ -10,7 +10,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Log, OffsetAndMetadata
+from dagster_rebalance.core.partition import Bounds, Log, OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.restoring import StartFrom
 from dagster_rebalance.core.settings import DriverSettings
@@ -162,7 +162,7 @@ def test_nothing_is_planned_on_a_new_leader_when_a_stop_ends() -> None:
     _, member = at_the_end()
     owned = member.driver.partitions[tp(0)]
     for epoch, is_planned in ((1, True), (2, False)):
-        grown = replace(owned, bounds=seen.Bounds(0, 40, epoch), backlog_since=0.0)
+        grown = replace(owned, bounds=Bounds(0, 40, epoch), backlog_since=0.0)
         assert (grown.backlog is not None) is is_planned
 
 

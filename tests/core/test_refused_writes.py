@@ -46,4 +46,4 @@ def test_a_write_that_is_asked_for_again_and_again_is_said_to_wait_since_the_fir
     member.fails = {do.WriteOffsets}
     member.feed(seen.PartitionsAssigned((tp(0),)))
     world.wait(30, member)
-    assert "is not confirmed by Kafka since 30.0 s" in explain_partition(member.driver.partitions[tp(0)], world.now)
+    assert "has waited 30.0 s for Kafka's confirmation" in explain_partition(member.driver.partitions[tp(0)], world.now)

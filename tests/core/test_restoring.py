@@ -8,9 +8,8 @@ import pytest
 
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.events import ANY_BOUNDS, Bounds
 from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata
+from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, LogPosition, OffsetAndMetadata
 from dagster_rebalance.core.restoring import (
     ForeignMetadata,
     Found,

@@ -17,11 +17,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.holds import DeadlinePolicy, HoldBudget
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.runs import WORKING, RunState
-from dagster_rebalance.core.settings import DriverSettings, LossPolicy
+from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LossPolicy
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class TwoMembers(RuleBasedStateMachine):
         self.world = World(partitions=len(PARTITIONS))
         self.members = [self._join(0), self._join(1)]
         self.owner: dict[TopicPartition, Member] = {}
-        self.unnoticed: list[tuple[Member, seen.PartitionsLost | seen.HoldSuperseded]] = []
+        self.unnoticed: list[tuple[Member, seen.PartitionsLost]] = []
         self.offered: list[Offer] = []
         self.unchecked: set[str] = set()
         self.working: set[str] = set()
@@ -154,7 +153,7 @@ class TwoMembers(RuleBasedStateMachine):
         if held:
             for partition in held:
                 del self.owner[partition]
-            self.unnoticed.append((member, seen.HoldSuperseded(held)))
+            self.unnoticed.append((member, seen.PartitionsLost(held, seen.LostReason.SUPERSEDED)))
 
     def a_loss_is_noticed(self) -> None:
         """The probe during a hold, or the callback."""
@@ -163,8 +162,8 @@ class TwoMembers(RuleBasedStateMachine):
         member, event = self.unnoticed.pop(0)
         if member in self.members:
             gone = tuple(p for p in event.partitions if p in member.driver.partitions and self.owner.get(p) is not member)
-            member.feed(type(event)(gone))
-            if isinstance(event, seen.PartitionsLost):
+            member.feed(seen.PartitionsLost(gone, event.reason))
+            if event.reason is not seen.LostReason.SUPERSEDED:
                 member.is_fenced = False
 
     def a_process_is_killed(self, side: int) -> None:

@@ -15,7 +15,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.restoring import Found, LastRecorded, position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
@@ -23,10 +23,10 @@ from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.start_check import refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.holds import Receipt
     from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.receipts import Receipt
 
 ENDED = frozenset({RunState.SUCCEEDED, RunState.FAILED, RunState.CANCELED})
 
@@ -50,7 +50,7 @@ class FakeKafka:
     """What one group has committed, and how far the topics reach."""
 
     stored: dict[TopicPartition, OffsetAndMetadata] = field(default_factory=dict)
-    bounds: dict[TopicPartition, seen.Bounds] = field(default_factory=dict)
+    bounds: dict[TopicPartition, Bounds] = field(default_factory=dict)
     commits: list[tuple[TopicPartition, int]] = field(default_factory=list)
     letters: list[do.StoreDeadLetter] = field(default_factory=list)
     writes: int = 0
@@ -59,7 +59,7 @@ class FakeKafka:
 
     def produce(self, partition: TopicPartition, records: int) -> None:
         """Append records."""
-        bounds = self.bounds.get(partition, seen.Bounds(0, 0))
+        bounds = self.bounds.get(partition, Bounds(0, 0))
         self.bounds[partition] = replace(bounds, until=bounds.until + records)
 
     def elect(self, number: int, *, cut_at: int | None = None) -> None:
@@ -68,7 +68,7 @@ class FakeKafka:
         epoch = 1 if bounds.leader_epoch is None else bounds.leader_epoch + 1
         until = bounds.until if cut_at is None else cut_at
         self.elections.setdefault(tp(number), {})[epoch] = until
-        self.bounds[tp(number)] = seen.Bounds(bounds.start, until, epoch)
+        self.bounds[tp(number)] = Bounds(bounds.start, until, epoch)
 
     def truncated(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
         """Where the log does not reach what has to be verified."""
@@ -159,13 +159,17 @@ class Member:
         self.unanswered: set[type[do.Command]] = set()
         self.done: list[do.Command] = []
         self.over: set[tuple[TopicPartition, int]] = set()
+        self.to_be_revoked: set[TopicPartition] = set()
         self.is_fenced = False
         self.left: str | None = None
 
     def feed(self, event: seen.Event) -> list[do.Command]:
         """Tell the driver, carry out what follows and what follows from that; returns the commands."""
-        if isinstance(event, seen.PartitionsLost | seen.HoldSuperseded):
+        if isinstance(event, seen.PartitionsLost):
             self._end(event.partitions)
+            self.to_be_revoked.difference_update(event.partitions)
+        if isinstance(event, seen.RevokeRequested):
+            self.to_be_revoked.update(event.partitions)
         todo = deque([event])
         first = len(self.done)
         while todo:
@@ -174,11 +178,12 @@ class Member:
                 self.done.append(command)
                 if type(command) in self.fails:
                     continue
-                answer = self._carry_out(command, epochs)
+                answer = self._carry_out(command)
                 if answer is not None and type(command) not in self.unanswered:
                     todo.append(answer)
                 if isinstance(command, do.EndDeadRuns):
                     todo.extend(seen.DeadRunEnded(run_id) for run_id in command.signs)
+            todo.extend(self._polled(epochs))
         return self.done[first:]
 
     def pass_time(self) -> list[do.Command]:
@@ -211,7 +216,16 @@ class Member:
             if owned is not None:
                 self.over.add((partition, owned.epoch))
 
-    def _carry_out(self, command: do.Command, epochs: dict[TopicPartition, int]) -> seen.Event | None:  # noqa: C901, PLR0911 - one case for each
+    def _polled(self, epochs: Mapping[TopicPartition, int]) -> Iterator[seen.Event]:
+        """The next poll of the consumer completes what the driver does not hold."""
+        released = tuple(sorted(self.to_be_revoked - self.driver.held))
+        if released:
+            self.to_be_revoked.difference_update(released)
+            self.over |= {(partition, epochs[partition]) for partition in released}
+            self.world.released(self, released)
+            yield seen.PartitionsRevoked(released)
+
+    def _carry_out(self, command: do.Command) -> seen.Event | None:  # noqa: PLR0911 - one case for each
         kafka, dagster = self.world.kafka, self.world.dagster
         match command:
             case do.ReadStoredOffsets(wanted):
@@ -237,9 +251,6 @@ class Member:
                 dagster.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 dagster.end_dead(signs)
-            case do.ReleasePartitions(partitions):
-                self.over |= {(partition, epochs[partition]) for partition in partitions}
-                self.world.released(self, partitions)
             case do.LeaveGroup(reason):
                 self.left = reason
             case _:

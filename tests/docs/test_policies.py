@@ -10,8 +10,7 @@ import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
 from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
-from dagster_rebalance.core.holds import DeadlinePolicy
-from dagster_rebalance.core.settings import LossPolicy
+from dagster_rebalance.core.settings import DeadlinePolicy, LossPolicy
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
 from tests.docs.blocks import ROOT, block_with

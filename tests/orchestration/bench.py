@@ -10,13 +10,12 @@ import pytest
 
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.holds import HoldBudget
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.mailbox import Mailbox
@@ -51,11 +50,11 @@ class FaultyConsumer(RebalanceAwareConsumer):
     committed_fails: list[BrokerError]
     before_commit: Callable[[], None] | None = None
 
-    def poll(self, timeout_s: float, max_records: int = 500) -> list[object]:  # type: ignore[override]
+    def poll_with_rebalance(self, timeout_s: float) -> PollResult:  # type: ignore[override]
         """Fail, or poll."""
         if self.polls_fail:
             raise self.polls_fail.pop(0)
-        return list(super().poll(timeout_s, max_records))
+        return super().poll_with_rebalance(timeout_s)
 
     def committed(  # type: ignore[override]
         self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
@@ -150,7 +149,6 @@ class Bench:
         parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters, start)
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True
-        self.consumer.set_rebalance_listener(self.pump._witness)
 
     def turn(self, times: int = 1) -> None:
         """Let the pump turn."""

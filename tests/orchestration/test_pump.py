@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.events import CommitResult, LostReason, PartitionsAssigned, PartitionsLost, RequestFailed
+from dagster_rebalance.consumer.events import CommitResult, RequestFailed
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
@@ -26,7 +27,7 @@ from tests.orchestration.parts import new_on_postgres, status_of, tp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.testing.postgres import Postgres
 
@@ -77,8 +78,8 @@ def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None
     bench.joined_by_another()
     bench.until(lambda: bench.driver.holds)
     bench.group.supersede(bench.member)
-    bench.until(lambda: bench.driver.heard(seen.HoldSuperseded))
-    assert bench.driver.heard(seen.PartitionsLost) == []
+    bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
+    assert bench.driver.heard(seen.PartitionsLost) == [seen.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)]
     assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["superseded"]
 
 
@@ -92,8 +93,7 @@ def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
     bench.until(lambda: bench.driver.holds)
     bench.group.fence(bench.member)
     bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
-    assert bench.driver.heard(seen.PartitionsLost) == [seen.PartitionsLost((tp(0), tp(1)))]
-    assert bench.driver.heard(seen.HoldSuperseded) == []
+    assert bench.driver.heard(seen.PartitionsLost) == [seen.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)]
 
 
 def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(instance: dg.DagsterInstance) -> None:
@@ -203,17 +203,17 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     run = bench.run(Status.STARTED)
     bench.until(lambda: not bench.mailbox.mail.offers)
     bench.succeed(run)
-    real, polls = bench.consumer.poll, []
+    real, polls = bench.consumer.poll_with_rebalance, []
 
-    def suspended(timeout_s: float, max_records: int = 500) -> list[object]:
+    def suspended(timeout_s: float) -> PollResult:
         polls.append(timeout_s)
         if len(polls) == 1:
             bench.group.clock.advance(20.0)
         if len(polls) == 2:
             bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
-        return real(timeout_s, max_records)
+        return real(timeout_s)
 
-    bench.consumer.poll = suspended  # type: ignore[method-assign]
+    bench.consumer.poll_with_rebalance = suspended  # type: ignore[method-assign]
     writes = len(bench.consumer.writes)
     bench.turn()
     assert polls == [0.1, 2.0]
@@ -228,15 +228,14 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(ins
     slept_s = [0.0]
     parts = replace(bench.pump.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0])
     bench.pump = Pump(parts, bench.mailbox)
-    bench.consumer.set_rebalance_listener(bench.pump._witness)
     bench.offers()
-    real, polls = bench.consumer.poll, []
+    real, polls = bench.consumer.poll_with_rebalance, []
 
-    def counted(timeout_s: float, max_records: int = 500) -> list[object]:
+    def counted(timeout_s: float) -> PollResult:
         polls.append(timeout_s)
-        return real(timeout_s, max_records)
+        return real(timeout_s)
 
-    bench.consumer.poll = counted  # type: ignore[method-assign]
+    bench.consumer.poll_with_rebalance = counted  # type: ignore[method-assign]
     bench.turn()
     slept_s[0] = 3600.0
     bench.turn()

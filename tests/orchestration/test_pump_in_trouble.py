@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
@@ -26,7 +26,6 @@ from tests.orchestration.parts import make_run, span, tp
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.postgres import Postgres
@@ -152,10 +151,15 @@ def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) 
     """The driver must not keep a partition that the consumer has given up: the next assignment of it would end the member."""
     bench = Bench(instance, partitions=2)
     bench.offers(2)
-    (gone,) = [partition for partition in bench.driver.partitions if partition.partition == 0]
-    bench.pump._witness.on_partitions_revoked([gone], cast("RebalanceConsumer", None))
-    bench.turn()
-    assert gone not in bench.driver.partitions
+    for number in (0, 1):
+        bench.run(Status.STARTED, number)
+    bench.joined_by_another()
+    bench.until(lambda: bench.driver.holds)
+    (held,) = bench.driver.held
+    bench.consumer.delay_revoke = lambda _: True  # type: ignore[method-assign,assignment]
+    bench.turn(2)
+    assert held not in bench.driver.partitions
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["lost"]
 
 
 def test_the_member_stays_in_the_group_while_the_storage_hangs(

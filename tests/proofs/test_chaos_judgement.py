@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import sqlite3
+import threading
 from collections import Counter
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from proofs.chaos.bystander import Bystander
+from proofs.chaos.bystander import SQLITE_FILES, Bystander, wait_for_writes
 from proofs.chaos.draw import Draw
 from proofs.chaos.faults import Fault, Kind
 from proofs.chaos.reasons import Evidence, reasons
@@ -17,6 +20,9 @@ from proofs.chaos.report import covered_twice, failures_in, shown_again, uncover
 from proofs.chaos.spans import Span, without
 from proofs.chaos.stalls import Explained, History, Judgement, RunSeen, clock, judge
 from proofs.witness.catalogue import Event, HoldSeen, Recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TICKS = {"id-1": [float(at) for at in range(0, 101, 5)], "id-2": [float(at) for at in range(1, 101, 5)]}
 UNTIL = 100.0
@@ -197,6 +203,21 @@ def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> No
     """After 15 s without a tick a member claims nothing more."""
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
     assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [(20.0, 41.0), (55.0, 96.0)]
+
+
+def test_a_bystander_waits_for_whoever_keeps_others_from_writing(tmp_path: Path) -> None:
+    """A process that is frozen in the middle of a write to SQLite. Readers do not notice."""
+    for name in SQLITE_FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    frozen = sqlite3.connect(tmp_path / SQLITE_FILES[1], isolation_level=None)
+    frozen.execute("BEGIN IMMEDIATE")
+    waits = threading.Thread(target=wait_for_writes, args=(tmp_path,))
+    waits.start()
+    waits.join(0.1)
+    assert waits.is_alive()
+    frozen.close()
+    waits.join(10)
+    assert not waits.is_alive()
 
 
 def test_what_a_bystander_waited_for_is_no_stall() -> None:

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.holds import Cause, Outcome, Receipt
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from proofs.demo.state import Watcher
 from proofs.demo.view import in_words

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.holds import HoldBudget
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from tests.core.world import Member, World, tp
 
 if TYPE_CHECKING:

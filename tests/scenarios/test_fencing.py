@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
-from dagster_rebalance.consumer.events import LostReason
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.holds import Outcome
+from dagster_rebalance.core.events import LostReason
+from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.runs import RunState
 from tests.core.world import World, tp
 from tests.orchestration.bench import Bench, Status
@@ -146,15 +146,14 @@ def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
 
 def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partition_is_back() -> None:
     """The late unassign would give away what was granted since."""
-    for event, outcome in ((seen.HoldSuperseded, Outcome.SUPERSEDED), (seen.PartitionsLost, Outcome.LOST)):
+    for reason, outcome in ((LostReason.SUPERSEDED, Outcome.SUPERSEDED), (LostReason.FENCED, Outcome.LOST)):
         world, member, (run_id,) = at_work()
         revoke(member, 0)
-        member.feed(event((tp(0),)))
+        member.feed(seen.PartitionsLost((tp(0),), reason))
         assign(member, 0)
         world.succeed(run_id)
         world.wait(60, member)
         assert world.released_by == []
-        assert member.given(do.ReleasePartitions) == []
         assert [receipt.outcome for receipt in member.receipts] == [outcome]
         assert tp(0) in member.driver.partitions
         assert world.kafka.commits == [(tp(0), 100)], "by the new ownership"

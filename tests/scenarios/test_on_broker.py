@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from dagster_rebalance.consumer.events import PartitionsLost, RevokeRequested
 from dagster_rebalance.consumer.leaving import leave
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import PartitionLostError
+from dagster_rebalance.core.events import PartitionsLost, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name

@@ -16,8 +16,9 @@ from tests.consumer.eviction import evict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dagster_rebalance.consumer.events import MemberEvent, PartitionsAssigned, PartitionsLost, RevokeRequested
+    from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.port import GroupMember
+    from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
     from dagster_rebalance.core.partition import TopicPartition
 
 PROBE_INTERVAL_S = 0.3

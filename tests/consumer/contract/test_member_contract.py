@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, Stage, pass_time, play
 

@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core import driver as driver_module
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core import explain as explain_module
+from dagster_rebalance.core import holds as holds_module
 from dagster_rebalance.core import planning as planning_module
 from dagster_rebalance.core import restoring as restoring_module
 from dagster_rebalance.core import runs as runs_module
 from dagster_rebalance.core import start_check as start_check_module
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.holds import Cause, Hold
+from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.offers import Offer, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition
-from dagster_rebalance.core.ownership import Change, Phase
+from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
+from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.restoring import StartFrom, take_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Setback, Succeeded, ToRequest
 from dagster_rebalance.orchestration.pump import Pump
@@ -95,7 +97,7 @@ def forget_the_claims_of_the_former_owner(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_epoch(patch: pytest.MonkeyPatch) -> None:
     """What was lost or superseded is gone on with, as if nothing had been told."""
-    patch.setattr(Driver, "_taken_away", lambda *_: ())
+    patch.setattr(Driver, "_on_lost", lambda *_: ())
 
 
 def release_before_commit(patch: pytest.MonkeyPatch) -> None:
@@ -105,13 +107,7 @@ def release_before_commit(patch: pytest.MonkeyPatch) -> None:
 
 def fence_before_drain(patch: pytest.MonkeyPatch) -> None:
     """A partition counts as drained as soon as it is asked for."""
-
-    def notice_drained(self: Driver) -> None:
-        for owned in tuple(self.partitions.values()):
-            if owned.phase is Phase.DRAINING:
-                self.partitions[owned.partition] = owned.changed(Change.DRAIN_FINISHED)
-
-    patch.setattr(Driver, "_notice_drained", notice_drained)
+    patch.setattr(holds_module, "waits_of", lambda *_, **__: ())
 
 
 def commit_out_of_order(patch: pytest.MonkeyPatch) -> None:
