@@ -10,9 +10,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer, AsyncRebalanceListener
+    from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
     from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
-    from dagster_rebalance.consumer.listener import CompositeRebalanceListener, ConsumerRebalanceListener, RebalanceListener
+    from dagster_rebalance.consumer.listener import (
+        AsyncRebalanceListener,
+        CompositeRebalanceListener,
+        ConsumerRebalanceListener,
+        RebalanceListener,
+    )
+    from dagster_rebalance.consumer.offset_tracker import OffsetTracker
     from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.consumer.view import RebalanceConsumer
     from dagster_rebalance.core.errors import (
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
         UnsupportedOperationError,
     )
     from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, PartitionsRevoked, RevokeRequested
-    from dagster_rebalance.core.offset_tracker import OffsetTracker
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
@@ -78,7 +83,7 @@ __all__ = [
 _HOMES = {
     "AsyncRebalanceAwareConsumer": "consumer.async_consumer",
     "AsyncRebalanceConsumer": "consumer.async_operations",
-    "AsyncRebalanceListener": "consumer.async_consumer",
+    "AsyncRebalanceListener": "consumer.listener",
     "BatchRefusedError": "core.errors",
     "BrokerError": "core.errors",
     "ClaimError": "core.errors",
@@ -94,7 +99,7 @@ _HOMES = {
     "LostReason": "core.events",
     "OffsetAndMetadata": "core.partition",
     "OffsetRange": "core.partition",
-    "OffsetTracker": "core.offset_tracker",
+    "OffsetTracker": "consumer.offset_tracker",
     "PartitionLostError": "core.errors",
     "PartitionsAssigned": "core.events",
     "PartitionsLost": "core.events",

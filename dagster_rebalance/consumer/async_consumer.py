@@ -9,12 +9,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from dagster_rebalance.consumer.async_operations import AsyncOperations, AsyncRebalanceConsumer
+from dagster_rebalance.consumer.async_operations import AsyncOperations
 from dagster_rebalance.consumer.interruptible import AwaitingListener, Caller, InterruptibleConsumer, refuse_in_callback
-from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener
+from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener, AsyncRebalanceListener
 from dagster_rebalance.consumer.waking import patience_s
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -35,25 +34,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 T = TypeVar("T")
-
-
-class AsyncRebalanceListener(ABC):
-    """Told when partitions come and go, by coroutines in the event loop; see `RebalanceListener`.
-
-    While one of them is awaited no other callback is called and no poll returns, but any task may commit, seek and ask.
-    """
-
-    @abstractmethod
-    async def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
-        """Partitions were added to the assignment, possibly none."""
-
-    @abstractmethod
-    async def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
-        """Partitions are given up with the return from this coroutine."""
-
-    async def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
-        """Partitions were taken away. Does what `on_partitions_revoked` does unless it is overridden."""
-        await self.on_partitions_revoked(partitions, consumer)
 
 
 AnyListener: TypeAlias = AnyRebalanceListener | AsyncRebalanceListener

@@ -11,17 +11,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
+from dagster_rebalance.consumer.pausing import with_mark, without_mark
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.pausing import with_mark, without_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.consumer.events import MemberEvent, Offsets
+    from dagster_rebalance.consumer.pausing import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.pausing import PauseMarks
 
 logger = logging.getLogger(__name__)
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.caller_commits import worst_error
 from dagster_rebalance.consumer.events import CommitResult
+from dagster_rebalance.consumer.pausing import with_mark, without_mark
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.core.pausing import with_mark, without_mark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from dagster_rebalance.consumer.pausing import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.pausing import PauseMarks
 
 logger = logging.getLogger(__name__)
 

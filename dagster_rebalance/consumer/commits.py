@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import confluent_kafka
     from confluent_kafka import KafkaError
 
-    from dagster_rebalance.consumer.session import Session
+    from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -55,7 +55,7 @@ class _Request:
 class Commits:
     """Stores offsets for a session, and reads them. Only to be used by the session's thread."""
 
-    def __init__(self, session: Session, settings: Settings) -> None:
+    def __init__(self, session: SessionView, settings: Settings) -> None:
         self._session = session
         self._attempt = Attempt(f"commit in group '{settings.group_id}'", settings.brokers)
         self._seen: dict[TopicPartition, OffsetAndMetadata | None] = {}

@@ -19,7 +19,7 @@ from dagster_rebalance.consumer.kafka_errors import kafka_error
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from dagster_rebalance.consumer.session import Session
+    from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class Discovery:
             self.wanted = subscription
             self._look_at = self._clock()
 
-    def look(self, session: Session) -> None:
+    def look(self, session: SessionView) -> None:
         """Subscribe to what is wanted, and look for new topics and partitions when it is time to."""
         now = self._clock()
         if now < self._look_at or not self.wanted:
@@ -65,7 +65,7 @@ class Discovery:
             session.subscribe(sorted(topics))
             self._subscribed = topics
 
-    def _topics(self, session: Session) -> frozenset[str]:
+    def _topics(self, session: SessionView) -> frozenset[str]:
         if isinstance(self.wanted, re.Pattern):
             listed = session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
             return frozenset(name for name in listed if not name.startswith("__") and self.wanted.fullmatch(name))

@@ -1,7 +1,7 @@
 """What a consumer does about the news of its member: assigned, to be revoked, lost, and left behind at the end.
 
 Owns the order of things around a rebalance: the lists, the listener, what is read, and what is released.
-Must never decide when it happens: that is poll's. Every decision about the lists is made by `core.revokes`.
+Must never decide when it happens: that is poll's. Every decision about the lists is made by `consumer.revokes`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, MemberEvent, RequestFailed
+from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
 from dagster_rebalance.consumer.waking import WakingConsumer
 from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, PartitionsRevoked, RevokeRequested
-from dagster_rebalance.core.revokes import PollStarted, RevokeLists
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

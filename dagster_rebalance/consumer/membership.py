@@ -23,7 +23,8 @@ from confluent_kafka import KafkaError, KafkaException
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult, MemberEvent, RequestFailed
 from dagster_rebalance.consumer.kafka_errors import NOT_ANSWERED, Attempt, answered, broker_error, cause_among, kafka_error
-from dagster_rebalance.consumer.session import Session, UserCallback
+from dagster_rebalance.consumer.session import Session
+from dagster_rebalance.consumer.session_view import UserCallback
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.caller_commits import CommitCallback
     from dagster_rebalance.consumer.events import CommitResult
     from dagster_rebalance.consumer.fetcher import Fetcher
+    from dagster_rebalance.consumer.pausing import PauseMarks
     from dagster_rebalance.consumer.port import ClusterView, GroupMember, OffsetAndTimestamp, PartitionInfo
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.pausing import PauseMarks
 
 _TIMEOUT_S = 10.0
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from confluent_kafka import KafkaError
 
-    from dagster_rebalance.consumer.session import Session
+    from dagster_rebalance.consumer.commits import Commits
+    from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -38,8 +39,9 @@ _BEYOND_EVERY_OFFSET = 2**62
 class Probe:
     """The questions of one session."""
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], interval_s: float) -> None:
+    def __init__(self, settings: Settings, commits: Commits, clock: Callable[[], float], interval_s: float) -> None:
         self._settings = settings
+        self._commits = commits
         self._clock = clock
         self._interval_s = interval_s
         self._look_at = clock()
@@ -51,7 +53,7 @@ class Probe:
         """A hold has begun: the first look comes an interval later."""
         self._look_at = self._clock() + self._interval_s
 
-    def look(self, session: Session) -> None:
+    def look(self, session: SessionView) -> None:
         """Read what is committed and send the commit, if it is time to; the session is ended when something is wrong."""
         now = self._clock()
         if now < self._look_at:
@@ -61,20 +63,20 @@ class Probe:
         # A retained partition is nobody else's, should a broker store the commit all the same.
         chosen = min(session.owned, key=lambda tp: (tp in held, tp))
         try:
-            found = session.commits.read({chosen, *held}, _READ_TIMEOUT_S)
+            found = self._commits.read({chosen, *held}, _READ_TIMEOUT_S)
         except KafkaException as problem:
             self._hear(session, kafka_error(problem))
             return
-        moved = [] if self.others_commit else session.commits.moved({tp: found[tp] for tp in held})
+        moved = [] if self.others_commit else self._commits.moved({tp: found[tp] for tp in held})
         if moved:
             logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, named(moved))
             session.end(LostReason.SUPERSEDED)
             return
-        session.commits.remember({tp: found[tp] for tp in held})
+        self._commits.remember({tp: found[tp] for tp in held})
         if self._is_refused:
             self._send(session, chosen, found[chosen])
 
-    def _send(self, session: Session, partition: TopicPartition, found: OffsetAndMetadata | None) -> None:
+    def _send(self, session: SessionView, partition: TopicPartition, found: OffsetAndMetadata | None) -> None:
         # Should a broker store it, reading starts where it would have: at the same offset or, out of range, where it is reset to.
         nothing = 0 if self._settings.offset_reset == "earliest" else _BEYOND_EVERY_OFFSET
         refused = OffsetAndMetadata(found.offset if found else nothing, _TOO_LONG)
@@ -91,11 +93,11 @@ class Probe:
                 self._settings.group_id,
                 partition,
             )
-            session.commits.restore(partition, refused.offset, found)
+            self._commits.restore(partition, refused.offset, found)
         elif error.code() != METADATA_TOO_LARGE:
             self._hear(session, error)
 
-    def _hear(self, session: Session, error: KafkaError) -> None:
+    def _hear(self, session: SessionView, error: KafkaError) -> None:
         if error.code() in FENCED_IN_A_HOLD:
             session.end(LostReason.FENCED)
         else:

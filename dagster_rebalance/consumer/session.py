@@ -18,7 +18,6 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import TimeoutError as NotAnsweredError
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -42,6 +41,7 @@ from dagster_rebalance.consumer.leaving import leave, unassign
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.probe import Probe
+from dagster_rebalance.consumer.session_view import Hold, UserCallback
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
 from dagster_rebalance.core.partition import named
@@ -62,23 +62,6 @@ T = TypeVar("T")
 
 _SLICE_S = 0.05
 """How long the thread waits for requests before it lets the client call back: how late a rebalance is noticed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """A revoke that was requested and is not released yet."""
-
-    partitions: frozenset[TopicPartition]
-    requested_at: float
-    member_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class UserCallback:
-    """A callback of the user's settings is due. It is called by the thread that polls the member."""
-
-    function: Callable[..., object]
-    arguments: tuple[object, ...]
 
 
 Told: TypeAlias = "MemberEvent | UserCallback"
@@ -125,8 +108,8 @@ class Session:
         self.broken: BrokerError | None = None
         self.seen_at = clock()
         self.heard = 0
-        self.probe = Probe(settings, clock, probe_interval_s)
         self.commits = Commits(self, settings)
+        self.probe = Probe(settings, self.commits, clock, probe_interval_s)
         self.consumer = self._connect()
         self.member_id = self.consumer.memberid() or ""
         self._thread = OwnerThread(f"member of {settings.group_id}")

@@ -22,10 +22,9 @@ from typing import Any, cast
 
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
 from dagster_rebalance.core.partition import MAX_OFFSET, Log, OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.pausing import MARK_BYTES
 
-MAX_METADATA_BYTES = 4096 - MARK_BYTES
-"""The broker's default `offset.metadata.max.bytes`, less the room for a pause mark in front of the claims."""
+MAX_METADATA_BYTES = 4096
+"""The broker's default `offset.metadata.max.bytes`."""
 
 _HEADER = re.compile(r"dr(?P<version>[0-9]{1,4}) (?P<crc>[0-9a-f]{8}) (?P<body>.*)", re.DOTALL)
 _VERSION = "2"

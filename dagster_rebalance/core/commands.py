@@ -7,7 +7,9 @@ later.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from dagster_rebalance.core.partition import is_same_commit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -72,12 +74,33 @@ class OffsetWrite:
     new: OffsetAndMetadata
 
 
+class Compared(NamedTuple):
+    """Writes, after a look at what Kafka stores.
+
+    Attributes:
+        done: What is stored already: the first answer was lost.
+        due: What may be sent.
+        changed: What must not: something else is stored than was expected.
+    """
+
+    done: list[OffsetWrite]
+    due: list[OffsetWrite]
+    changed: list[OffsetWrite]
+
+
+def compared(writes: Iterable[OffsetWrite], stored: Mapping[TopicPartition, OffsetAndMetadata | None]) -> Compared:
+    """Sort writes by what Kafka stores of their partitions."""
+    found = Compared([], [], [])
+    for write in writes:
+        now = stored.get(write.partition)
+        kind = found.done if is_same_commit(now, write.new) else found.due if is_same_commit(now, write.expected) else found.changed
+        kind.append(write)
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class WriteOffsets:
-    """Read what is stored, compare, and commit what is as expected, all in one request. Answer: `OffsetsWritten`.
-
-    A partition whose stored value is already the new one counts as written: its first answer was lost.
-    """
+    """Read what is stored, sort the writes by it (`compared`), and commit what is due in one request. Answer: `OffsetsWritten`."""
 
     writes: tuple[OffsetWrite, ...]
 

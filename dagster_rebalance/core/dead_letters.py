@@ -7,11 +7,12 @@ the offsets any more. The record comes first, then another look at the runs, the
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.commands import StoreDeadLetter
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
+from dagster_rebalance.core.owned_partition import Letter
 from dagster_rebalance.core.restoring import out_of_range
 from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded
 from dagster_rebalance.core.setbacks import failures, why_blocked
@@ -23,25 +24,6 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_S = 60.0
 _MOST_DOUBLINGS = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Letter:
-    """A record for the dead-letter topic.
-
-    Attributes:
-        command: What the shell was asked for.
-        due_at: When it is asked for again.
-        is_stored: Whether the topic has it.
-        failures: How often it could not be stored.
-        problem: Why not, the last time; empty when nothing is wrong.
-    """
-
-    command: StoreDeadLetter
-    due_at: float
-    is_stored: bool = False
-    failures: int = 0
-    problem: str = ""
 
 
 def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:

@@ -3,8 +3,8 @@
 It owns the partitions of one member, their holds, and when something is asked for again. It reads no clock and does nothing itself: `now`
 is an argument, and a shell carries out the commands. Every command may go unanswered; what matters is given again after `retry_s`.
 
-Outline of one call: apply the event; then each partition, in this order: dead letter, commit, record, drained?; then the holds: cancel,
-deadline, release, receipt; then new claims; then what has to be read again.
+Outline of one call: apply the event; then each partition, in this order: dead letter, commit, record; then one step of each hold (`holds`)
+and the end of those that are over; then new claims; then what has to be read again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Hold, advance, is_over
 from dagster_rebalance.core.lookups import Lookups
 from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way, offers_of
-from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.receipts import Cause, Outcome
-from dagster_rebalance.core.restoring import Refused, is_news, moved_offset, out_of_range, refused_write, take_in
-from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, Succeeded, ToRequest, progress_of, refused_last, unclaimed_workers
+from dagster_rebalance.core.restoring import is_news, moved_offset, out_of_range, refused_write, take_in
+from dagster_rebalance.core.run_news import taken_in
+from dagster_rebalance.core.runs import InFlight, RunSeen, Succeeded, unclaimed_workers
 from dagster_rebalance.core.setbacks import unanswered
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget, LeavePolicy, LossPolicy
 from dagster_rebalance.core.transactions import noticed, why_hanging
@@ -210,30 +211,19 @@ class Driver:
         if dead:
             yield do.EndDeadRuns({run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead})
         for owned in self.partitions.busy:
-            ledger = owned.ledger
-            if ledger is None:
-                continue
-            doubted = ""
-            for entry in ledger.entries:
-                if entry.batch_id in event.batch_ids:
-                    progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=self.settings.max_attempts)
-                    settled = dead_letters.settled(owned, entry.range, progress)
-                    wait_s = self.settings.pace.wait_s(settled, has_dead_letters=self.settings.dead_letter_topic is not None)
-                    ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
-                    if isinstance(progress, ToRequest | GaveUp):
-                        doubted = doubted or refused_last(entry.range, entry.batch_id, event.runs)
-                    obsolete = dead_letters.obsolete(owned, entry, progress)
-                    if obsolete is not None:
-                        yield do.Note(obsolete)
-            covers_all = event.batch_ids >= {entry.batch_id for entry in ledger.entries}
-            self.partitions[owned.partition] = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
-            if owned.phase is Phase.RESTORING and event.with_live and covers_all:
-                yield from self._restore(self.partitions[owned.partition], event.runs, now)
-            yield from self._stop_or_go_on(self.partitions[owned.partition])
-            known = self.partitions[owned.partition]
-            if doubted not in {"", known.doubted_by} and known.phase.is_kept and known.pending is None:
-                yield do.Note(f"run {doubted} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
-                self.partitions[owned.partition] = self._distrusted(replace(known, doubted_by=doubted))
+            if owned.ledger is not None:
+                news = taken_in(owned, owned.ledger, event, self.settings, now)
+                yield from map(do.Note, news.notes)
+                self.partitions[owned.partition] = news.owned
+                if owned.phase is Phase.RESTORING and event.with_live and news.covers_all:
+                    yield from self._restore(news.owned, event.runs, now)
+                yield from self._stop_or_go_on(self.partitions[owned.partition])
+                yield from self._doubt(self.partitions[owned.partition], news.refused)
+
+    def _doubt(self, owned: OwnedPartition, refused: str) -> Iterable[do.Command]:
+        if refused not in {"", owned.doubted_by} and owned.phase.is_kept and owned.pending is None:
+            yield do.Note(f"run {refused} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
+            self.partitions[owned.partition] = self._distrusted(replace(owned, doubted_by=refused))
 
     def _on_dead_run_ended(self, event: seen.DeadRunEnded, _now: float) -> Iterable[do.Command]:
         self.pulse = self.pulse.without(event.run_id)

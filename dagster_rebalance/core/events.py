@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.commands import OffsetWrite, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.partition import Bounds, TopicPartition
-    from dagster_rebalance.core.restoring import Found
+    from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
 
 
@@ -95,6 +94,38 @@ class TickArrived:
 @dataclass(frozen=True, slots=True)
 class TimePassed:
     """Nothing happened; time went on."""
+
+
+class LastRecorded(NamedTuple):
+    """The last commit of a partition that Dagster has recorded.
+
+    Attributes:
+        until: The offset behind it.
+        run_id: Its run; empty where the record does not name one.
+    """
+
+    until: int
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What Kafka and Dagster say of a partition that is looked up.
+
+    Attributes:
+        stored: What the group has committed; None when it has nothing.
+        bounds: The offsets that Kafka has; `ANY_BOUNDS` where their leader does not answer.
+        recorded: The last commit that Dagster has recorded, if there is one.
+        topic_id: The id of the topic; empty where it is not known.
+        is_truncated: Whether the log lost records behind which the group has committed or claimed offsets,
+            even if others have their offsets now: `restoring.position_to_verify`, asked of the leader.
+    """
+
+    stored: OffsetAndMetadata | None
+    bounds: Bounds
+    recorded: LastRecorded | None = None
+    topic_id: str = ""
+    is_truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

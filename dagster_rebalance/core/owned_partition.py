@@ -18,10 +18,9 @@ from dagster_rebalance.core.planning import Backlog
 from dagster_rebalance.core.runs import InFlight
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.dead_letters import Letter
+    from dagster_rebalance.core.commands import StoreDeadLetter
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.partition import Bounds
-    from dagster_rebalance.core.restoring import Refused
     from dagster_rebalance.core.transactions import OpenTransaction
 
 
@@ -49,6 +48,40 @@ class PendingWrite:
     def last_asked_at(self) -> float:
         """When it was given to the shell last."""
         return self.asked_at if self.again_at is None else self.again_at
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The partition cannot start or go on.
+
+    Attributes:
+        reason: Why, and what to do.
+        moved_from: Only another committed offset than this one ends the stop, for nothing else can show any more what has
+            happened: a log that has grown again looks as if it had always been there. None when the reason is looked up
+            anew each time.
+    """
+
+    reason: str
+    moved_from: OffsetAndMetadata | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A record for the dead-letter topic.
+
+    Attributes:
+        command: What the shell was asked for.
+        due_at: When it is asked for again.
+        is_stored: Whether the topic has it.
+        failures: How often it could not be stored.
+        problem: Why not, the last time; empty when nothing is wrong.
+    """
+
+    command: StoreDeadLetter
+    due_at: float
+    is_stored: bool = False
+    failures: int = 0
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition, decode
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.owned_partition import Refused
 from dagster_rebalance.core.partition import Log, LogPosition, OffsetAndMetadata, OffsetRange, TopicPartition, is_same_commit
 
 if TYPE_CHECKING:
+    from dagster_rebalance.core.events import Found, LastRecorded
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import Bounds
 
@@ -37,53 +39,6 @@ class ForeignMetadata(enum.Enum):
 
     REFUSE = "refuse"
     OVERWRITE = "overwrite"
-
-
-class LastRecorded(NamedTuple):
-    """The last commit of a partition that Dagster has recorded.
-
-    Attributes:
-        until: The offset behind it.
-        run_id: Its run; empty where the record does not name one.
-    """
-
-    until: int
-    run_id: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What Kafka and Dagster say of a partition that is looked up.
-
-    Attributes:
-        stored: What the group has committed; None when it has nothing.
-        bounds: The offsets that Kafka has; `ANY_BOUNDS` where their leader does not answer.
-        recorded: The last commit that Dagster has recorded, if there is one.
-        topic_id: The id of the topic; empty where it is not known.
-        is_truncated: Whether the log lost records behind which the group has committed or claimed offsets,
-            even if others have their offsets now: `position_to_verify`, asked of the leader.
-    """
-
-    stored: OffsetAndMetadata | None
-    bounds: Bounds
-    recorded: LastRecorded | None = None
-    topic_id: str = ""
-    is_truncated: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """The partition cannot start or go on.
-
-    Attributes:
-        reason: Why, and what to do.
-        moved_from: Only another committed offset than this one ends the stop, for nothing else can show any more what has
-            happened: a log that has grown again looks as if it had always been there. None when the reason is looked up
-            anew each time.
-    """
-
-    reason: str
-    moved_from: OffsetAndMetadata | None = None
 
 
 def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogPosition | None:

@@ -6,18 +6,19 @@ Owns that a leader which is away keeps nobody waiting but its own partitions: th
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.partition import Bounds, named
-from dagster_rebalance.core.restoring import Found, position_to_verify
+from dagster_rebalance.core.restoring import position_to_verify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.restoring import LastRecorded
 
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
@@ -91,13 +92,6 @@ def find(
         for partition, found in bounds.items()
         if partition not in asked or partition in is_truncated
     }
-
-
-class RecordedCommits(Protocol):
-    """Who knows what Dagster has recorded."""
-
-    def last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LastRecorded]:
-        """The last recorded commit of each partition that has one."""
 
 
 class BoundsReader:

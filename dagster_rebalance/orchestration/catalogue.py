@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.commands import recorded_commits
+from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.partition import named
-from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:

@@ -23,11 +23,10 @@ from dagster_rebalance.core.dead_letters import is_wanted
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import is_same_commit
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
+from dagster_rebalance.orchestration.group_look import look_at_group, stopped_in
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
-from dagster_rebalance.orchestration.stopped import look_at_group, stopped_in
 from dagster_rebalance.orchestration.storage import Job, StorageWorker
 
 if TYPE_CHECKING:
@@ -35,11 +34,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.driver import Driver
+    from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.core.restoring import LastRecorded
-    from dagster_rebalance.orchestration.catalogue import Catalogue
-    from dagster_rebalance.orchestration.dead_letters import DeadLetters
-    from dagster_rebalance.orchestration.runs import RunLedger
+    from dagster_rebalance.orchestration.port import CataloguePort, DeadLettersPort, RunsPort
 
 _log = logging.getLogger("dagster_rebalance")
 _POLL_S = 0.1
@@ -77,11 +74,11 @@ class Parts:
 
     consumer: RebalanceAwareConsumer
     driver: Driver
-    ledger: RunLedger
-    catalogue: Catalogue
+    runs: RunsPort
+    catalogue: CataloguePort
     topics: Sequence[str]
     clock: Callable[[], float] = time.monotonic
-    dead_letters: DeadLetters | None = None
+    dead_letters: DeadLettersPort | None = None
     start: Callable[[str, Callable[[], None]], None] = in_thread
     clock_with_suspension: Callable[[], float] | None = None
 
@@ -103,7 +100,7 @@ class Pump:
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._stop_news = self._stop_news_told = 0
         self._unproven: frozenset[TopicPartition] | None = None
-        self._runs = RunEnder(parts.ledger, self._note, self._dead_run_ended, parts.start, parts.clock)
+        self._ender = RunEnder(parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock)
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
@@ -212,7 +209,7 @@ class Pump:
             case do.ReadRuns(batch_ids, live_too, look, claims):
                 self._ask(
                     command,
-                    partial(parts.ledger.read, batch_ids, live_too=live_too, claims=claims),
+                    partial(parts.runs.read, batch_ids, live_too=live_too, claims=claims),
                     lambda runs: seen.RunsRead(batch_ids, runs, live_too, look),
                     slot="runs",
                 )
@@ -231,10 +228,10 @@ class Pump:
                 self._ask_why(command)
             case do.CancelRuns(run_ids, reason, only_unstarted):
                 self._note(f"cancelling {len(run_ids)} run(s): {reason}")
-                self._runs.cancel(run_ids, only_unstarted=only_unstarted)
+                self._ender.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 self._note(f"sees to it that nothing of {', '.join(signs)} works any more")
-                self._runs.end_dead(signs)
+                self._ender.end_dead(signs)
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
@@ -248,7 +245,7 @@ class Pump:
                 self._left = reason
         return None
 
-    def _last_recorded(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
+    def _last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LastRecorded]:
         self.parts.catalogue.add_partitions(partitions)
         return self.parts.catalogue.last_recorded(partitions)
 
@@ -261,10 +258,8 @@ class Pump:
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Read before write: what is not as the driver expects is left alone."""
-        stored = self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S)
-        done = [write for write in writes if is_same_commit(stored[write.partition], write.new)]
-        due = [write for write in writes if write not in done and is_same_commit(stored[write.partition], write.expected)]
-        failed = [(write, seen.WriteFailure.CHANGED) for write in writes if write not in done and write not in due]
+        done, due, changed = do.compared(writes, self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S))
+        failed = [(write, seen.WriteFailure.CHANGED) for write in changed]
         refused: list[tuple[do.OffsetWrite, str]] = []
         if due:
             result = self.parts.consumer.commit_offsets({write.partition: write.new for write in due}, _COMMIT_PATIENCE_S)
@@ -289,7 +284,7 @@ class Pump:
     def _ask_why(self, letter: do.StoreDeadLetter) -> None:
         letters = self.parts.dead_letters
         if letters is None or not letters.is_under_way(letter.range):
-            why = partial(self.parts.ledger.why_failed, letter.run_ids[-1])
+            why = partial(self.parts.runs.why_failed, letter.run_ids[-1])
             self._ask(letter, why, partial(self._store, letter), slot=("letter", letter.range))
 
     def _store(self, letter: do.StoreDeadLetter, error: str) -> None:
@@ -317,7 +312,7 @@ class Pump:
         news, unproven = self._stop_news, self._unproven if self._stop_news == self._stop_news_told else None
 
         def show() -> tuple[int, frozenset[TopicPartition] | None]:
-            stopped = stopped_in(look, parts.ledger, parts.catalogue, parts.driver.settings) | own
+            stopped = stopped_in(look, parts.runs, parts.catalogue, parts.driver.settings) | own
             if stopped.keys() == unproven:
                 return news, None
             parts.catalogue.show_stopped(stopped)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from dagster_rebalance.orchestration.runs import RunLedger
+    from dagster_rebalance.orchestration.port import RunsToEnd
 
 _log = logging.getLogger("dagster_rebalance")
 _Task: TypeAlias = "tuple[str, str, str]"
@@ -50,7 +50,7 @@ class RunEnder:
     """Ends the runs of one member, a few at once: a launcher that takes a minute for one keeps the others waiting no longer.
 
     Args:
-        ledger: Ends a run, and waits for it.
+        runs: End a run, and wait for it.
         note: Gets a sentence when that failed. It is called from any thread.
         ended: Gets the id of a dead run that was ended. It is called from any thread.
         start: Starts work, with a name for people. It should not wait.
@@ -59,13 +59,13 @@ class RunEnder:
 
     def __init__(
         self,
-        ledger: RunLedger,
+        runs: RunsToEnd,
         note: Callable[[str], None],
         ended: Callable[[str], None],
         start: Callable[[str, Callable[[], None]], None],
         clock: Callable[[], float],
     ) -> None:
-        self._ledger = ledger
+        self._runs = runs
         self._note = note
         self._ended = ended
         self._start = start
@@ -136,8 +136,8 @@ class RunEnder:
         what, run_id, sign = task
         try:
             if what != "ending":
-                self._ledger.cancel(run_id, only_unstarted=what == "taking back")
-            elif self._ledger.end_dead(run_id, sign):
+                self._runs.cancel(run_id, only_unstarted=what == "taking back")
+            elif self._runs.end_dead(run_id, sign):
                 self._ended(run_id)
             else:
                 self._note(f"run {run_id} is not dead: it has given a sign of life meanwhile")

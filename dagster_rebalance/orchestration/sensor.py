@@ -136,7 +136,7 @@ def _host(context: dg.SensorEvaluationContext, job: str, kafka: KafkaConsumerRes
             yield Parts(
                 consumer=consumer,
                 driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
-                ledger=ledger,
+                runs=ledger,
                 dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id) if producer else None,
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
                 topics=kafka.topics,

@@ -13,9 +13,9 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition
-from dagster_rebalance.core.restoring import Found
 from dagster_rebalance.core.settings import DriverSettings
 from proofs.bench.entries import Entry, Goal, Sample
 

@@ -11,7 +11,7 @@ import tracemalloc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.offset_tracker import OffsetTracker
+from dagster_rebalance.consumer.offset_tracker import OffsetTracker
 from dagster_rebalance.core.partition import TopicPartition
 from proofs.bench.entries import Entry, Goal, Sample
 

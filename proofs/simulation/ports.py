@@ -1,4 +1,4 @@
-"""Dagster's side of a simulated process: the run ledger, the catalogue and the dead letters that the pump is given.
+"""Dagster's side of a simulated process: the runs, the catalogue and the dead letters that the pump is given.
 
 Each call goes over the network of its process: it may fail, take its time, or be carried out without an answer.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
-from dagster_rebalance.core.restoring import LastRecorded
+from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored, LastRecorded
 from proofs.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from proofs.simulation.process import Process
 
 
-class SimulatedLedger:
-    """Plays `orchestration.runs.RunLedger`."""
+class SimulatedRuns:
+    """Plays `RunsPort`."""
 
     def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
         self._process = process
@@ -62,7 +61,7 @@ class SimulatedLedger:
 
 
 class SimulatedCatalogue:
-    """Plays `orchestration.catalogue.Catalogue`."""
+    """Plays `CataloguePort`."""
 
     def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
         self._process = process
@@ -120,7 +119,7 @@ class SimulatedCatalogue:
 
 
 class SimulatedDeadLetters:
-    """Plays `orchestration.dead_letters.DeadLetters`."""
+    """Plays `DeadLettersPort`."""
 
     def __init__(self, process: Process, dagster: SimulatedDagster) -> None:
         self._process = process

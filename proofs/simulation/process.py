@@ -6,7 +6,7 @@ its requests does.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
@@ -19,16 +19,13 @@ from proofs.simulation.clockwork import Violation
 from proofs.simulation.cluster import SimulatedCluster
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.hanging import Hanging
-from proofs.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedLedger
+from proofs.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedRuns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.orchestration.catalogue import Catalogue
-    from dagster_rebalance.orchestration.dead_letters import DeadLetters
-    from dagster_rebalance.orchestration.runs import RunLedger
     from proofs.simulation.classic import ClassicGroup
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.consumer_protocol import ConsumerGroup
@@ -126,11 +123,11 @@ class Process:
         parts = Parts(
             consumer=self.consumer,
             driver=self.driver,
-            ledger=cast("RunLedger", SimulatedLedger(self, dagster)),
-            catalogue=cast("Catalogue", self.catalogue),
+            runs=SimulatedRuns(self, dagster),
+            catalogue=self.catalogue,
             topics=[TOPIC],
             clock=self.clock,
-            dead_letters=cast("DeadLetters", self.letters) if weather.settings.dead_letter_topic else None,
+            dead_letters=self.letters if weather.settings.dead_letter_topic else None,
             start=self._begin_work,
         )
         self.pump = _SteppedPump(parts, self.mailbox)

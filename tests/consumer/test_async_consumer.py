@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
-from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer, AsyncRebalanceListener
-from dagster_rebalance.consumer.listener import RebalanceListener
+from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.consumer.listener import AsyncRebalanceListener, RebalanceListener
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
 from dagster_rebalance.core.events import LostReason, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition

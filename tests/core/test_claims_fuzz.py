@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_rebalance.consumer.pausing import with_mark
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import ClaimError
-from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.events import Found
+from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.partition import MAX_OFFSET, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.pausing import with_mark
-from dagster_rebalance.core.restoring import ForeignMetadata, Found, Refused, StartFrom, take_in
+from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom, take_in
 from tests.core.world import tp
 
 LONGEST_REASON = 1000

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.partition import MAX_OFFSET, OffsetRange, is_topic_name
+from dagster_rebalance.core.partition import MAX_OFFSET, OffsetRange, is_topic_name, next_offset
 from tests.core.world import span, tp
 
 
@@ -73,3 +73,8 @@ def test_the_core_imports_neither_dagster_nor_kafka_nor_spark() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_the_offset_to_commit_is_that_of_the_next_record() -> None:
+    """Off by one, the last record is read again, or one is skipped."""
+    assert next_offset(0) == 1

@@ -8,20 +8,10 @@ import pytest
 
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.commands import RecordCommit
-from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.events import Found, LastRecorded
+from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, LogPosition, OffsetAndMetadata
-from dagster_rebalance.core.restoring import (
-    ForeignMetadata,
-    Found,
-    LastRecorded,
-    Refused,
-    StartFrom,
-    is_news,
-    judge,
-    moved_offset,
-    position_to_verify,
-    take_in,
-)
+from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom, is_news, judge, moved_offset, position_to_verify, take_in
 from tests.core.world import span, tp
 
 BOUNDS = Bounds(0, 500)

@@ -15,8 +15,9 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.events import Found, LastRecorded
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange, TopicPartition
-from dagster_rebalance.core.restoring import Found, LastRecorded, position_to_verify
+from dagster_rebalance.core.restoring import position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
@@ -261,20 +262,14 @@ class Member:
         if self.is_fenced:
             return None
         kafka = self.world.kafka
-        done, failed = [], []
         for write in writes:
             assert (write.partition, write.epoch) not in self.over, f"{write} belongs to an epoch that is over"
-            stored = kafka.stored.get(write.partition)
-            if stored == write.new:
-                done.append(write)
-            elif stored != write.expected:
-                failed.append((write, seen.WriteFailure.CHANGED))
-            else:
-                self.world.check_write(write)
-                kafka.stored[write.partition] = write.new
-                kafka.writes += 1
-                done.append(write)
-        return seen.OffsetsWritten(tuple(done), tuple(failed))
+        done, due, changed = do.compared(writes, kafka.stored)
+        for write in due:
+            self.world.check_write(write)
+            kafka.stored[write.partition] = write.new
+            kafka.writes += 1
+        return seen.OffsetsWritten((*done, *due), tuple((write, seen.WriteFailure.CHANGED) for write in changed))
 
 
 class World:

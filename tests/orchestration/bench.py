@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core import commands as do
+    from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-    from dagster_rebalance.core.restoring import LastRecorded
 
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
@@ -196,7 +196,7 @@ class Bench:
         def cancel(run_id: str, *, only_unstarted: bool = False) -> None:
             asked.append((run_id, only_unstarted))
 
-        vars(self.pump.parts.ledger)["cancel"] = cancel
+        vars(self.pump.parts.runs)["cancel"] = cancel
         return asked
 
     def offset(self, number: int = 0) -> int:

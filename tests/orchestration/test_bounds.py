@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import StoredPartition, encode
+from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.partition import Bounds, Log, LogPosition, TopicPartition
-from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.bounds import BoundsReader, find
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG

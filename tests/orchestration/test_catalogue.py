@@ -9,9 +9,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
-from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fixtures import unique_name

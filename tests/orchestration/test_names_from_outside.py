@@ -12,8 +12,8 @@ import pytest
 
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.restoring import LastRecorded
 from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs

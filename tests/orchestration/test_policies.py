@@ -224,7 +224,7 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(instance: dg
         message = "database is locked"
         raise OSError(message)
 
-    monkeypatch.setattr(bench.pump.parts.ledger, "why_failed", away)
+    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", away)
     bench.until(lambda: len(tried) == 2)
     assert bench.producer.sent == []
     monkeypatch.undo()
@@ -240,7 +240,7 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(instance: dg.Dag
         asked.append(run_id)
         return "why"
 
-    monkeypatch.setattr(bench.pump.parts.ledger, "why_failed", why)
+    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", why)
     bench.until(lambda: bench.producer.sent)
     bench.turn(100)
     assert len(asked) == 1
@@ -313,7 +313,7 @@ def test_a_member_without_a_producer_says_so_instead_of_going_on(instance: dg.Da
 def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     """A record must fit the topic."""
     bench, _ = given_up(instance)
-    monkeypatch.setattr(bench.pump.parts.ledger, "why_failed", lambda _run_id: "é" * 100_000)
+    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", lambda _run_id: "é" * 100_000)
     bench.until(lambda: bench.producer.sent)
     ((_, _, value),) = bench.producer.sent
     assert json.loads(value)["error"] == "é" * MOST_ERROR_CHARACTERS

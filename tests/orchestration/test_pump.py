@@ -479,7 +479,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
         waiting.append(threading.current_thread())
         answers.wait(10)
 
-    bench.pump.parts.ledger.end_dead = hangs  # type: ignore[method-assign,assignment]
+    bench.pump.parts.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
     bench.until(lambda: waiting, turns=1000)
     bench.succeed(healthy)
     bench.until(bench.materialised)

@@ -174,7 +174,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
 
     wait_until(are_offered, timeout_s=60, what="two offers")
     let_go, hanging = threading.Event(), threading.Event()
-    real = bench.pump.parts.ledger.read
+    real = bench.pump.parts.runs.read
 
     def hangs(*asked: Any, **further: Any) -> tuple[RunSeen, ...]:  # noqa: ANN401 - handed on
         hanging.set()
@@ -185,7 +185,7 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
         bench.turn()
         return hanging.is_set()
 
-    monkeypatch.setattr(bench.pump.parts.ledger, "read", hangs)
+    monkeypatch.setattr(bench.pump.parts.runs, "read", hangs)
     wait_until(is_hanging, timeout_s=60, what="the storage to hang")
     began = bench.group.clock()
     bench.joined_by_another()

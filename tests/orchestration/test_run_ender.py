@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, MOST_OVERTAKEN, PATIENCE_S, SLOW_S, RunEnder, in_thread
 from dagster_rebalance.testing.deadline import wait_until
@@ -13,10 +13,8 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from dagster_rebalance.orchestration.runs import RunLedger
 
-
-class _Ledger:
+class _Runs:
     """Ends a run when the test lets it."""
 
     def __init__(self, problem: Exception | None = None) -> None:
@@ -41,12 +39,12 @@ class _Ledger:
 class _Stage:
     """A run ender whose threads, notes and ended runs are kept."""
 
-    def __init__(self, ledger: _Ledger) -> None:
+    def __init__(self, port: _Runs) -> None:
         self.threads: list[threading.Thread] = []
         self.notes: list[str] = []
         self.ended: list[str] = []
         self.now = 0.0
-        self.ender = RunEnder(cast("RunLedger", ledger), self.notes.append, self.ended.append, self._start, lambda: self.now)
+        self.ender = RunEnder(port, self.notes.append, self.ended.append, self._start, lambda: self.now)
 
     def _start(self, _name: str, work: Callable[[], None]) -> None:
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -60,107 +58,107 @@ class _Stage:
 
 def test_each_run_is_asked_for_once_at_a_time() -> None:
     """The core asks again and again."""
-    ledger = _Ledger()
-    stage = _Stage(ledger)
+    port = _Runs()
+    stage = _Stage(port)
     stage.ender.end_dead({"run-1": "", "run-2": ""})
     stage.ender.end_dead({"run-1": "", "run-2": "", "run-3": ""})
     stage.ender.cancel(["run-1"])
-    ledger.may_go_on.set()
+    port.may_go_on.set()
     stage.wait()
-    assert sorted(ledger.asked) == [("cancel", "run-1"), ("end", "run-1"), ("end", "run-2"), ("end", "run-3")]
+    assert sorted(port.asked) == [("cancel", "run-1"), ("end", "run-1"), ("end", "run-2"), ("end", "run-3")]
     assert sorted(stage.ended) == ["run-1", "run-2", "run-3"]
     stage.ender.end_dead({"run-1": ""})
     stage.wait()
-    assert ledger.asked[4:] == [("end", "run-1")]
+    assert port.asked[4:] == [("end", "run-1")]
 
 
 def test_a_launcher_that_takes_long_for_one_run_does_not_keep_the_others_waiting() -> None:
     """One that is suspended answers after a minute, and a hold has ten seconds for its runs to be cancelled. A few at once are enough."""
-    ledger = _Ledger()
-    stage = _Stage(ledger)
+    port = _Runs()
+    stage = _Stage(port)
     stage.ender.cancel([f"run-{number}" for number in range(20)])
-    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="as many as are done at once")
+    wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="as many as are done at once")
     assert len(stage.threads) == MOST_AT_ONCE
-    ledger.may_go_on.set()
+    port.may_go_on.set()
     stage.wait()
-    assert len(ledger.asked) == 20
+    assert len(port.asked) == 20
 
 
 def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run() -> None:
     """A connection that a firewall has dropped is silent for hours; until then no run of the member would be ended."""
-    ledger = _Ledger()
-    stage = _Stage(ledger)
+    port = _Runs()
+    stage = _Stage(port)
     runs = [f"run-{number}" for number in range(MOST_AT_ONCE)]
     stage.ender.end_dead(dict.fromkeys(runs, ""))
-    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
+    wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
     stage.now = SLOW_S - 1
     stage.ender.end_dead({"run-0": "", "another": ""})
     assert len(stage.threads) == MOST_AT_ONCE
     stage.now = SLOW_S
     stage.ender.end_dead({"run-0": ""})
-    wait_until(lambda: ledger.asked[MOST_AT_ONCE:] == [("end", "another")], timeout_s=10, what="the other run to be asked for")
+    wait_until(lambda: port.asked[MOST_AT_ONCE:] == [("end", "another")], timeout_s=10, what="the other run to be asked for")
     stage.now = PATIENCE_S
     stage.ender.end_dead({"run-0": ""})
-    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for")
-    assert ledger.asked[MOST_AT_ONCE + 1 :] == [("end", "run-0")]
+    wait_until(lambda: len(port.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for")
+    assert port.asked[MOST_AT_ONCE + 1 :] == [("end", "run-0")]
     assert sorted(stage.notes) == [f"ending run {run} hangs: nobody has answered. It is tried again in another thread" for run in runs]
-    ledger.may_go_on.set()
+    port.may_go_on.set()
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
-    assert len(ledger.asked) == MOST_AT_ONCE + 2, "a thread that was given up takes no other run"
+    assert len(port.asked) == MOST_AT_ONCE + 2, "a thread that was given up takes no other run"
 
 
 def test_patience_grows_for_the_run_that_hangs_again_and_for_no_other() -> None:
     """Four threads that meet the same outage must not let all of them wait for half an hour."""
-    ledger = _Ledger()
-    stage = _Stage(ledger)
+    port = _Runs()
+    stage = _Stage(port)
     runs = dict.fromkeys([f"run-{number}" for number in range(MOST_AT_ONCE)], "")
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(ledger.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
+    wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
     stage.now = PATIENCE_S
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(ledger.asked) == 2 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for again")
+    wait_until(lambda: len(port.asked) == 2 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for again")
     stage.now = 3 * PATIENCE_S - 1
     stage.ender.end_dead(runs)
     assert len(stage.threads) == 2 * MOST_AT_ONCE, "twice as much patience"
     stage.now = 3 * PATIENCE_S
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(ledger.asked) == 3 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for once more")
-    ledger.may_go_on.set()
+    wait_until(lambda: len(port.asked) == 3 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for once more")
+    port.may_go_on.set()
     stage.wait()
 
 
 def test_a_run_that_hangs_for_ever_holds_a_bounded_number_of_threads() -> None:
     """Whether others end well meanwhile or not."""
-    ledger = _Ledger()
-    stage = _Stage(ledger)
+    port = _Runs()
+    stage = _Stage(port)
     while stage.now < 2 * 86_400:
         stage.ender.end_dead({"run-1": ""})
-        wait_until(lambda: len(ledger.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
+        wait_until(lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
         stage.now += PATIENCE_S
     assert len(stage.threads) == MOST_OVERTAKEN + 1
-    ledger.may_go_on.set()
+    port.may_go_on.set()
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
 
 
 def test_launchers_that_are_silent_hold_a_bounded_number_of_threads() -> None:
     """A thousand runs may be asked for at once."""
-    ledger = _Ledger()
-    stage = _Stage(ledger)
+    port = _Runs()
+    stage = _Stage(port)
     for stage.now in (0.0, SLOW_S, 2 * SLOW_S, 3 * SLOW_S, 4 * SLOW_S, 5 * SLOW_S):
         stage.ender.cancel([f"run-{number}" for number in range(100)])
-        wait_until(lambda: len(ledger.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
+        wait_until(lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
     assert len(stage.threads) == 16
-    ledger.may_go_on.set()
+    port.may_go_on.set()
     stage.wait()
 
 
 def test_an_error_is_noted() -> None:
     """The next tick shows it; the core asks again."""
-    ledger = _Ledger(OSError("database is locked"))
-    ledger.may_go_on.set()
-    stage = _Stage(ledger)
+    port = _Runs(OSError("database is locked"))
+    port.may_go_on.set()
+    stage = _Stage(port)
     stage.ender.cancel(["run-1"])
     stage.ender.end_dead({"run-2": ""})
     stage.wait()
@@ -170,9 +168,9 @@ def test_an_error_is_noted() -> None:
 
 def test_a_run_that_turns_out_to_live_is_not_said_to_be_over() -> None:
     """It began after its member had taken it for one that never would."""
-    ledger = _Ledger()
-    ledger.may_go_on.set()
-    stage = _Stage(ledger)
+    port = _Runs()
+    port.may_go_on.set()
+    stage = _Stage(port)
     stage.ender.end_dead({"run-1": "an old one"})
     stage.wait()
     assert stage.notes == ["run run-1 is not dead: it has given a sign of life meanwhile"]

@@ -11,6 +11,7 @@ from dagster_rebalance.core import explain as explain_module
 from dagster_rebalance.core import holds as holds_module
 from dagster_rebalance.core import planning as planning_module
 from dagster_rebalance.core import restoring as restoring_module
+from dagster_rebalance.core import run_news as run_news_module
 from dagster_rebalance.core import runs as runs_module
 from dagster_rebalance.core import start_check as start_check_module
 from dagster_rebalance.core.driver import Driver
@@ -68,7 +69,7 @@ def commit_of_a_failed_run(patch: pytest.MonkeyPatch) -> None:
                 return Succeeded(run.run_id)
         return real(range_, batch_id, runs, max_attempts=max_attempts)
 
-    patch.setattr(driver_module, "progress_of", progress_of)
+    patch.setattr(run_news_module, "progress_of", progress_of)
 
 
 def drop_the_claims_on_a_commit(patch: pytest.MonkeyPatch) -> None:
@@ -144,7 +145,7 @@ def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return found if isinstance(found, Succeeded) else ToRequest()
 
-    patch.setattr(driver_module, "progress_of", progress_of)
+    patch.setattr(run_news_module, "progress_of", progress_of)
 
 
 def no_pulse(patch: pytest.MonkeyPatch) -> None:
@@ -231,7 +232,7 @@ def created_is_queued(patch: pytest.MonkeyPatch) -> None:
         found = real(range_, batch_id, runs, max_attempts=max_attempts)
         return replace(found, unsubmitted=None) if isinstance(found, InFlight) else found
 
-    patch.setattr(driver_module, "progress_of", progress_of)
+    patch.setattr(run_news_module, "progress_of", progress_of)
 
 
 def never_record_late(patch: pytest.MonkeyPatch) -> None:

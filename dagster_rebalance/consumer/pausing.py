@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 _CARRIED = "dr-paused "
 
-MARK_BYTES = len(_CARRIED)
-"""What a mark takes of the metadata."""
-
 
 class PauseMarks:
     """Marks by partition, by topic and for everything; a partition is silent while any of the three covers it.

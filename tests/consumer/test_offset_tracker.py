@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_rebalance.consumer.offset_tracker import OffsetTracker
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.offset_tracker import OffsetTracker
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.core.world import tp
 

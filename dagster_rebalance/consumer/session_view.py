@@ -1,0 +1,67 @@
+"""What the parts of a session (commits, probe, discovery) need of it, in its thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import confluent_kafka
+
+    from dagster_rebalance.consumer.events import MemberEvent
+    from dagster_rebalance.core.events import LostReason
+    from dagster_rebalance.core.partition import TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A revoke that was requested and is not released yet."""
+
+    partitions: frozenset[TopicPartition]
+    requested_at: float
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class UserCallback:
+    """A callback of the user's settings is due. It is called by the thread that polls the member."""
+
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+
+
+class SessionView(Protocol):
+    """A session, as its parts see it."""
+
+    @property
+    def consumer(self) -> confluent_kafka.Consumer:
+        """The client."""
+
+    @property
+    def hold(self) -> Hold | None:
+        """The revoke that was requested and is not released yet."""
+
+    @property
+    def ended(self) -> LostReason | None:
+        """Why the membership is over."""
+
+    @property
+    def owned(self) -> frozenset[TopicPartition]:
+        """What is assigned and neither released nor lost."""
+
+    def owns(self, partition: TopicPartition, heard: int) -> bool:
+        """Whether a partition is assigned, and a caller who had taken so many events has heard of that."""
+
+    def end(self, reason: LostReason) -> None:
+        """End the membership. The first reason stays."""
+
+    def tell(self, event: MemberEvent | UserCallback) -> None:
+        """Let the caller's next poll return an event."""
+
+    def call_user(self, callback: str, *arguments: object) -> None:
+        """Let the caller's next poll call back what the user has set, if anything."""
+
+    def subscribe(self, topics: list[str]) -> None:
+        """Join the group for these topics, or change them."""

@@ -1,0 +1,51 @@
+"""What a look at the runs says of one partition: how far each claimed range is, and whether its claims are in doubt."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from dagster_rebalance.core import dead_letters
+from dagster_rebalance.core.runs import GaveUp, ToRequest, progress_of, refused_last
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.events import RunsRead
+    from dagster_rebalance.core.ledger import OffsetLedger
+    from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.settings import DriverSettings
+
+
+class RunNews(NamedTuple):
+    """The partition after a look at its runs.
+
+    Attributes:
+        owned: The partition.
+        covers_all: Whether the runs of all its claims were looked up.
+        refused: A run that refused itself and has no successor, so that its claims are to be looked up again; empty for none.
+        notes: Sentences for people.
+    """
+
+    owned: OwnedPartition
+    covers_all: bool
+    refused: str
+    notes: tuple[str, ...]
+
+
+def taken_in(owned: OwnedPartition, ledger: OffsetLedger, event: RunsRead, settings: DriverSettings, now: float) -> RunNews:
+    """Note what the runs say of the claimed ranges of a partition; `ledger` is its ledger."""
+    refused, notes = "", []
+    for entry in ledger.entries:
+        if entry.batch_id not in event.batch_ids:
+            continue
+        progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=settings.max_attempts)
+        settled = dead_letters.settled(owned, entry.range, progress)
+        wait_s = settings.pace.wait_s(settled, has_dead_letters=settings.dead_letter_topic is not None)
+        ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
+        if isinstance(progress, ToRequest | GaveUp):
+            refused = refused or refused_last(entry.range, entry.batch_id, event.runs)
+        obsolete = dead_letters.obsolete(owned, entry, progress)
+        if obsolete is not None:
+            notes.append(obsolete)
+    covers_all = event.batch_ids >= {entry.batch_id for entry in ledger.entries}
+    known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
+    return RunNews(known, covers_all, refused, tuple(notes))

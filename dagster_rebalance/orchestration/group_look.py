@@ -1,0 +1,102 @@
+"""A look at a whole group: which of its partitions cannot go on, as Kafka and the runs show it, whoever owns them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.claims import StoredPartition
+from dagster_rebalance.core.owned_partition import Refused
+from dagster_rebalance.core.partition import ANY_BOUNDS, TopicPartition
+from dagster_rebalance.core.restoring import judge
+from dagster_rebalance.core.runs import blocking, progress_of
+from dagster_rebalance.core.setbacks import why_blocked
+from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, find
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.events import Found
+    from dagster_rebalance.core.partition import Bounds, OffsetRange
+    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.settings import DriverSettings
+    from dagster_rebalance.orchestration.port import RecordedCommits, RunsPort
+
+
+@dataclass(frozen=True)
+class GroupLook:
+    """The partitions of a whole group, as Kafka shows them.
+
+    Attributes:
+        found: What is known of each; not what Dagster has recorded.
+    """
+
+    found: Mapping[TopicPartition, Found]
+
+    def without(self, partitions: Collection[TopicPartition]) -> GroupLook:
+        """The same without some partitions."""
+        return GroupLook({partition: found for partition, found in self.found.items() if partition not in partitions})
+
+
+def look_at_group(
+    consumer: RebalanceAwareConsumer,
+    topics: Iterable[str],
+    read: Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]],
+    *,
+    timeout_s: float = READ_LIMIT_S,
+) -> GroupLook:
+    """Ask Kafka about the partitions of a group.
+
+    Args:
+        consumer: Asks Kafka.
+        topics: The topics of the group.
+        read: Reads the bounds of partitions; of one that it leaves out, it is not known whether offsets are missing.
+        timeout_s: How long Kafka may take for each other answer.
+
+    Raises:
+        BrokerError: Kafka did not answer.
+    """
+    partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic, timeout_s)]
+    bounds = read(partitions)
+    known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
+    return GroupLook(find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s))
+
+
+def stopped_in(look: GroupLook, runs: RunsPort, catalogue: RecordedCommits, settings: DriverSettings) -> dict[TopicPartition, str]:
+    """The partitions that cannot go on, each with the reason, as Kafka and Dagster show them.
+
+    Args:
+        look: What Kafka said.
+        runs: Asks Dagster for runs.
+        catalogue: Asks Dagster for recorded commits.
+        settings: When a partition is stopped.
+    """
+    without = [partition for partition, found in look.found.items() if found.stored is None]
+    recorded = catalogue.last_recorded(without) if without else {}
+    judged = {
+        partition: judge(partition, replace(found, recorded=recorded.get(partition)), settings.foreign_metadata)
+        for partition, found in look.found.items()
+    }
+    claimed = {partition: read.ranges(partition) for partition, read in judged.items() if isinstance(read, StoredPartition)}
+    found = _runs(runs, (batch_id for ranges in claimed.values() for _, batch_id in ranges))
+    stopped = {}
+    for partition, verdict in judged.items():
+        reason = verdict.reason if isinstance(verdict, Refused) else _failed(claimed.get(partition, ()), found, settings.max_attempts)
+        if reason is not None:
+            stopped[partition] = reason
+    return stopped
+
+
+def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int) -> str | None:
+    for range_, batch_id in claimed:
+        progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
+        blocked = blocking(progress)
+        if blocked is not None:
+            return why_blocked(range_, blocked)
+    return None
+
+
+def _runs(runs: RunsPort, batch_ids: Iterable[str]) -> tuple[RunSeen, ...]:
+    wanted = frozenset(batch_ids)
+    return runs.read(wanted) if wanted else ()

@@ -1,0 +1,102 @@
+"""What a pump needs of whoever starts runs and shows what happened: ports, as protocols.
+
+Dagster implements them in `runs`, `catalogue` and `dead_letters`, and the simulator in its own way. Nothing here, and
+nothing that needs only a port, imports dagster. Any call may raise whatever its library raises: the pump asks again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored, LastRecorded
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.receipts import Receipt
+    from dagster_rebalance.core.runs import RunSeen
+
+
+class RunsToEnd(Protocol):
+    """Ends runs, and may wait for whoever launched them. Called by several threads."""
+
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
+        """Cancel a run, and mark it as taken back; one that has started is left alone if `only_unstarted`."""
+
+    def end_dead(self, run_id: str, sign: str) -> bool:
+        """Stop the Spark work of a run whose process is gone, and mark it as over.
+
+        Returns:
+            False when it lives: it has given another sign of life than `sign`.
+        """
+
+
+class RunsPort(RunsToEnd, Protocol):
+    """The runs of one group."""
+
+    def read(self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+        """All runs of the batches, oldest first, and all live runs of the group if `live_too`.
+
+        Args:
+            batch_ids: The batches.
+            live_too: Whether all live runs are wanted as well.
+            claims: By these, runs that were deleted while they work are found.
+        """
+
+    def why_failed(self, run_id: str) -> str:
+        """What a run failed with, in a few words."""
+
+
+class RecordedCommits(Protocol):
+    """What is recorded of a group."""
+
+    def last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LastRecorded]:
+        """The last recorded commit of each partition that has one."""
+
+
+class CataloguePort(RecordedCommits, Protocol):
+    """Where people see what a member did, and members find each other."""
+
+    def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
+        """Make partitions known, so that commits of them can be recorded."""
+
+    def record_commit(self, commit: RecordCommit) -> None:
+        """Record a commit, or what of it is not recorded yet."""
+
+    def record_receipt(self, receipt: Receipt) -> None:
+        """Show how a hold ended."""
+
+    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
+        """Show which partitions of the group are stopped, each with its reason."""
+
+    def record_joined(self) -> None:
+        """Show that this process has joined, to people and to the process that it succeeds."""
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        """Show what was assigned."""
+
+    def record_left(self, reason: str) -> None:
+        """Show that this process has left."""
+
+    def keep_seat(self) -> None:
+        """Show other processes of this code location that the member lives."""
+
+    def give_seat_up(self) -> None:
+        """Let another process of this code location begin at once."""
+
+    def successor(self) -> str | None:
+        """A newer process of this code location, if one has joined."""
+
+
+class DeadLettersPort(Protocol):
+    """Where ranges that were given up are recorded. Waits for nobody."""
+
+    def is_under_way(self, range_: OffsetRange) -> bool:
+        """Whether the record of a range waits for its answer."""
+
+    def store(self, letter: StoreDeadLetter, error: str) -> None:
+        """Begin to record a range, with what its last run failed with."""
+
+    def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
+        """What became of records, each told once."""
