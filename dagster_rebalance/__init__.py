@@ -1,7 +1,9 @@
-"""A Kafka consumer-group member for Dagster: it knows which runs work on which offsets, and drains just those.
+"""The package makes a Dagster code location a member of a Kafka consumer group.
 
-Owns the list of public names. They load on first use (PEP 562), so that importing the package, or its pure core, loads
-neither dagster, confluent_kafka nor pyspark: a run process and a test pay only for what they use.
+The member knows which runs work on which offsets, and drains just those. This module owns the list
+of public names. They load on first use (PEP 562), so that importing the package, or its pure core,
+loads neither dagster, confluent_kafka nor pyspark: a run process and a test pay only for what they
+use.
 """
 
 from __future__ import annotations
@@ -32,7 +34,13 @@ if TYPE_CHECKING:
         RebalanceInProgressError,
         UnsupportedOperationError,
     )
-    from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, PartitionsRevoked, RevokeRequested
+    from dagster_rebalance.core.events import (
+        LostReason,
+        PartitionsAssigned,
+        PartitionsLost,
+        PartitionsRevoked,
+        RevokeRequested,
+    )
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
     from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs

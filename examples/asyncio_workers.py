@@ -1,6 +1,8 @@
-"""asyncio: tasks work on records, and a partition is given up once its own tasks are done, without a lock to know about.
+"""Asyncio tasks work on records, and a partition is given up once its own tasks are done.
 
-python examples/asyncio_workers.py localhost:9092 orders
+The program needs no lock of its own.
+
+    python examples/asyncio_workers.py localhost:9092 orders
 """
 
 from __future__ import annotations
@@ -24,14 +26,21 @@ if TYPE_CHECKING:
 class Announcer(AsyncRebalanceListener):
     """Callbacks may be coroutines, and so may what they call."""
 
-    async def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         """Say where reading begins."""
         for partition in partitions:
             print(f"assigned {partition} at {await consumer.position(partition)}", flush=True)
 
-    async def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         """Say what goes."""
-        print(f"released {', '.join(map(str, partitions))} of {len(await consumer.assignment())}", flush=True)
+        print(
+            f"released {', '.join(map(str, partitions))} of {len(await consumer.assignment())}",
+            flush=True,
+        )
 
 
 async def work_on(record: Message, tracker: OffsetTracker) -> None:

@@ -1,6 +1,7 @@
-"""The poll loop of KIP-983: threads work on records, and a partition is given up once its own records are done.
+"""The poll loop of KIP-983 gives a partition up once the partition's own records are done.
 
-Run it twice, and end one of them with Ctrl-C: the other one takes over, and no record is worked on twice.
+Threads work on the records. Run the program twice, and end one of them with Ctrl-C: the other one
+takes over, and no record is worked on twice.
 
     python examples/kip983_loop.py localhost:9092 orders
 """
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 def work_on(record: Message) -> None:
     """What takes a while."""
     time.sleep(0.01)
-    print(f"{record.topic()} {record.partition()} {record.offset()}\n", end="", flush=True)  # one write: other threads print too
+    print(
+        f"{record.topic()} {record.partition()} {record.offset()}\n", end="", flush=True
+    )  # one write: other threads print too
 
 
 def main(brokers: str, topic: str, group: str = "kip983-loop") -> None:
@@ -38,7 +41,9 @@ def main(brokers: str, topic: str, group: str = "kip983-loop") -> None:
         try:
             while True:
                 records = consumer.poll(1.0)
-                tracker.forget(tracker.partitions - consumer.assignment())  # what was given up or lost
+                tracker.forget(
+                    tracker.partitions - consumer.assignment()
+                )  # what was given up or lost
                 tracker.track(records)
                 for record in records:
                     pool.submit(work, record)

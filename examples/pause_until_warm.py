@@ -1,6 +1,8 @@
-"""New partitions stay silent until their cache is warm; those that are warm go on (KAFKA-20385: "pause newly assigned partitions").
+"""A new partition stays paused until its cache is warm; warm partitions go on.
 
-python examples/pause_until_warm.py localhost:9092 orders
+This is "pause newly assigned partitions" of KAFKA-20385.
+
+    python examples/pause_until_warm.py localhost:9092 orders
 """
 
 from __future__ import annotations
@@ -31,12 +33,18 @@ class WarmFirst(RebalanceListener):
         self._pool = pool
         self.caches: dict[TopicPartition, Future[dict[str, str]]] = {}
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """The pause outlives the callback."""
         consumer.pause(partitions)
-        self.caches.update({partition: self._pool.submit(warm_up, partition) for partition in partitions})
+        self.caches.update(
+            {partition: self._pool.submit(warm_up, partition) for partition in partitions}
+        )
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Whoever has them next warms a cache of its own."""
         print(f"giving up {len(partitions)} of {len(consumer.assignment())} partitions", flush=True)
         for partition in partitions:
@@ -50,15 +58,21 @@ class WarmFirst(RebalanceListener):
 def main(brokers: str, topic: str, group: str = "pause-until-warm") -> None:
     """Print records of warm partitions until Ctrl-C."""
     config = {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
-    # A partition that comes back is paused by the listener again; marks of the last time would only be in the way.
-    with ThreadPoolExecutor(4) as pool, RebalanceAwareConsumer(config, pause_marks="clear") as consumer:
+    # A partition that comes back is paused by the listener again; marks of the last time would only
+    # be in the way.
+    with (
+        ThreadPoolExecutor(4) as pool,
+        RebalanceAwareConsumer(config, pause_marks="clear") as consumer,
+    ):
         listener = WarmFirst(pool)
         consumer.set_rebalance_listener(listener)
         consumer.subscribe([topic])
         try:
             while True:
                 for record in consumer.poll(0.2):
-                    cache = listener.caches[TopicPartition(record.topic() or "", record.partition() or 0)].result(timeout=0)
+                    cache = listener.caches[
+                        TopicPartition(record.topic() or "", record.partition() or 0)
+                    ].result(timeout=0)
                     print(record.offset(), cache["warmed for"], flush=True)
                 consumer.commit_sync()
                 consumer.resume(consumer.paused() & listener.warm())

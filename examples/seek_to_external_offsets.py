@@ -1,7 +1,8 @@
-"""Offsets that are stored with the results: exactly once, without Kafka's commits (KAFKA-20385: "seek to external offsets").
+"""Offsets stored with the results give exactly once without Kafka's commits.
 
-The sums and the offsets they reach to are in one SQLite file, written in one transaction. On assignment the consumer is sent where the file
-says; what Kafka has committed has no meaning here.
+This is "seek to external offsets" of KAFKA-20385. The sums and the offsets they reach to are in one
+SQLite file, written in one transaction. On assignment the consumer seeks to the offsets of the
+file; the offsets committed in Kafka have no meaning here.
 
     python examples/seek_to_external_offsets.py localhost:9092 orders sums.db
 """
@@ -26,20 +27,24 @@ class Sums:
     def __init__(self, path: str) -> None:
         self._database = sqlite3.connect(path)
         self._database.execute(
-            "CREATE TABLE IF NOT EXISTS sums (topic TEXT, partition INT, next_offset INT, bytes INT, PRIMARY KEY (topic, partition))"
+            "CREATE TABLE IF NOT EXISTS sums (topic TEXT, partition INT, next_offset INT, bytes "
+            "INT, PRIMARY KEY (topic, partition))"
         )
 
     def next_offset(self, partition: TopicPartition) -> int:
         """Where to read on."""
         key = (partition.topic, partition.partition)
-        found = self._database.execute("SELECT next_offset FROM sums WHERE topic = ? AND partition = ?", key).fetchone()
+        found = self._database.execute(
+            "SELECT next_offset FROM sums WHERE topic = ? AND partition = ?", key
+        ).fetchone()
         return int(found[0]) if found else 0
 
     def add(self, topic: str, partition: int, offset: int, size: int) -> None:
         """Count a record, together with the offset."""
         self._database.execute(
             "INSERT INTO sums VALUES (?, ?, ?, ?)"
-            " ON CONFLICT DO UPDATE SET next_offset = excluded.next_offset, bytes = bytes + excluded.bytes",
+            " ON CONFLICT DO UPDATE SET next_offset = excluded.next_offset, bytes = bytes + "
+            "excluded.bytes",
             (topic, partition, offset + 1, size),
         )
 
@@ -54,26 +59,37 @@ class SeekToSums(RebalanceListener):
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Holds before the first record."""
         for partition in partitions:
             consumer.seek(partition, self._sums.next_offset(partition))
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Everything that was read is saved already."""
 
 
 def main(brokers: str, topic: str, path: str, group: str = "sums") -> None:
     """Sum until Ctrl-C."""
     sums = Sums(path)
-    with RebalanceAwareConsumer({"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}) as consumer:
+    with RebalanceAwareConsumer(
+        {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
+    ) as consumer:
         consumer.set_rebalance_listener(SeekToSums(sums))
         consumer.subscribe([topic])
         try:
             while True:
                 records = consumer.poll(1.0)
                 for record in records:
-                    sums.add(record.topic() or "", record.partition() or 0, record.offset() or 0, len(record.value() or b""))
+                    sums.add(
+                        record.topic() or "",
+                        record.partition() or 0,
+                        record.offset() or 0,
+                        len(record.value() or b""),
+                    )
                 sums.save()
                 if records:
                     print(f"{len(records)} records", flush=True)

@@ -1,7 +1,8 @@
-"""Exactly once from topic to topic: what is written and the offsets that were read are committed in one transaction.
+"""One transaction commits the copied records and their offsets: exactly once, topic to topic.
 
-A transaction spans several polls. When Kafka asks for a partition in the middle of one, the revoke is delayed until the
-transaction is committed, so nothing is aborted and done again; the partitions that stay are read all the while.
+A transaction spans several polls. When Kafka asks for a partition in the middle of one, the revoke
+is delayed until the transaction is committed, so nothing is aborted and done again. The partitions
+that stay are read all the while.
 
     python examples/transactions.py localhost:9092 orders copies
 """
@@ -26,7 +27,11 @@ class Copies:
 
     def __init__(self, brokers: str, topic: str) -> None:
         self._topic = topic
-        config = {"bootstrap.servers": brokers, "transactional.id": f"copies-{uuid.uuid4()}", "transaction.timeout.ms": 10_000}
+        config = {
+            "bootstrap.servers": brokers,
+            "transactional.id": f"copies-{uuid.uuid4()}",
+            "transaction.timeout.ms": 10_000,
+        }
         self._producer = confluent_kafka.Producer(config)
         self._producer.init_transactions(30)
         self._first: dict[TopicPartition, int] = {}
@@ -48,7 +53,10 @@ class Copies:
         if not self._next:
             self._producer.begin_transaction()
             self._opened_at = time.monotonic()
-        partition, offset = TopicPartition(record.topic() or "", record.partition() or 0), record.offset() or 0
+        partition, offset = (
+            TopicPartition(record.topic() or "", record.partition() or 0),
+            record.offset() or 0,
+        )
         self._producer.produce(self._topic, f"{partition.topic} {partition.partition} {offset}")
         self._first.setdefault(partition, offset)
         self._next[partition] = next_offset(offset)
@@ -57,13 +65,17 @@ class Copies:
         """End the transaction, with the offsets in it."""
         if not self._next:
             return
-        offsets = [confluent_kafka.TopicPartition(tp.topic, tp.partition, at) for tp, at in self._next.items()]
+        offsets = [
+            confluent_kafka.TopicPartition(tp.topic, tp.partition, at)
+            for tp, at in self._next.items()
+        ]
         member: Any = consumer.group_metadata().client
         try:
             self._producer.send_offsets_to_transaction(offsets, member, 30)
             self._producer.commit_transaction(30)
         except confluent_kafka.KafkaException as problem:
-            # A rebalance that has ended meanwhile makes what the client knows of its membership too old for the broker.
+            # A rebalance that has ended meanwhile makes what the client knows of its membership too
+            # old for the broker.
             if not problem.args[0].txn_requires_abort():
                 raise
             self.abort(consumer)
@@ -73,7 +85,10 @@ class Copies:
         self._next.clear()
 
     def abort(self, consumer: RebalanceAwareConsumer) -> None:
-        """Undo the transaction. What this member keeps it reads again; the rest is read by who has it now."""
+        """Undo the transaction.
+
+        What this member keeps it reads again; the rest is read by who has it now.
+        """
         self._producer.abort_transaction(30)
         gone = consumer.get_lost_partitions() | consumer.get_to_be_revoked_partitions()
         for partition in self.open & (consumer.assignment() - gone):
@@ -85,7 +100,9 @@ class Copies:
 def main(brokers: str, topic: str, output: str, group: str = "copies") -> None:
     """Copy until Ctrl-C."""
     copies = Copies(brokers, output)
-    with RebalanceAwareConsumer({"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}) as consumer:
+    with RebalanceAwareConsumer(
+        {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
+    ) as consumer:
         consumer.subscribe([topic])
         try:
             while True:

@@ -1,4 +1,5 @@
-"""Proofs of what the package promises: on real parts (demo, chaos), in virtual time (simulation), and in figures (bench).
+"""These programs prove what the package promises.
 
-They are no part of the wheel, and run from a checkout: `python -m proofs --help`.
+`demo` and `chaos` run on real parts, `simulation` runs in virtual time, and `bench` measures
+figures. They are no part of the wheel, and run from a checkout: `python -m proofs --help`.
 """

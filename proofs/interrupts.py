@@ -25,7 +25,7 @@ class Interrupts:
         self._is_over = False
 
     def install(self) -> None:
-        """Take the signals from now on, also where a shell started the program with SIGINT ignored."""
+        """Take the signals from now on, even if a shell started the program with SIGINT ignored."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
 

@@ -1,4 +1,4 @@
-"""What all tests share: the fixtures of the kit, and an order in which the quick tests speak first."""
+"""All tests share the fixtures of the kit, and an order in which the quick tests speak first."""
 
 from __future__ import annotations
 
@@ -12,14 +12,26 @@ if TYPE_CHECKING:
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 
 # No verdict depends on how busy the machine is.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
 settings.load_profile("any machine")
 
 REAL_PARTS = ("e2e", "spark", "broker", "postgres")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests without real parts first, then what takes longest: no worker shall end alone with it."""
+    """Run tests without real parts first, then the longest ones.
+
+    No worker shall end alone with a long test.
+    """
     items.sort(
-        key=lambda item: min((REAL_PARTS.index(mark.name) + 1 for mark in item.iter_markers() if mark.name in REAL_PARTS), default=0)
+        key=lambda item: min(
+            (
+                REAL_PARTS.index(mark.name) + 1
+                for mark in item.iter_markers()
+                if mark.name in REAL_PARTS
+            ),
+            default=0,
+        )
     )

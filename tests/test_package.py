@@ -1,4 +1,7 @@
-"""What the package as a whole promises: imports that cost nothing, layers, and a lock that can be trusted."""
+"""What the package as a whole promises.
+
+Imports cost nothing, its layers hold, and its lock can be trusted.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,11 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "dagster_rebalance"
-CORE = sorted(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in (PACKAGE / "core").glob("*.py") if path.stem != "__init__")
+CORE = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (PACKAGE / "core").glob("*.py")
+    if path.stem != "__init__"
+)
 HEAVY = ("dagster", "confluent_kafka", "pyspark")
 
 
@@ -43,7 +50,11 @@ def run_time_imports_of(path: Path) -> Iterator[str]:
     """The same without those under `if TYPE_CHECKING`, which only type checkers read."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        if (
+            isinstance(node, ast.If)
+            and isinstance(node.test, ast.Name)
+            and node.test.id == "TYPE_CHECKING"
+        ):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -52,7 +63,9 @@ def run_time_imports_of(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
-@pytest.mark.parametrize("statement", ["import dagster_rebalance", f"import {', '.join(CORE)}"], ids=["package", "core"])
+@pytest.mark.parametrize(
+    "statement", ["import dagster_rebalance", f"import {', '.join(CORE)}"], ids=["package", "core"]
+)
 def test_importing_the_package_or_its_core_loads_no_heavy_library(statement: str) -> None:
     """A run process and a test of the core must not pay for Dagster, a Kafka client or Spark."""
     assert modules_loaded_by(statement).isdisjoint(HEAVY)
@@ -77,13 +90,21 @@ def test_the_core_imports_only_the_standard_library() -> None:
 
 def test_nothing_imports_private_modules_of_dagster() -> None:
     """Dagster changes what begins with an underscore without notice."""
-    private = {(path.name, name) for path in PACKAGE.rglob("*.py") for name in imports_of(path) if re.match(r"dagster\w*\._", name)}
+    private = {
+        (path.name, name)
+        for path in PACKAGE.rglob("*.py")
+        for name in imports_of(path)
+        if re.match(r"dagster\w*\._", name)
+    }
     assert private == set()
 
 
 @pytest.mark.parametrize("name", dagster_rebalance.__all__)
 def test_every_public_name_loads(name: str) -> None:
-    """The list of names and the table of their homes are written by hand, and loading is lazy: a typo would show only in use."""
+    """The list of names and the table of their homes are written by hand.
+
+    Loading is lazy, so a typo would show only in use.
+    """
     assert getattr(dagster_rebalance, name) is not None
     assert name in dir(dagster_rebalance)
 
@@ -96,13 +117,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dg_finds_the_package() -> None:
     """`dg list components` looks for this entry point."""
-    assert "dagster_rebalance" in {point.value for point in entry_points(group="dagster_dg_cli.registry_modules")}
+    assert "dagster_rebalance" in {
+        point.value for point in entry_points(group="dagster_dg_cli.registry_modules")
+    }
 
 
 def test_the_lock_has_a_hash_for_each_package_and_names_no_address() -> None:
     """What is installed must be what was locked, wherever the machine gets it from."""
     for lock in (ROOT / "requirements").glob("*.txt"):
         text = lock.read_text()
-        entries = re.split(r"\n(?=[a-z0-9])", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE).strip())
+        entries = re.split(
+            r"\n(?=[a-z0-9])", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE).strip()
+        )
         assert all("==" in entry and "--hash=sha256:" in entry for entry in entries)
         assert "://" not in text

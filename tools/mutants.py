@@ -1,10 +1,10 @@
-"""Makes slips of the hand in core, orchestration and consumer, one at a time, and tells which no test notices.
+"""This tool makes slips of the hand, one at a time, and tells which no test notices.
 
-The tests are those that need no broker, Spark, Postgres or deployment. They run once with coverage,
-then for each edit only those that reach its lines, in a copy of the project, nearest first. The seed
-draws the edits, as many of each kind. `tools/equivalent_mutants.json` lists edits that change nothing
-anybody could notice, each with its reason. Run by `make mutants`; ends with 1 when fewer than 95 % of
-the other edits are noticed.
+The slips are edits in core, orchestration and consumer. The tests are those that need no broker,
+Spark, Postgres or deployment. They run once with coverage, then for each edit only those that reach
+its lines, in a copy of the project, nearest first. The seed draws the edits, as many of each kind.
+`tools/equivalent_mutants.json` lists edits that change nothing anybody could notice, each with its
+reason. Run by `make mutants`; ends with 1 when fewer than 95 % of the other edits are noticed.
 
 mutmut and cosmic-ray were looked at: the one draws no sample by seed, the other edits the checkout.
 """
@@ -65,13 +65,20 @@ class Reach:
     seconds: Mapping[str, float]
 
     def of(self, mutation: Mutation) -> list[str]:
-        """The tests that may notice an edit: those of the module's own name first, then quick ones."""
+        """The tests that may notice an edit: those named after its module, then quick ones."""
         lines = self.tests.get(mutation.path, {})
         found = {test for line in mutation.lines for test in lines.get(line, ())}
         if not found:  # reached at import, or not at all
             found = {test for tests in lines.values() for test in tests}
         name = Path(mutation.path).stem
-        return sorted(found, key=lambda test: (name not in test.partition("::")[0], self.seconds.get(test, 0.0), test))
+        return sorted(
+            found,
+            key=lambda test: (
+                name not in test.partition("::")[0],
+                self.seconds.get(test, 0.0),
+                test,
+            ),
+        )
 
 
 def copied(folder: Path) -> Path:
@@ -90,12 +97,29 @@ def copied(folder: Path) -> Path:
     return folder
 
 
-def played(project: Path, *arguments: str, limit_s: float | None = None) -> subprocess.CompletedProcess[str]:
-    """Run pytest on a copy: the copy comes before the installed package in the path of all its processes."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *arguments]
+def played(
+    project: Path, *arguments: str, limit_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run pytest on a copy, which all its processes import before the installed package."""
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--hypothesis-seed=0",
+        *arguments,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(project), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(  # noqa: S603 - our own tests
-        command, cwd=project, env=environment, capture_output=True, text=True, timeout=limit_s, check=False
+    return subprocess.run(
+        command,
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
     )
 
 
@@ -106,9 +130,13 @@ def measured(project: Path, jobs: int) -> Reach:
         ToolError: Some fail without an edit.
     """
     coverage = ("--cov=dagster_rebalance", "--cov-context=test", "--cov-report=")
-    done = played(project, "-n", str(jobs), "-m", QUICK, "--junitxml=seconds.xml", *coverage, *TESTS)
+    done = played(
+        project, "-n", str(jobs), "-m", QUICK, "--junitxml=seconds.xml", *coverage, *TESTS
+    )
     if done.returncode != PASSED:
-        msg = f"these tests do not pass without an edit:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+        msg = (
+            f"these tests do not pass without an edit:\n{done.stdout[-3000:]}{done.stderr[-1000:]}"
+        )
         raise ToolError(msg)
     return reach_of(project)
 
@@ -120,7 +148,10 @@ def reach_of(project: Path) -> Reach:
     tests: dict[str, dict[int, frozenset[str]]] = {}
     for file in data.measured_files():
         by_line = data.contexts_by_lineno(file)
-        reached = {line: frozenset(map(test_of, filter(None, contexts))) for line, contexts in by_line.items()}
+        reached = {
+            line: frozenset(map(test_of, filter(None, contexts)))
+            for line, contexts in by_line.items()
+        }
         tests[str(Path(file).relative_to(project))] = reached
     seconds: defaultdict[str, float] = defaultdict(float)
     for case in ET.parse(project / "seconds.xml").iter("testcase"):  # noqa: S314 - written by our own pytest
@@ -135,7 +166,7 @@ def test_of(context: str) -> str:
 
 
 def drawn(pool: Iterable[Mutation], count: int, seed: int) -> list[Mutation]:
-    """Draw edits, as many of each kind as there are, so that the commonest kind does not speak for all."""
+    """Draw equally many edits of each kind, so that the commonest does not speak for all."""
     chance = random.Random(seed)  # noqa: S311 - no secret
     kinds: defaultdict[str, list[Mutation]] = defaultdict(list)
     for mutation in pool:
@@ -162,7 +193,9 @@ def is_noticed(mutation: Mutation, project: Path, reach: Reach) -> bool:
     limit_s = START_S + SLOWNESS * sum(reach.seconds.get(test, 0.0) for test in tests)
     file.write_text(mutation.after)
     try:
-        done = played(project, "-x", "-m", QUICK, f"--timeout={HANGING_TEST_S}", "@tests.txt", limit_s=limit_s)
+        done = played(
+            project, "-x", "-m", QUICK, f"--timeout={HANGING_TEST_S}", "@tests.txt", limit_s=limit_s
+        )
     except subprocess.TimeoutExpired:
         return True
     finally:
@@ -192,7 +225,11 @@ def survivors(sample: Sequence[Mutation], projects: Sequence[Path], reach: Reach
         for number, future in enumerate(as_completed(futures), 1):
             mutation, noticed = futures[future], future.result()
             verdict = "noticed " if noticed else "SURVIVES"
-            print(f"{number}/{len(sample)} {verdict} {mutation.path}:{mutation.lines[0]} {mutation.kind}", flush=True)
+            print(
+                f"{number}/{len(sample)} {verdict} {mutation.path}:{mutation.lines[0]} "
+                f"{mutation.kind}",
+                flush=True,
+            )
             if not noticed:
                 found.append(mutation)
                 print(mutation.diff, flush=True)
@@ -201,7 +238,9 @@ def survivors(sample: Sequence[Mutation], projects: Sequence[Path], reach: Reach
 
 def main() -> int:
     """Draw, play, and judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--mutants", type=int, default=100, help="how many edits")
     parser.add_argument("--seed", type=int, default=1, help="which ones")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
@@ -210,10 +249,24 @@ def main() -> int:
     equivalent = {(one["file"], one["line"], one["becomes"]) for one in listed}
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         projects = [copied(Path(folder, str(number))) for number in range(arguments.jobs)]
-        files = sorted(path for area in AREAS for path in (projects[0] / "dagster_rebalance" / area).rglob("*.py"))
-        pool = [one for path in files for one in mutations(str(path.relative_to(projects[0])), path.read_text())]
-        sample = drawn((one for one in pool if one.key not in equivalent), arguments.mutants, arguments.seed)
-        print(f"{len(sample)} of {len(pool)} edits, seed {arguments.seed}; the tests run once without one", flush=True)
+        files = sorted(
+            path
+            for area in AREAS
+            for path in (projects[0] / "dagster_rebalance" / area).rglob("*.py")
+        )
+        pool = [
+            one
+            for path in files
+            for one in mutations(str(path.relative_to(projects[0])), path.read_text())
+        ]
+        sample = drawn(
+            (one for one in pool if one.key not in equivalent), arguments.mutants, arguments.seed
+        )
+        print(
+            f"{len(sample)} of {len(pool)} edits, seed {arguments.seed}; the tests run once "
+            "without one",
+            flush=True,
+        )
         try:
             left = survivors(sample, projects, measured(projects[0], arguments.jobs))
         except ToolError as error:
@@ -222,7 +275,10 @@ def main() -> int:
     share = 1 - len(left) / len(sample) if sample else 0.0
     for mutation in left:
         print(f"\n{mutation.diff}")
-    print(f"\n{len(sample) - len(left)} of {len(sample)} edits were noticed ({share:.0%}); the goal is {GOAL:.0%}")
+    print(
+        f"\n{len(sample) - len(left)} of {len(sample)} edits were noticed ({share:.0%}); the goal "
+        f"is {GOAL:.0%}"
+    )
     return 0 if share >= GOAL else 1
 
 

@@ -66,13 +66,17 @@ class Mutation:
     def diff(self) -> str:
         """The edit, for a person."""
         before, after = self.before.splitlines(), self.after.splitlines()
-        return "\n".join(difflib.unified_diff(before, after, self.path, self.kind, n=1, lineterm=""))
+        return "\n".join(
+            difflib.unified_diff(before, after, self.path, self.kind, n=1, lineterm="")
+        )
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """The file, its changed lines, and what they became: the same wherever in the file these lines stand."""
+        """The file, its changed lines and their replacement, wherever in the file they stand."""
         changed = [line for line in self.diff.splitlines()[2:] if line[0] in "+-"]
-        removed, added = (" ".join(line[1:].strip() for line in changed if line[0] == sign) for sign in "-+")
+        removed, added = (
+            " ".join(line[1:].strip() for line in changed if line[0] == sign) for sign in "-+"
+        )
         return self.path, removed, added
 
 
@@ -92,7 +96,9 @@ def mutations(path: str, text: str) -> list[Mutation]:
 def _places(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, ast.stmt]]:
     """Each node that may be edited, and the statement in which it stands."""
 
-    def walk(node: ast.AST, statement: ast.stmt | None) -> Iterator[tuple[ast.expr | ast.stmt, ast.stmt]]:
+    def walk(
+        node: ast.AST, statement: ast.stmt | None
+    ) -> Iterator[tuple[ast.expr | ast.stmt, ast.stmt]]:
         if isinstance(node, WITHOUT_EDITS) or _is_words(node):
             return
         if isinstance(node, ast.stmt):
@@ -115,7 +121,9 @@ def _is_words(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
     if isinstance(node, ast.Assign):
-        return any(isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets)
+        return any(
+            isinstance(target, ast.Name) and target.id == "__all__" for target in node.targets
+        )
     return False
 
 
@@ -125,8 +133,18 @@ def _span(node: ast.expr | ast.stmt) -> tuple[tuple[int, int], tuple[int, int]]:
 
 def _own_lines(statement: ast.stmt) -> range:
     body: list[ast.AST] = getattr(statement, "body", None) or getattr(statement, "cases", [])
-    inner = body[0].pattern if body and isinstance(body[0], ast.match_case) else body[0] if body else None
-    until = inner.lineno if isinstance(inner, (ast.stmt, ast.pattern)) else (statement.end_lineno or 0) + 1
+    inner = (
+        body[0].pattern
+        if body and isinstance(body[0], ast.match_case)
+        else body[0]
+        if body
+        else None
+    )
+    until = (
+        inner.lineno
+        if isinstance(inner, (ast.stmt, ast.pattern))
+        else (statement.end_lineno or 0) + 1
+    )
     return range(statement.lineno, max(until, statement.lineno + 1))
 
 
@@ -134,9 +152,15 @@ def _edits(node: ast.expr | ast.stmt, text: str) -> Iterator[tuple[str, str]]:
     """What may be done to a node: the kind, and the text that takes its place."""
     if isinstance(node, REMOVABLE):
         yield "statement removed", "pass"
-    elif isinstance(node, ast.Return) and node.value is not None and ast.unparse(node.value) != "None":
+    elif (
+        isinstance(node, ast.Return)
+        and node.value is not None
+        and ast.unparse(node.value) != "None"
+    ):
         yield "returns nothing", "return None"
-    elif isinstance(node, ast.Assign) and isinstance(node.targets[0], (ast.Attribute, ast.Subscript)):
+    elif isinstance(node, ast.Assign) and isinstance(
+        node.targets[0], (ast.Attribute, ast.Subscript)
+    ):
         yield "statement removed", "pass"
     elif isinstance(node, ast.Call):
         yield from _without_an_argument(node)
@@ -151,7 +175,10 @@ def _edits(node: ast.expr | ast.stmt, text: str) -> Iterator[tuple[str, str]]:
 
 def _with_test_negated(node: ast.expr | ast.stmt, test: ast.expr, text: str) -> str:
     # A statement's text begins in the middle of a line, its later lines do not.
-    lines = [" " * node.col_offset + text.splitlines(keepends=True)[0], *text.splitlines(keepends=True)[1:]]
+    lines = [
+        " " * node.col_offset + text.splitlines(keepends=True)[0],
+        *text.splitlines(keepends=True)[1:],
+    ]
     starts = [0, *accumulate(len(line.encode()) for line in lines)]
     begin, end = (starts[line - node.lineno] + column for line, column in _span(test))
     raw = "".join(lines).encode()
@@ -186,7 +213,11 @@ def _other_operators(node: ast.expr, text: str) -> Iterator[tuple[str, str]]:
     if isinstance(changed, ast.Compare):
         operators = changed.ops
         for index, operator in enumerate(operators):
-            changed.ops = [*operators[:index], COMPARISONS[type(operator)](), *operators[index + 1 :]]
+            changed.ops = [
+                *operators[:index],
+                COMPARISONS[type(operator)](),
+                *operators[index + 1 :],
+            ]
             yield "comparison changed", f"({ast.unparse(changed)})"
     elif isinstance(changed, ast.BoolOp):
         changed.op = ast.Or() if isinstance(changed.op, ast.And) else ast.And()

@@ -1,7 +1,7 @@
 """Finds the command that was asked for, and says errors as sentences.
 
-Owns the list of commands. Each is a function of a module of its own that is imported only when it is needed, so that no command waits for
-the imports of another.
+Owns the list of commands. Each is a function of a module of its own that is imported only when it
+is needed, so that no command waits for the imports of another.
 """
 
 from __future__ import annotations
@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 try:
     import typer
 except ModuleNotFoundError:
-    sys.exit("dagster-rebalance needs typer and rich, which are not installed. Install the extra: pip install 'dagster-rebalance[testing]'")
+    sys.exit(
+        "dagster-rebalance needs typer and rich, which are not installed. Install the extra: pip "
+        "install 'dagster-rebalance[testing]'"
+    )
 
 import dagster_rebalance
 from dagster_rebalance.core.errors import DagsterRebalanceError
@@ -36,13 +39,21 @@ def _tell_version(wanted: bool) -> None:  # noqa: FBT001 - Typer's signature of 
 
 def _root(
     *,
-    version: Annotated[bool, typer.Option("--version", callback=_tell_version, is_eager=True, help="Print the version and exit.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_tell_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
 ) -> None:
     """Kafka partitions for Dagster runs: drained before they are handed over."""
 
 
 def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Typer:
-    """The Typer app with the command that the arguments name, or with all of them when they name none."""
+    """Return the Typer app with the command that the arguments name.
+
+    When they name none, it has all commands.
+    """
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for name in commands.keys() & set(arguments[:1]) or commands:
@@ -51,7 +62,11 @@ def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Ty
 
 
 def run(commands: Mapping[str, str]) -> None:
-    """Run a command. An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even in imports."""
+    """Run a command.
+
+    An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even
+    in imports.
+    """
     try:
         build_app(commands, sys.argv[1:])()
     except DagsterRebalanceError as error:

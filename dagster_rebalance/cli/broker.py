@@ -1,6 +1,7 @@
 """`dagster-rebalance broker`: a real Kafka in the foreground, to try things against.
 
-Owns what is shown while it runs. It is gone, with its data, when the command ends, also when the command is killed.
+Owns what is shown while it runs. It is gone, with its data, when the command ends, also when the
+command is killed.
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ def _parse_topic(text: str) -> tuple[str, int]:
 
 def broker(
     nodes: Annotated[int, typer.Option(help="1 or 3.")] = 1,
-    port: Annotated[int | None, typer.Option(help="The first node's port; a free one by default.")] = None,
-    topic: Annotated[list[str] | None, typer.Option(help="NAME:PARTITIONS to create; may be given several times.")] = None,
+    port: Annotated[
+        int | None, typer.Option(help="The first node's port; a free one by default.")
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME:PARTITIONS to create; may be given several times."),
+    ] = None,
 ) -> None:
     """Run a local Kafka until Ctrl-C, in a temporary folder, for trying things out."""
     topics = [_parse_topic(text) for text in topic or []]
@@ -43,7 +49,10 @@ def broker(
     def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    with console.status("starting Kafka") as status, KafkaCluster(nodes=nodes, port=port, tell=status.update) as kafka:
+    with (
+        console.status("starting Kafka") as status,
+        KafkaCluster(nodes=nodes, port=port, tell=status.update) as kafka,
+    ):
         for name, partitions in topics:
             status.update(f"creating topic {name}")
             kafka.create_topic(name, partitions)

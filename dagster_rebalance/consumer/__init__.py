@@ -1,5 +1,7 @@
-"""The Kafka side: a consumer-group member whose revokes can be delayed (KIP-983), and a listener that is given the consumer (KAFKA-20385).
+"""The Kafka side offers a group member that can delay its revokes, and a consumer-aware listener.
 
-Imports the core and confluent_kafka, nothing else. It knows nothing of Dagster or Spark: whatever the Dagster side does, anyone can do with
-`RebalanceAwareConsumer`.
+KIP-983 describes the delayed revoke, and KAFKA-20385 the listener that receives the consumer.
+
+The package imports the core and confluent_kafka, nothing else. It knows nothing of Dagster or
+Spark: anyone can do with `RebalanceAwareConsumer` whatever the Dagster side does.
 """

@@ -1,7 +1,8 @@
 """`AsyncRebalanceAwareConsumer`: the consumer for asyncio.
 
 Owns a `RebalanceAwareConsumer` in a thread of its own, and whose turn it is to poll: the next poll
-begins when the task before has its records, or has given them back. Decides nothing about rebalances.
+begins when the task before has its records, or has given them back. Decides nothing about
+rebalances.
 """
 
 from __future__ import annotations
@@ -12,8 +13,17 @@ import time
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from dagster_rebalance.consumer.async_operations import AsyncOperations
-from dagster_rebalance.consumer.interruptible import AwaitingListener, Caller, InterruptibleConsumer, refuse_in_callback
-from dagster_rebalance.consumer.listener import CALLBACKS, AnyRebalanceListener, AsyncRebalanceListener
+from dagster_rebalance.consumer.interruptible import (
+    AwaitingListener,
+    Caller,
+    InterruptibleConsumer,
+    refuse_in_callback,
+)
+from dagster_rebalance.consumer.listener import (
+    CALLBACKS,
+    AnyRebalanceListener,
+    AsyncRebalanceListener,
+)
 from dagster_rebalance.consumer.waking import patience_s
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -42,18 +52,20 @@ AnyListener: TypeAlias = AnyRebalanceListener | AsyncRebalanceListener
 class AsyncRebalanceAwareConsumer(AsyncOperations):
     """A consumer whose revokes can be delayed, for asyncio.
 
-    Takes the arguments of `RebalanceAwareConsumer`, and has its methods as coroutines. Any task may call any of them: operations go through
-    while a poll waits, other polls wait for their turn. A poll whose task is cancelled gives its records back: the next poll returns them.
+    Takes the arguments of `RebalanceAwareConsumer`, and has its methods as coroutines. Any task may
+    call any of them: operations go through while a poll waits, other polls wait for their turn. A
+    poll whose task is cancelled gives its records back: the next poll returns them.
 
     Example:
         ```python
-        async with AsyncRebalanceAwareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "etl"}) as consumer:
+        settings = {"bootstrap.servers": "localhost:9092", "group.id": "etl"}
+        async with AsyncRebalanceAwareConsumer(settings) as consumer:
             await consumer.subscribe(["orders"])
             while True:
                 work.start(await consumer.poll(1.0))
                 await consumer.commit_sync(work.finished())
-                unfinished = {tp for tp in await consumer.get_to_be_revoked_partitions() if work.is_busy(tp)}
-                await consumer.delay_revoke(unfinished)
+                due = await consumer.get_to_be_revoked_partitions()
+                await consumer.delay_revoke({tp for tp in due if work.is_busy(tp)})
                 work.abort(await consumer.get_lost_partitions())
         ```
     """
@@ -91,14 +103,22 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
     def set_rebalance_listener(self, listener: AnyListener | None) -> None:
-        """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins.
+        """Who is told when partitions come and go, from the next poll on; None for nobody.
 
-        The callbacks of an `AsyncRebalanceListener` run in the event loop. Those of a `RebalanceListener` are plain functions: they run in
-        the consumer's own thread, while the event loop goes on.
+        The last one set wins.
+
+        The callbacks of an `AsyncRebalanceListener` run in the event loop. Those of a
+        `RebalanceListener` are plain functions: they run in the consumer's own thread, while the
+        event loop goes on.
 
         Raises:
             IllegalStateError: It is no listener, or only some of its callbacks are coroutines.
@@ -108,11 +128,17 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         elif all(inspect.iscoroutinefunction(getattr(listener, name)) for name in CALLBACKS):
             self._consumer.set_rebalance_listener(AwaitingListener(self._consumer, listener))
         else:
-            msg = f"a callback of {listener!r} is no coroutine: write it with 'async def', or derive from RebalanceListener"
+            msg = (
+                f"a callback of {listener!r} is no coroutine: write it with 'async def', "
+                "or derive from RebalanceListener"
+            )
             raise IllegalStateError(msg)
 
     async def subscribe(self, topics: Collection[str] | re.Pattern[str]) -> None:
-        """Take part in the group for these topics, or for those whose whole name matches a compiled pattern."""
+        """Take part in the group for these topics, or for those that match a compiled pattern.
+
+        The pattern must match the whole name of a topic.
+        """
         await self._take_turn("subscribe", lambda: self._consumer.subscribe(topics))
 
     async def unsubscribe(self) -> None:
@@ -120,11 +146,16 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         await self._take_turn("unsubscribe", self._consumer.unsubscribe)
 
     async def close(self, timeout_s: float = 10.0) -> None:
-        """Give all partitions up and leave the group; a poll that waits returns at once. May be called again."""
+        """Give all partitions up and leave the group; a poll that waits returns at once.
+
+        May be called again.
+        """
         refuse_in_callback("close")
         if self._closing is None:
             self._consumer.hurry = True
-            self._closing = asyncio.ensure_future(self._take_turn("close", lambda: self._consumer.close(timeout_s)))
+            self._closing = asyncio.ensure_future(
+                self._take_turn("close", lambda: self._consumer.close(timeout_s))
+            )
             self._closing.add_done_callback(lambda _: self._owner.stop())
         await asyncio.shield(self._closing)
 
@@ -139,7 +170,10 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         *,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned."""
+        """Complete due revokes, take part in the group, and return up to `max_records` records.
+
+        The records come from assigned partitions.
+        """
         wait_s = patience_s(timeout_s, timeout)
         return await self._poll(lambda: self._consumer.poll(wait_s, max_records))
 
@@ -179,11 +213,16 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         return await self._run(self._consumer.get_lost_partitions)
 
     async def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
-        """Delay the revoke of partitions from the next poll to the one after it; False when some of them are not assigned."""
+        """Delay the revoke of partitions from the next poll to the one after it.
+
+        Return False when some of the partitions are not assigned.
+        """
         return await self._run(lambda: self._consumer.delay_revoke(partitions))
 
-    async def commit_offsets(self, offsets: AnyOffsets, timeout_s: float | None = None) -> CommitResult:
-        """Commit next offsets and metadata in one request, and tell what became of each partition."""
+    async def commit_offsets(
+        self, offsets: AnyOffsets, timeout_s: float | None = None
+    ) -> CommitResult:
+        """Commit next offsets and metadata in one request; return the result of each partition."""
         return await self._run(lambda: self._consumer.commit_offsets(offsets, timeout_s))
 
     async def pause_topics(self, topics: Collection[str]) -> None:
@@ -223,7 +262,9 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         refuse_in_callback("poll")
         caller = Caller()
         async with self._turn():
-            polling = self._owner.submit(lambda: self._consumer.poll_for(caller, function), nested=False)
+            polling = self._owner.submit(
+                lambda: self._consumer.poll_for(caller, function), nested=False
+            )
             try:
                 return await asyncio.wrap_future(polling)
             except BaseException:
@@ -234,8 +275,8 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     def _turn(self) -> asyncio.Lock:
         """The turn of one poll after the other.
 
-        It ends when the task has its records, or has given them back: otherwise a later poll, or the
-        commit of a listener, would take them for read.
+        It ends when the task has its records, or has given them back: otherwise a later poll, or
+        the commit of a listener, would take them for read.
         """
         loop = asyncio.get_running_loop()
         if self._consumer.loop is not loop:

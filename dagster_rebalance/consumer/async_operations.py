@@ -1,7 +1,7 @@
 """The operations of a consumer for asyncio: the same as those without, each awaited.
 
-Owns how a call gets to the thread that owns the consumer. What an operation does, and raises, is told by the method of the same name of
-`RebalanceAwareConsumer`.
+Owns how a call gets to the thread that owns the consumer. What an operation does, and raises, is
+told by the method of the same name of `RebalanceAwareConsumer`.
 """
 
 from __future__ import annotations
@@ -36,12 +36,19 @@ class AsyncOperations:
         self._owner = owner
         self._operations = consumer
 
-    async def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
+    async def commit_sync(
+        self, offsets: AnyOffsets | None = None, timeout_s: float | None = None
+    ) -> None:
         """Commit the given next offsets, or the current positions, and wait for the outcome."""
         await self._run(lambda: self._operations.commit_sync(offsets, timeout_s))
 
-    async def commit_async(self, offsets: AnyOffsets | None = None, callback: AsyncCommitCallback | None = None) -> None:
-        """Send the given next offsets, or the current positions, and go on; the callback runs in the event loop, and may be a coroutine."""
+    async def commit_async(
+        self, offsets: AnyOffsets | None = None, callback: AsyncCommitCallback | None = None
+    ) -> None:
+        """Send the given next offsets, or the current positions, without waiting for the answer.
+
+        The callback runs in the event loop, and may be a coroutine.
+        """
         answer = None if callback is None else self._in_the_loop(callback)
         await self._run(lambda: self._operations.commit_async(offsets, answer))
 
@@ -55,7 +62,9 @@ class AsyncOperations:
         """The next offset that `poll` returns."""
         return await self._run(lambda: self._operations.position(partition, timeout_s))
 
-    async def seek(self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None) -> None:
+    async def seek(
+        self, partition: AnyPartition, offset: int | OffsetAndMetadata | None = None
+    ) -> None:
         """Read on from another offset."""
         await self._run(lambda: self._operations.seek(partition, offset))
 
@@ -83,11 +92,15 @@ class AsyncOperations:
         """What is paused."""
         return await self._run(self._operations.paused)
 
-    async def beginning_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    async def beginning_offsets(
+        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The first offsets that exist."""
         return await self._run(lambda: self._operations.beginning_offsets(partitions, timeout_s))
 
-    async def end_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    async def end_offsets(
+        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The offsets that the next records will get."""
         return await self._run(lambda: self._operations.end_offsets(partitions, timeout_s))
 
@@ -124,7 +137,9 @@ class AsyncOperations:
     async def _run(self, function: Callable[[], T]) -> T:
         return await asyncio.wrap_future(self._owner.submit(function))
 
-    def _in_the_loop(self, callback: AsyncCommitCallback) -> Callable[[Offsets, BrokerError | None], None]:
+    def _in_the_loop(
+        self, callback: AsyncCommitCallback
+    ) -> Callable[[Offsets, BrokerError | None], None]:
         loop = asyncio.get_running_loop()
 
         async def answer(offsets: Offsets, error: BrokerError | None) -> None:
@@ -132,11 +147,13 @@ class AsyncOperations:
             if inspect.isawaitable(awaitable):
                 await awaitable
 
-        return lambda offsets, error: self._owner.wait_for(asyncio.run_coroutine_threadsafe(answer(offsets, error), loop))
+        return lambda offsets, error: self._owner.wait_for(
+            asyncio.run_coroutine_threadsafe(answer(offsets, error), loop)
+        )
 
 
 class AsyncRebalanceConsumer(AsyncOperations):
-    """What a consumer offers during a rebalance callback that is a coroutine; see `RebalanceConsumer`.
+    """Offers a consumer's methods during a rebalance callback that is a coroutine.
 
-    Every method raises `IllegalStateError` after the callback.
+    See `RebalanceConsumer`. Every method raises `IllegalStateError` after the callback.
     """

@@ -1,7 +1,7 @@
 """Calls the user's code back, and keeps what it raised until the rebalance is complete.
 
-Owns which listener is in effect, how long a view lives, and which exception reaches the caller. Must never let an exception interrupt what
-the consumer is doing.
+Owns which listener is in effect, how long a view lives, and which exception reaches the caller.
+Must never let an exception interrupt what the consumer is doing.
 """
 
 from __future__ import annotations
@@ -9,7 +9,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.consumer.listener import AnyRebalanceListener, Callback, RebalanceListener, consumer_aware
+from dagster_rebalance.consumer.listener import (
+    AnyRebalanceListener,
+    Callback,
+    RebalanceListener,
+    consumer_aware,
+)
 from dagster_rebalance.consumer.view import RebalanceConsumer
 
 if TYPE_CHECKING:
@@ -47,8 +52,10 @@ class Callbacks:
         """A call of the user's begins: the listener that was set last takes effect."""
         self._listener = self._next
 
-    def tell(self, callback: Callback, partitions: Collection[TopicPartition], consumer: PausingConsumer) -> None:
-        """Call the listener, if there is one, with a view of the consumer that ends with the call."""
+    def tell(
+        self, callback: Callback, partitions: Collection[TopicPartition], consumer: PausingConsumer
+    ) -> None:
+        """Call the listener, if there is one, with a consumer view that ends with the call."""
         listener = self._listener
         if listener is None:
             return
@@ -69,7 +76,7 @@ class Callbacks:
             self._turn.in_callback = outer
 
     def note(self, problem: Exception) -> None:
-        """Keep an exception for the caller; only the first one reaches it, further ones are logged."""
+        """Keep the first exception for the caller, and log further ones."""
         if self._problem is not None:
             logger.error("a further failure in the same call", exc_info=problem)
         self._problem = self._problem or problem

@@ -1,7 +1,10 @@
-"""The caller's commits: only for what is assigned, in the order of the calls, each with an answer that nobody misses.
+"""This module sends the caller's commits, and delivers the answer of each one.
 
-Owns the callbacks of commits that are not waited for, and the pause marks in the metadata on their way to the broker and back. Must never
-decide what is committed, and never abandon a commit: one that reaches the broker late could overwrite the next owner's.
+It commits assigned partitions only, in the order of the calls, and loses no answer.
+
+Owns the callbacks of asynchronous commits, and the pause marks in the metadata on their way to the
+broker and back. Must never decide what is committed, and never abandon a commit: one that reaches
+the broker late could overwrite the next owner's.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CommitCallback: TypeAlias = "Callable[[Offsets, BrokerError | None], None]"
-"""Called with the offsets of a commit, and with the error that `commit_sync` would have raised, or None."""
+"""Called with the offsets of a commit, and with the error that `commit_sync` would have raised, or
+None."""
 
 
 class CallerCommits:
@@ -38,7 +42,9 @@ class CallerCommits:
         carried: The pause marks that commits have to carry, if they do; seen live.
     """
 
-    def __init__(self, member: GroupMember, assigned: AbstractSet[TopicPartition], carried: PauseMarks | None) -> None:
+    def __init__(
+        self, member: GroupMember, assigned: AbstractSet[TopicPartition], carried: PauseMarks | None
+    ) -> None:
         self._member = member
         self._assigned = assigned
         self._carried = carried
@@ -47,7 +53,10 @@ class CallerCommits:
         self._due: list[Callable[[], None]] = []
 
     def commit(self, offsets: Offsets, timeout_s: float | None = None) -> CommitResult:
-        """Commit in one request and wait for the outcome. What is not answered within `timeout_s` counts as failed, and may be stored."""
+        """Commit in one request and wait for the outcome.
+
+        What is not answered within `timeout_s` counts as failed, and may be stored.
+        """
         kept, refused = self._sorted_out(offsets)
         if not kept:
             result = CommitResult(frozenset())
@@ -81,12 +90,15 @@ class CallerCommits:
         return events
 
     def take_due(self) -> Iterator[Callable[[], None]]:
-        """The callbacks of commits that have their outcome, in its order; what is not taken is given the next time."""
+        """Yield the callbacks of commits that have their outcome, in the order of the outcomes.
+
+        The next call yields the callbacks that the caller has not taken.
+        """
         while self._due:
             yield self._due.pop(0)
 
     def finish(self, timeout_s: float) -> list[MemberEvent]:
-        """The end: wait for outcomes, tell those who wait in vain, and give what else the member told."""
+        """Wait for outcomes, answer commits that got none, and return the member's other events."""
         if self._waiting:
             self._settle(timeout_s)
         for offsets, answered in self._waiting.values():
@@ -94,10 +106,15 @@ class CallerCommits:
         self._waiting.clear()
         return self.take_events()
 
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed, without pause marks."""
         found = self._member.committed(partitions, timeout_s)
-        return {tp: offset and replace(offset, metadata=without_mark(offset.metadata)[0]) for tp, offset in found.items()}
+        return {
+            tp: offset and replace(offset, metadata=without_mark(offset.metadata)[0])
+            for tp, offset in found.items()
+        }
 
     def _commit_within(self, offsets: Offsets, timeout_s: float) -> CommitResult:
         outcome: list[CommitResult] = []
@@ -113,38 +130,67 @@ class CallerCommits:
             else:
                 self._events.append(event)
 
-    def _sorted_out(self, offsets: Offsets) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, BrokerError]]:
+    def _sorted_out(
+        self, offsets: Offsets
+    ) -> tuple[dict[TopicPartition, OffsetAndMetadata], dict[TopicPartition, BrokerError]]:
         kept: dict[TopicPartition, OffsetAndMetadata] = {}
         refused: dict[TopicPartition, BrokerError] = {}
         marked = self._carried.partitions if self._carried else frozenset()
-        owned = self._member.assignment()  # what was lost while an earlier commit was waited for, the caller hears with the next poll
+        # The next poll tells the caller of partitions lost during the wait for an earlier commit.
+        owned = self._member.assignment()
         for tp, offset in offsets.items():
             if tp not in self._assigned or tp not in owned:
-                message = f"commit for {tp} refused: it is not assigned any more; stop the work on it"
+                message = (
+                    f"commit for {tp} refused: it is not assigned any more; stop the work on it"
+                )
                 refused[tp] = PartitionLostError(message, partitions={tp: "not assigned"})
             else:
-                kept[tp] = replace(offset, metadata=with_mark(offset.metadata)) if tp in marked else offset
+                kept[tp] = (
+                    replace(offset, metadata=with_mark(offset.metadata)) if tp in marked else offset
+                )
         return kept, refused
 
 
 def worst_error(result: CommitResult) -> BrokerError | None:
-    """The error that matters most to the caller, naming every partition that failed; None when all were committed."""
+    """Return the error that matters most to the caller; None when all were committed.
+
+    The error names every partition that failed.
+    """
     if not result.failed:
         return None
     worst = min(result.failed.values(), key=_severity)
-    worst.partitions = {tp: reason for error in result.failed.values() for tp, reason in error.partitions.items()}
+    worst.partitions = {
+        tp: reason for error in result.failed.values() for tp, reason in error.partitions.items()
+    }
     return worst
 
 
 def _unanswered(offsets: Offsets) -> CommitResult:
-    message = f"a commit of {len(offsets)} partitions was not answered in time, and may yet be stored: commit again"
-    return CommitResult(frozenset(), {tp: BrokerError(message, retriable=True, partitions={tp: "not answered in time"}) for tp in offsets})
+    message = (
+        f"a commit of {len(offsets)} partitions was not answered in time, "
+        "and may yet be stored: commit again"
+    )
+    return CommitResult(
+        frozenset(),
+        {
+            tp: BrokerError(message, retriable=True, partitions={tp: "not answered in time"})
+            for tp in offsets
+        },
+    )
 
 
 def _severity(error: BrokerError) -> int:
-    return 0 if isinstance(error, PartitionLostError) else 2 if isinstance(error, RebalanceInProgressError) else 1
+    return (
+        0
+        if isinstance(error, PartitionLostError)
+        else 2
+        if isinstance(error, RebalanceInProgressError)
+        else 1
+    )
 
 
 def _log(offsets: Offsets, error: BrokerError | None) -> None:
     if error is not None:
-        logger.warning("a commit of %d partitions that nobody waits for failed: %s", len(offsets), error)
+        logger.warning(
+            "a commit of %d partitions that nobody waits for failed: %s", len(offsets), error
+        )

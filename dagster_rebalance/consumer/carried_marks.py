@@ -1,7 +1,10 @@
-"""Pause marks that travel with their partitions: read from the committed offset on assignment, written there before the partition goes.
+"""Pause marks travel with their partitions, in the metadata of the committed offset.
 
-Owns when a mark is read and written. A mark is written by committing the offset that is committed already or, where nothing is, the
-position that reading starts from. Must never read a record or change an offset on the way.
+This module reads a mark on assignment, and writes it before the partition goes.
+
+Owns when a mark is read and written. To write a mark, it commits the offset that is committed
+already or, where none is, the position at which reading starts. Must never read a record or change
+an offset on the way.
 """
 
 from __future__ import annotations
@@ -37,7 +40,9 @@ class CarriedMarks:
         position: Where reading of a partition stands.
     """
 
-    def __init__(self, member: GroupMember, marks: PauseMarks, position: Callable[[TopicPartition], int]) -> None:
+    def __init__(
+        self, member: GroupMember, marks: PauseMarks, position: Callable[[TopicPartition], int]
+    ) -> None:
         self._member = member
         self._marks = marks
         self._position = position
@@ -54,7 +59,9 @@ class CarriedMarks:
         self._unread.update(partitions)
 
     def read(self) -> None:
-        """Take over the marks that came with the partitions; without an answer they stay unread until the next call.
+        """Take over the marks that came with the partitions.
+
+        A mark without an answer stays unread until the next call.
 
         Raises:
             BrokerError: Trying again is of no use.
@@ -66,18 +73,27 @@ class CarriedMarks:
         self._marks.pause(marked)
 
     def write(self, assigned: Collection[TopicPartition]) -> None:
-        """Store what has changed since it was read or written; what the broker cannot take now is tried again with the next call.
+        """Store the marks that have changed since they were read or written.
+
+        The next call tries a mark again that the broker cannot take now.
 
         Raises:
             BrokerError: A mark cannot be stored, and trying again is of no use.
         """
         marked = self._marks.partitions
-        stale = {tp for tp in assigned if tp not in self._unread and (tp in marked) != (tp in self._stored)}
+        stale = {
+            tp
+            for tp in assigned
+            if tp not in self._unread and (tp in marked) != (tp in self._stored)
+        }
         # An offset that is still on its way must not be overwritten with the one before it.
         if not stale or not self._member.settle(_TIMEOUT_S):
             return
         found = self._committed(stale)
-        wanted = {tp: _marked(offset or OffsetAndMetadata(self._position(tp)), is_marked=tp in marked) for tp, offset in found.items()}
+        wanted = {
+            tp: _marked(offset or OffsetAndMetadata(self._position(tp)), is_marked=tp in marked)
+            for tp, offset in found.items()
+        }
         result = self._member.commit(wanted)
         final = {tp: error for tp, error in result.failed.items() if not error.retriable}
         self._stored.symmetric_difference_update({*result.committed, *final})
@@ -92,7 +108,9 @@ class CarriedMarks:
         self._unread.difference_update(partitions)
         self._stored.difference_update(partitions)
 
-    def _committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def _committed(
+        self, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         if not partitions:
             return {}
         try:
@@ -100,7 +118,9 @@ class CarriedMarks:
         except BrokerError as problem:
             if not problem.retriable:
                 raise
-            logger.info("the pause marks of %d partitions are not known yet: %s", len(partitions), problem)
+            logger.info(
+                "the pause marks of %d partitions are not known yet: %s", len(partitions), problem
+            )
             return {}
 
 

@@ -1,7 +1,10 @@
-"""The producer of dead letters: one record for each range that was given up, confirmed by all replicas in sync.
+"""The producer stores one dead letter for each range that was given up.
 
-Owns when a record counts as stored. Must never make its caller wait: a record is sent in the background, and its end is asked for later.
-Of records with one key only one is under way.
+All replicas in sync confirm the record.
+
+Owns when a record counts as stored. Must never make its caller wait: the producer sends a record in
+the background, and the caller asks for its end later. Of the records with one key, only one is
+under way at a time.
 """
 
 from __future__ import annotations
@@ -12,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from dagster_rebalance.consumer.kafka_errors import CREDENTIALS, Attempt, configuration_error, is_final, kafka_error
+from dagster_rebalance.consumer.kafka_errors import (
+    CREDENTIALS,
+    Attempt,
+    configuration_error,
+    is_final,
+    kafka_error,
+)
 from dagster_rebalance.consumer.settings import validated
 
 if TYPE_CHECKING:
@@ -25,7 +34,11 @@ DELIVERY_LIMIT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The end of a record: `problem` says why it could not be stored and what to do; empty when it is stored."""
+    """A record has ended: it is stored, or it has a problem.
+
+    `problem` says why the record could not be stored and what to do. It is empty when the record is
+    stored.
+    """
 
     key: str
     problem: str = ""
@@ -34,7 +47,14 @@ class Delivery:
 class Client(Protocol):
     """What is needed of confluent-kafka's `Producer`."""
 
-    def produce(self, topic: str, *, key: str, value: str, on_delivery: Callable[[KafkaError | None, Any], None]) -> None:
+    def produce(
+        self,
+        topic: str,
+        *,
+        key: str,
+        value: str,
+        on_delivery: Callable[[KafkaError | None, Any], None],
+    ) -> None:
         """Begin to send a record."""
 
     def poll(self, timeout: float, /) -> int:
@@ -59,7 +79,13 @@ class DeadLetterProducer:
         ConfigurationError: A setting cannot work.
     """
 
-    def __init__(self, config: Mapping[str, Any], topic: str, *, make_producer: Callable[[dict[str, Any]], Client] = Producer) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topic: str,
+        *,
+        make_producer: Callable[[dict[str, Any]], Client] = Producer,
+    ) -> None:
         settings = validated(config, hold_limit_s=1.0)
         self.topic = topic
         self._config: dict[str, Any] = {
@@ -83,7 +109,12 @@ class DeadLetterProducer:
         self._producer = self._producer or self._made()
         self._under_way.add(key)
         try:
-            self._producer.produce(self.topic, key=key, value=value, on_delivery=lambda error, _record: self._end(key, error))
+            self._producer.produce(
+                self.topic,
+                key=key,
+                value=value,
+                on_delivery=lambda error, _record: self._end(key, error),
+            )
         except KafkaException as problem:
             self._end(key, kafka_error(problem))
         except BufferError as problem:
@@ -100,10 +131,14 @@ class DeadLetterProducer:
         return ended
 
     def close(self) -> None:
-        """Give up what is under way: nothing counts on it, and the next owner of the range sends it again."""
+        """Give up the records that are under way.
+
+        Nothing counts on them, and the next owner of the range sends them again.
+        """
         if self._producer is not None:
             self._producer.purge()
-            with suppress(KafkaException):  # a fatal error is raised here too, and nothing is under way any more
+            # A fatal error is raised here too, and nothing is under way any more.
+            with suppress(KafkaException):
                 self._producer.flush(0)
             self._producer = None
 
@@ -113,25 +148,41 @@ class DeadLetterProducer:
         self._under_way.remove(key)
         self._ended.append(Delivery(key, "" if error is None else self._problem(error)))
         if error is not None and is_final(error):
-            self._producer = None  # this client will never send again; the next record makes another one
+            self._producer = (
+                None  # this client will never send again; the next record makes another one
+            )
 
     def _break(self, error: KafkaError) -> None:
-        """The client raises what is fatal, in place of calling back, and may leave its records without an end."""
+        """End all records under way, and drop the producer, after a fatal error.
+
+        The client raises a fatal error in place of calling back, and may leave its records without
+        an end.
+        """
         for key in sorted(self._under_way):
             self._end(key, error)
         self._producer = None
 
     def _problem(self, error: KafkaError) -> str:
-        # Who may write no topic at all is refused already the id of an idempotent producer, as if that took a right on the cluster.
-        if error.code() in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}:
-            return f"{error.str()} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE on the topic"
+        # Who may write no topic at all is refused already the id of an idempotent producer, as if
+        # that took a right on the cluster.
+        if error.code() in {
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        }:
+            return (
+                f"{error.str()} ({error.name()}); grant the principal the ACLs WRITE and DESCRIBE "
+                "on the topic"
+            )
         timed_out = error.code() == KafkaError._MSG_TIMED_OUT  # noqa: SLF001
         cause = self._trouble if timed_out and self._trouble is not None else error
         self._trouble = None
         return self._attempt.explain(cause)
 
     def _note_trouble(self, error: KafkaError) -> None:
-        """Keep why a record will time out; refused credentials explain more than a connection that is gone."""
+        """Keep the reason why a record will time out.
+
+        Refused credentials explain more than a lost connection.
+        """
         if self._trouble is None or self._trouble.code() not in CREDENTIALS:
             self._trouble = error
 

@@ -1,9 +1,11 @@
 """Which topics a member takes part for, and when its client is made to look for new ones.
 
-Owns the subscription, and that nothing of it reaches the client during a hold: in the classic protocol a change of topics or partitions
-would supersede the hold, without a callback. The caller must ask for a look between holds only, and not before the rebalance of a
-release is over: the client would rejoin in the middle of it. Once, a member that had done so was seen to take no part in the next
-rebalance, while the coordinator answered nobody who waited for it (confluent-kafka 2.16.1).
+Owns the subscription, and that nothing of it reaches the client during a hold: in the classic
+protocol a change of topics or partitions would supersede the hold, without a callback. The caller
+must ask for a look between holds only, and not before the rebalance of a release is over: the
+client would rejoin in the middle of it. Once, a member that had done so was seen to take no part in
+the next rebalance, while the coordinator answered nobody who waited for it (confluent-kafka
+2.16.1).
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class Discovery:
             self._look_at = self._clock()
 
     def look(self, session: SessionView) -> None:
-        """Subscribe to what is wanted, and look for new topics and partitions when it is time to."""
+        """Subscribe to the wanted topics, and look for new topics and partitions at intervals."""
         now = self._clock()
         if now < self._look_at or not self.wanted:
             return
@@ -58,7 +60,11 @@ class Discovery:
         try:
             topics = self._topics(session)
         except KafkaException as problem:
-            logger.info("group '%s': listing topics failed: %s", self._settings.group_id, kafka_error(problem).str())
+            logger.info(
+                "group '%s': listing topics failed: %s",
+                self._settings.group_id,
+                kafka_error(problem).str(),
+            )
             self._look_at = now + min(_LOOKUP_RETRY_S, self._interval_s)
             return
         if topics and topics != self._subscribed:
@@ -68,9 +74,11 @@ class Discovery:
     def _topics(self, session: SessionView) -> frozenset[str]:
         if isinstance(self.wanted, re.Pattern):
             listed = session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
-            return frozenset(name for name in listed if not name.startswith("__") and self.wanted.fullmatch(name))
+            return frozenset(
+                name for name in listed if not name.startswith("__") and self.wanted.fullmatch(name)
+            )
         if self._subscribed and self._settings.is_classic:
-            # A list of all topics is the one request whose answer makes librdkafka compare its subscription (rd_kafka_metadata:
-            # cgrp_update), and rejoin if partitions were added.
+            # A list of all topics is the one request whose answer makes librdkafka compare its
+            # subscription (rd_kafka_metadata: cgrp_update), and rejoin if partitions were added.
             session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S)
         return frozenset(self.wanted)

@@ -1,28 +1,38 @@
-"""What a group member has to tell beside the changes of its assignment, which are events of the core."""
+"""These events report a member's news other than changes of its assignment.
+
+The core defines the events of the assignment.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.errors import BrokerError
-    from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, RevokeRequested
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The client reported an error that a person or the caller must know. The membership goes on if it can."""
+    """The client reported an error that a person or the caller must know.
+
+    The membership goes on if it can.
+    """
 
     error: BrokerError
 
 
 @dataclass(frozen=True, slots=True)
 class CallbackFailed:
-    """A callback of the user's settings (`on_commit`, `stats_cb`, `error_cb`, `throttle_cb`) raised. Nothing was interrupted by it."""
+    """A callback of the user's settings raised an exception, which interrupted nothing.
+
+    These callbacks are `on_commit`, `stats_cb`, `error_cb` and `throttle_cb`.
+    """
 
     error: Exception
 
@@ -42,11 +52,18 @@ class CommitResult:
 
 @dataclass(frozen=True, slots=True)
 class CommitAnswered:
-    """What became of a commit that was not waited for; `ticket` is the number that `commit_async` gave."""
+    """A commit made with `commit_async` has its result; `ticket` is the number it returned."""
 
     ticket: int
     result: CommitResult
 
 
-MemberEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | PartitionsLost | RequestFailed | CallbackFailed | CommitAnswered"
+MemberEvent: TypeAlias = (
+    PartitionsAssigned
+    | RevokeRequested
+    | PartitionsLost
+    | RequestFailed
+    | CallbackFailed
+    | CommitAnswered
+)
 Offsets: TypeAlias = "Mapping[TopicPartition, OffsetAndMetadata]"

@@ -1,8 +1,9 @@
-"""The data plane: a second consumer, outside the group, that reads the partitions which the member owns.
+"""The fetcher is a second consumer, outside the group, that reads the member's partitions.
 
-During a hold librdkafka pauses every partition of the member's client, so records come from a client of their own: retained partitions
-were measured at 100 % of their steady rate through a whole hold. It is assigned and never subscribes, never commits, and never decides
-what to read: it follows. Its client is given offsets only, and looks up none: see `starts`.
+During a hold librdkafka pauses every partition of the member's client, so the fetcher reads with a
+client of its own: in a measurement, retained partitions kept 100 % of their steady rate through a
+whole hold. The fetcher's client is assigned and never subscribes, never commits, and never decides
+what to read: it follows. The client receives offsets only, and looks up none: see `starts`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ from dagster_rebalance.consumer.kafka_errors import (
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.core.partition import MAX_OFFSET, OffsetAndMetadata, TopicPartition, next_offset
+from dagster_rebalance.core.partition import (
+    MAX_OFFSET,
+    OffsetAndMetadata,
+    TopicPartition,
+    next_offset,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -43,7 +49,8 @@ _MOST_RECORDS = 1_000_000
 """The client returns no more at a time."""
 _USERS_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
 _LOOK_UP_S = 1.0
-"""How long a start is looked up, while nothing else is read, and how long after a failure it is looked up again."""
+"""How long a start is looked up, while nothing else is read, and how long after a failure it is
+looked up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +82,9 @@ class Fetcher:
         ConfigurationError: The client refuses a setting; the message names it.
     """
 
-    def __init__(self, settings: Settings, starts: Starts, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, settings: Settings, starts: Starts, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._attempt = Attempt("reading records", settings.brokers)
         self._starts = starts
         self._clock = clock
@@ -87,20 +96,29 @@ class Fetcher:
         self._last_seen: dict[TopicPartition, Message] = {}
         self._unseen: dict[TopicPartition, Message] = {}
         self.is_open = False
-        """Whether a poll is under way, or was interrupted, so that nobody has seen what it has read; to be unset by it when it returns."""
+        """Whether a poll is under way, or was interrupted, so that nobody has seen what it has
+        read; to be unset by it when it returns."""
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
         self._statistics = "{}"
         self._missing = MissingTopics()
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
-        config.update({name: partial(self._call_user, config[name]) for name in _USERS_CALLBACKS & config.keys()})
+        config.update(
+            {
+                name: partial(self._call_user, config[name])
+                for name in _USERS_CALLBACKS & config.keys()
+            }
+        )
         try:
             self._consumer = confluent_kafka.Consumer(config)
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
-        """Prepare partitions to be read from their committed offset on; a `seek` before the next `read` holds before their first record."""
+        """Prepare to read partitions from their committed offset on.
+
+        A `seek` before the next `read` takes effect before their first record.
+        """
         staged: dict[TopicPartition, Start] = dict.fromkeys(partitions, "committed")
         self._missing.found(staged)
         self._staged.update(staged)
@@ -112,7 +130,9 @@ class Fetcher:
             BrokerError: The client refused; it is tried again with the next read.
         """
         may_ask = self._clock() >= self._look_up_at
-        wanted = {tp: start for tp, start in self._staged.items() if may_ask or isinstance(start, int)}
+        wanted = {
+            tp: start for tp, start in self._staged.items() if may_ask or isinstance(start, int)
+        }
         if not wanted:
             return
         found, problem = self._starts.find(wanted, _LOOK_UP_S)
@@ -125,17 +145,25 @@ class Fetcher:
         if found:
             self._begin_at(found)
         for tp in found:
-            (self._looked_up.discard if isinstance(self._staged.pop(tp), int) else self._looked_up.add)(tp)
+            (
+                self._looked_up.discard
+                if isinstance(self._staged.pop(tp), int)
+                else self._looked_up.add
+            )(tp)
 
     def pin(self, partition: TopicPartition, offset: int) -> None:
-        """Begin at the offset that was told to be the position, where reading has not begun: the log may grow until then."""
+        """Begin a staged partition at the offset that the caller has got as its position.
+
+        The log may grow until reading begins.
+        """
         if partition in self._staged:
             self._staged[partition] = offset
 
     def withhold(self, partitions: frozenset[TopicPartition]) -> None:
         """Return no records of these partitions, and of no others.
 
-        What is buffered of them is dropped, and read again once they are not withheld any more, from the last record that was returned on.
+        What is buffered of them is dropped, and read again once they are not withheld any more,
+        from the last record that was returned on.
         """
         silenced, freed = partitions - self._withheld, self._withheld - partitions
         self._consumer.pause([theirs(tp) for tp in silenced.intersection(self._started)])
@@ -151,7 +179,8 @@ class Fetcher:
         try:
             self._stop(gone)
         except KafkaException as problem:
-            # Told by the next read: whoever gives partitions up owes that to the group, and must not be kept from it.
+            # Told by the next read: whoever gives partitions up owes that to the group, and must
+            # not be kept from it.
             self._problem = broker_error(kafka_error(problem), self._attempt, gone)
         for tp in gone:
             self._staged.pop(tp, None)
@@ -173,7 +202,8 @@ class Fetcher:
         self.position(partition)
         self._staged[partition] = start
         if partition in self._started:
-            # A seek of the client's is refused while the partition's fetching is only starting; a new assignment is not.
+            # A seek of the client's is refused while the partition's fetching is only starting; a
+            # new assignment is not.
             self._stop({partition})
             self._started.pop(partition)
             self._forget_seen(partition)
@@ -191,8 +221,12 @@ class Fetcher:
             msg = f"the position of {partition} is not known: it is not assigned to this consumer"
             raise IllegalStateError(msg)
         # Between polls the client's own position, which is also behind the marks of transactions.
-        reached = None if self.is_open else as_committed(self._consumer.position([theirs(partition)])[0])
-        is_read = reached is not None or partition in self._last_seen or partition not in self._looked_up
+        reached = (
+            None if self.is_open else as_committed(self._consumer.position([theirs(partition)])[0])
+        )
+        is_read = (
+            reached is not None or partition in self._last_seen or partition not in self._looked_up
+        )
         at = reached or self._behind_seen(partition)
         return Position(at.offset, at.offset, at.leader_epoch, is_read=is_read)
 
@@ -212,7 +246,11 @@ class Fetcher:
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
         records = self._without_withheld(batch) if self._withheld else batch
-        last = {(record.topic(), record.partition()): record for record in records if record.error() is None}
+        last = {
+            (record.topic(), record.partition()): record
+            for record in records
+            if record.error() is None
+        }
         self._unseen.update({_partition(record): record for record in last.values()})
         return records
 
@@ -221,7 +259,7 @@ class Fetcher:
         self._consumer.close()
 
     def begin(self) -> None:
-        """A poll begins: what was read before has reached the user, if the poll before has returned it."""
+        """Begin a poll; the records that the poll before returned have reached the user."""
         if self.is_open:
             self.put_back_unseen()
         self._last_seen.update(self._unseen)
@@ -231,20 +269,27 @@ class Fetcher:
     def put_back_unseen(self) -> None:
         """Read on behind the last record that has reached the user.
 
-        The client is asked how far it is, because it moves on also when it drops what it was about to return: with a
-        signal handler that raises.
+        The client is asked how far it is, because it moves on also when it drops what it was about
+        to return: with a signal handler that raises.
         """
         self.is_open = True
         self._unseen = {}
         behind = {tp: self._behind_seen(tp) for tp in self._started}
         reached = map(as_committed, self._consumer.position([theirs(tp) for tp in behind]))
-        ahead = {tp: due for (tp, due), at in zip(behind.items(), reached, strict=True) if at is not None and at.offset != due.offset}
+        ahead = {
+            tp: due
+            for (tp, due), at in zip(behind.items(), reached, strict=True)
+            if at is not None and at.offset != due.offset
+        }
         if ahead:
             self._begin_at(ahead)
         self.is_open = False
 
     def lag(self, partition: TopicPartition) -> int | None:
-        """How many offsets are between the position and the end that the last fetch told; None while one of them is not known."""
+        """Count the offsets between the position and the end that the last fetch told.
+
+        Return None while one of them is not known.
+        """
         reached = self.position(partition).offset
         if reached is None or partition not in self._started:
             return None
@@ -273,7 +318,8 @@ class Fetcher:
         # The client is asked what it has: whoever was to note that may have been interrupted.
         running = [tp for tp in self._consumer.assignment() if ours(tp) in partitions]
         if running:
-            # The client remembers a pause over an unassign, and would be silent about a partition that comes back.
+            # The client remembers a pause over an unassign, and would be silent about a partition
+            # that comes back.
             self._consumer.resume(running)
             self._consumer.incremental_unassign(running)
 
@@ -288,7 +334,10 @@ class Fetcher:
         return OffsetAndMetadata(next_offset(last.offset() or 0), leader_epoch=last.leader_epoch())
 
     def _whatever_is_there(self, count: int, timeout_s: float) -> list[Message]:
-        """The client waits for as many records as it is asked for: so only the first one is waited for."""
+        """Wait for the first record only, and take the others that are there.
+
+        The client would wait until it has all records that the call wants.
+        """
         batch = self._consumer.consume(count, 0.0)
         if timeout_s and not batch:
             batch = self._consumer.consume(1, timeout_s)
@@ -302,7 +351,11 @@ class Fetcher:
             raise problem
 
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
-        """An exception that left a callback would take the records with it that the client was about to return."""
+        """Call the user's callback, and keep its exception for the next read.
+
+        An exception that left the callback would take the records along that the client was about
+        to return.
+        """
         try:
             callback(*arguments)
         except Exception as problem:  # noqa: BLE001 - it is the user's code, and reaches the user with the next read
@@ -312,12 +365,22 @@ class Fetcher:
         self._statistics = raw
 
     def _without_withheld(self, batch: list[Message]) -> list[Message]:
-        """A pause drops what librdkafka has buffered; should a record slip through all the same, it is read again after the resume."""
-        slipped = [message for message in batch if message.error() is None and _partition(message) in self._withheld]
+        """Remove records of withheld partitions that slipped through a pause.
+
+        A pause drops the records that librdkafka has buffered. Should one slip through all the
+        same, the fetcher reads it again after the resume.
+        """
+        slipped = [
+            message
+            for message in batch
+            if message.error() is None and _partition(message) in self._withheld
+        ]
         if not slipped:
             return batch
         firsts = {_partition(message): message for message in reversed(slipped)}
-        self._begin_at({tp: OffsetAndMetadata(message.offset() or 0) for tp, message in firsts.items()})
+        self._begin_at(
+            {tp: OffsetAndMetadata(message.offset() or 0) for tp, message in firsts.items()}
+        )
         return [message for message in batch if _partition(message) not in self._withheld]
 
     def _is_record(self, message: Message) -> bool:
@@ -327,12 +390,19 @@ class Fetcher:
         if self._missing.is_known(message, error):
             return False
         if error.code() == OFFSET_RESET_FORBIDDEN and self._reset != "error":
-            logger.warning("reading goes on from the %s offset of %s: %s", self._reset, _partition(message), error.str())
+            logger.warning(
+                "reading goes on from the %s offset of %s: %s",
+                self._reset,
+                _partition(message),
+                error.str(),
+            )
             self._staged[_partition(message)] = self._reset
         elif error.code() in PASSING:
             logger.info("reading records: %s", error.str())
         else:
-            self._problem = broker_error(error, self._attempt, [_partition(message)] if message.topic() else ())
+            self._problem = broker_error(
+                error, self._attempt, [_partition(message)] if message.topic() else ()
+            )
         return False
 
 

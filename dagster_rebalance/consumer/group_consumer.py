@@ -1,7 +1,11 @@
-"""What a consumer does about the news of its member: assigned, to be revoked, lost, and left behind at the end.
+"""The group consumer carries out its member's events.
 
-Owns the order of things around a rebalance: the lists, the listener, what is read, and what is released.
-Must never decide when it happens: that is poll's. Every decision about the lists is made by `consumer.revokes`.
+The events are assignments, revoke requests and losses; at the end it also gives up the partitions
+that are left.
+
+Owns the order of things around a rebalance: the lists, the listener, the reading and the release.
+Must never decide when it happens: that is poll's. `consumer.revokes` makes every decision about the
+lists.
 """
 
 from __future__ import annotations
@@ -11,10 +15,20 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
-from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, MemberEvent, RequestFailed
+from dagster_rebalance.consumer.events import (
+    CallbackFailed,
+    CommitAnswered,
+    MemberEvent,
+    RequestFailed,
+)
 from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
 from dagster_rebalance.consumer.waking import WakingConsumer
-from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, PartitionsRevoked, RevokeRequested
+from dagster_rebalance.core.events import (
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+    RevokeRequested,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -57,15 +71,20 @@ class GroupConsumer(WakingConsumer):
         self._callbacks = Callbacks(self._turn)
 
     def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
-        """Let the member work, and carry out what it tells; whether the caller must hear of it at once."""
+        """Let the member work, and carry out its events.
+
+        Return whether the caller must hear of them at once.
+        """
         self._told.extend(self._commits.take_events())
-        # In one step of Python's: a signal handler that raises would else take away what the member has just told.
+        # In one step of Python's: a signal handler that raises would else take away what the member
+        # has just told.
         self._told.extend(chain.from_iterable(map(self._member.poll, (timeout_s,))))
         is_urgent = False
         while self._told:
             event = self._told[0]
             is_urgent |= isinstance(event, (RevokeRequested, PartitionsLost))
-            # An event that was interrupted is carried out again, from its beginning, by the next poll.
+            # An event that was interrupted is carried out again, from its beginning, by the next
+            # poll.
             self._carry_out(event, same_poll=same_poll)
             self._told.popleft()
         self._call_back_commits()
@@ -90,7 +109,8 @@ class GroupConsumer(WakingConsumer):
                 self._give_up()
             case PartitionsLost(partitions, reason):
                 gone = (self._assigned | self._lists.lost).intersection(partitions)
-                # What this very poll has completed is no loss to the caller, though Kafka did not hear of its release any more.
+                # What this very poll has completed is no loss to the caller, though Kafka did not
+                # hear of its release any more.
                 self._lists.lose(gone | self._lists.unreleased.intersection(partitions))
                 self._happened(PartitionsLost(tuple(sorted(gone)), reason))
                 self._forget(gone)
@@ -131,7 +151,10 @@ class GroupConsumer(WakingConsumer):
         return due.news
 
     def _untell(self) -> None:
-        """A poll has ended and told nobody: its records are read again, and what it found is told by the next one."""
+        """Take back a poll that has told nobody.
+
+        The fetcher reads its records again, and the next poll tells its findings.
+        """
         self._lists.untold()
         self._withhold()
         if self._fetcher:

@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 
 class Caller:
-    """Who waits for a poll, and may stop waiting at any moment. Either it gets the result, or the poll has told nobody."""
+    """Who waits for a poll, and may stop waiting at any moment.
+
+    Either it gets the result, or the poll has told nobody.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -42,7 +45,7 @@ class Caller:
         self.has_left = False
 
     def leave(self) -> bool:
-        """Stop waiting; whether a result was delivered all the same, and is not going to be seen."""
+        """Stop waiting, and return whether a result was delivered that nobody will see."""
         with self._lock:
             self.has_left = True
             return self._was_served
@@ -110,19 +113,30 @@ class AwaitingListener(RebalanceListener):
         self._consumer = consumer
         self._listener = listener
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Await the coroutine."""
         self._await("on_partitions_assigned", partitions, consumer)
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Await the coroutine."""
         self._await("on_partitions_revoked", partitions, consumer)
 
-    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_lost(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Await the coroutine."""
         self._await("on_partitions_lost", partitions, consumer)
 
-    def _await(self, callback: Callback, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def _await(
+        self,
+        callback: Callback,
+        partitions: Collection[TopicPartition],
+        consumer: RebalanceConsumer,
+    ) -> None:
         view = AsyncRebalanceConsumer(self._consumer.owner, consumer)
         self._consumer.wait_for(_marked(getattr(self._listener, callback)(partitions, view)))
 

@@ -1,8 +1,9 @@
 # ruff: noqa: SLF001 - the codes of librdkafka's own errors begin with an underscore, and are public
 """The one place where errors of the Kafka client become errors of this package.
 
-Owns what a person is told to do about each of them. Must never swallow an error, and never decide what the caller does next: that a commit
-met a rebalance, or that a partition is lost, is told by the class.
+Owns what a person is told to do about each of them. Must never swallow an error, and never decide
+what the caller does next: that a commit met a rebalance, or that a partition is lost, is told by
+the class.
 """
 
 from __future__ import annotations
@@ -12,7 +13,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    ConfigurationError,
+    PartitionLostError,
+    RebalanceInProgressError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,16 +27,20 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-FENCED = frozenset({KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH, KafkaError.FENCED_INSTANCE_ID})
+FENCED = frozenset(
+    {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.FENCED_MEMBER_EPOCH, KafkaError.FENCED_INSTANCE_ID}
+)
 """The broker does not know the member any more."""
 
 _BEHIND = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH})
 
 FENCED_IN_A_HOLD = FENCED | _BEHIND
-"""During a hold no newer generation is on its way to the client, so a stale one is final too; at other times it may only be late."""
+"""During a hold no newer generation is on its way to the client, so a stale one is final too; at
+other times it may only be late."""
 
 REBALANCING = _BEHIND | {KafkaError.REBALANCE_IN_PROGRESS}
-"""The broker knows the member. Its newer epoch or generation is on the way to the client, or still being agreed on."""
+"""The broker knows the member. Its newer epoch or generation is on the way to the client, or still
+being agreed on."""
 
 _UNREACHABLE = frozenset(
     {
@@ -42,7 +52,13 @@ _UNREACHABLE = frozenset(
         KafkaError._WAIT_COORD,
     }
 )
-_COORDINATOR = frozenset({KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR})
+_COORDINATOR = frozenset(
+    {
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
 _LEADER = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -70,7 +86,9 @@ _BUSY = frozenset(
     }
 )
 """What else Apache's clients try again by themselves; librdkafka calls none of these retriable."""
-UNKNOWN_TOPIC = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
+UNKNOWN_TOPIC = frozenset(
+    {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION}
+)
 CREDENTIALS = frozenset(
     {
         KafkaError._AUTHENTICATION,
@@ -83,7 +101,10 @@ CREDENTIALS = frozenset(
 METADATA_TOO_LARGE = KafkaError.OFFSET_METADATA_TOO_LARGE
 _NO_CONSUMER_PROTOCOL = frozenset({KafkaError.UNSUPPORTED_VERSION, KafkaError._UNSUPPORTED_FEATURE})
 
-REFUSALS = CREDENTIALS | {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+REFUSALS = CREDENTIALS | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+}
 """Somebody must change a setting or a right."""
 
 _REFUSED_WITHIN_S = 1.0
@@ -105,38 +126,71 @@ NOT_ANSWERED = KafkaError._TIMED_OUT
 
 _ADVICE: dict[int, str] = {
     **dict.fromkeys(
-        _UNREACHABLE, "check that the brokers of 'bootstrap.servers' run, can be reached from here, and speak your 'security.protocol'"
+        _UNREACHABLE,
+        "check that the brokers of 'bootstrap.servers' run, can be reached from here, and speak "
+        "your 'security.protocol'",
     ),
     **dict.fromkeys(_COORDINATOR, "the group's coordinator is moving; try again"),
     **dict.fromkeys(_LEADER, "the partition's leader is moving; try again"),
     **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
-    **dict.fromkeys(CREDENTIALS, "check 'security.protocol', 'sasl.mechanism', 'sasl.username' and 'sasl.password'"),
+    **dict.fromkeys(
+        CREDENTIALS,
+        "check 'security.protocol', 'sasl.mechanism', 'sasl.username' and 'sasl.password'",
+    ),
     **dict.fromkeys(
         _NO_CONSUMER_PROTOCOL,
-        "the broker lacks the consumer protocol (KIP-848, Kafka 4): set `group_protocol: classic` (or 'group.protocol')",
+        "the broker lacks the consumer protocol (KIP-848, Kafka 4): set `group_protocol: classic` "
+        "(or 'group.protocol')",
     ),
-    KafkaError._SSL: "check 'security.protocol', 'ssl.ca.location', 'ssl.certificate.location' and 'ssl.key.location'",
-    KafkaError.TOPIC_AUTHORIZATION_FAILED: "grant the principal the ACL READ, which includes DESCRIBE, on the topic",
-    KafkaError.GROUP_AUTHORIZATION_FAILED: "grant the principal the ACL READ, which includes DESCRIBE, on the group",
-    NO_LEADER_KNOWN: "check that it exists, and that the principal may see it (ACL READ or DESCRIBE on the topic)",
+    KafkaError._SSL: (
+        "check 'security.protocol', 'ssl.ca.location', 'ssl.certificate.location' and "
+        "'ssl.key.location'"
+    ),
+    KafkaError.TOPIC_AUTHORIZATION_FAILED: (
+        "grant the principal the ACL READ, which includes DESCRIBE, on the topic"
+    ),
+    KafkaError.GROUP_AUTHORIZATION_FAILED: (
+        "grant the principal the ACL READ, which includes DESCRIBE, on the group"
+    ),
+    NO_LEADER_KNOWN: (
+        "check that it exists, and that the principal may see it "
+        "(ACL READ or DESCRIBE on the topic)"
+    ),
     KafkaError.CLUSTER_AUTHORIZATION_FAILED: "grant the principal the ACL DESCRIBE on the cluster",
     KafkaError.INCONSISTENT_GROUP_PROTOCOL: (
-        "the group is in use with another protocol or assignment strategy: use another 'group.id', let the other members move to "
+        "the group is in use with another protocol or assignment strategy: use another 'group.id', "
+        "let the other members move to "
         "'cooperative-sticky' first (docs/upgrading.md), or set 'group.protocol' to what they use"
     ),
     KafkaError.UNSUPPORTED_ASSIGNOR: "set 'group.remote.assignor' to one that the broker offers",
     KafkaError.INVALID_GROUP_ID: "use another 'group.id'",
-    KafkaError.GROUP_MAX_SIZE_REACHED: "the group is full: run fewer members, or raise the broker's limit for the size of a group",
-    KafkaError.INVALID_SESSION_TIMEOUT: "set 'session.timeout.ms' to what the broker allows (its group.min/max.session.timeout.ms)",
-    KafkaError.OFFSET_OUT_OF_RANGE: "records were deleted by retention before they were read: commit an offset that exists",
+    KafkaError.GROUP_MAX_SIZE_REACHED: (
+        "the group is full: run fewer members, or raise the broker's limit for the size of a group"
+    ),
+    KafkaError.INVALID_SESSION_TIMEOUT: (
+        "set 'session.timeout.ms' to what the broker allows (its group.min/max.session.timeout.ms)"
+    ),
+    KafkaError.OFFSET_OUT_OF_RANGE: (
+        "records were deleted by retention before they were read: commit an offset that exists"
+    ),
     KafkaError._AUTO_OFFSET_RESET: (
-        "there is no usable committed offset and 'auto.offset.reset' forbids to choose one: commit an offset that exists, "
+        "there is no usable committed offset and 'auto.offset.reset' forbids to choose one: commit "
+        "an offset that exists, "
         "or set it to 'earliest' or 'latest'"
     ),
-    KafkaError.OFFSET_METADATA_TOO_LARGE: "the broker stores at most 4,096 bytes of metadata per partition (offset.metadata.max.bytes)",
-    KafkaError._MAX_POLL_EXCEEDED: "`poll` was not called within 'max.poll.interval.ms': call it more often, or raise the hold limit",
+    KafkaError.OFFSET_METADATA_TOO_LARGE: (
+        "the broker stores at most 4,096 bytes of metadata per partition "
+        "(offset.metadata.max.bytes)"
+    ),
+    KafkaError._MAX_POLL_EXCEEDED: (
+        "`poll` was not called within 'max.poll.interval.ms': call it more often, "
+        "or raise the hold limit"
+    ),
     KafkaError.REBALANCE_IN_PROGRESS: "the partitions are still yours: poll, then commit again",
-    **dict.fromkeys(FENCED_IN_A_HOLD, "the member was fenced: stop the work on its partitions, and commit nothing for them"),
+    **dict.fromkeys(
+        FENCED_IN_A_HOLD,
+        "the member was fenced: stop the work on its partitions, and commit nothing for them",
+    ),
 }
 
 
@@ -165,7 +219,9 @@ class Attempt:
         at = f" at {self.brokers}" if code in _UNREACHABLE else ""
         about = f" for {subject}" if subject else ""
         advice = _ADVICE.get(code)
-        return f"{self.doing} failed{about}{at}: {error.str()} ({error.name()})" + (f"; {advice}" if advice else "")
+        return f"{self.doing} failed{about}{at}: {error.str()} ({error.name()})" + (
+            f"; {advice}" if advice else ""
+        )
 
 
 def is_final(error: KafkaError) -> bool:
@@ -179,13 +235,19 @@ def kafka_error(exception: KafkaException) -> KafkaError:
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL, str(exception))
 
 
-def broker_error(error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition] = ()) -> BrokerError:
+def broker_error(
+    error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition] = ()
+) -> BrokerError:
     """The error of a request that is not a commit."""
     reasons = dict.fromkeys(partitions, error.str())
-    return BrokerError(attempt.explain(error, names(reasons)), retriable=_retriable(error), partitions=reasons)
+    return BrokerError(
+        attempt.explain(error, names(reasons)), retriable=_retriable(error), partitions=reasons
+    )
 
 
-def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition], *, holding: bool) -> BrokerError:
+def commit_error(
+    error: KafkaError, attempt: Attempt, partitions: Iterable[TopicPartition], *, holding: bool
+) -> BrokerError:
     """The error of a commit. Its class says who owns the partitions now."""
     reasons = dict.fromkeys(partitions, error.str())
     code = error.code()
@@ -194,7 +256,8 @@ def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[Topic
         return PartitionLostError(message, partitions=reasons)
     if code in FENCED_IN_A_HOLD:
         message = (
-            f"{attempt.doing} met a rebalance: {error.str()} ({error.name()}); poll, then commit again if the partitions are still assigned"
+            f"{attempt.doing} met a rebalance: {error.str()} ({error.name()}); "
+            "poll, then commit again if the partitions are still assigned"
         )
         return RebalanceInProgressError(message, partitions=reasons)
     if code == KafkaError.REBALANCE_IN_PROGRESS:
@@ -203,18 +266,29 @@ def commit_error(error: KafkaError, attempt: Attempt, partitions: Iterable[Topic
 
 
 def cause_among(troubles: Iterable[KafkaError], error: KafkaError) -> KafkaError:
-    """The reason behind a time-out: what a client was refused, and how a connection failed, it tells through its callbacks only."""
+    """Return the reason behind a time-out, or the error itself.
+
+    A client tells refusals and failed connections through its callbacks only.
+    """
     if error.code() not in _UNREACHABLE:
         return error
     known = list(troubles)
     refused = [trouble for trouble in known if trouble.code() in REFUSALS]
     # That all brokers are down follows from how the last one failed, and says less.
-    failed = [trouble for trouble in known if trouble.code() in _UNREACHABLE - {KafkaError._ALL_BROKERS_DOWN}]
+    failed = [
+        trouble
+        for trouble in known
+        if trouble.code() in _UNREACHABLE - {KafkaError._ALL_BROKERS_DOWN}
+    ]
     return (refused or failed or [error])[-1]
 
 
-def answered(ask: Callable[[float], _Answer], timeout_s: float, cause: Callable[[KafkaError], KafkaError]) -> _Answer:
-    """Ask with a time limit, but not to its end when the client was refused: it goes on trying with a password that is wrong.
+def answered(
+    ask: Callable[[float], _Answer], timeout_s: float, cause: Callable[[KafkaError], KafkaError]
+) -> _Answer:
+    """Ask with a time limit, but stop early when Kafka refused the client.
+
+    The client would go on trying with a wrong password.
 
     Raises:
         KafkaException: No answer, or an error.
@@ -224,26 +298,41 @@ def answered(ask: Callable[[float], _Answer], timeout_s: float, cause: Callable[
         return ask(first)
     except KafkaException as problem:
         error = kafka_error(problem)
-        if first == timeout_s or error.code() not in _UNREACHABLE or cause(error).code() in REFUSALS:
+        if (
+            first == timeout_s
+            or error.code() not in _UNREACHABLE
+            or cause(error).code() in REFUSALS
+        ):
             raise
     return ask(timeout_s - first)
 
 
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
-    """The error of a client that could not be made from its settings; librdkafka's own text names the setting."""
+    """Return the error of a client that could not be made from its settings.
+
+    librdkafka's own text names the setting.
+    """
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
-    return ConfigurationError(f"the Kafka client refuses its settings: {text}; correct or remove the named setting")
+    return ConfigurationError(
+        f"the Kafka client refuses its settings: {text}; correct or remove the named setting"
+    )
 
 
 def _retriable(error: KafkaError) -> bool:
-    # A broker that has not heard of a new topic yet answers as if there were none (Kafka calls that retriable, librdkafka does not).
+    # A broker that has not heard of a new topic yet answers as if there were none (Kafka calls that
+    # retriable, librdkafka does not).
     return error.code() in RETRIABLE | UNKNOWN_TOPIC or error.retriable()
 
 
 def _cause(error: KafkaError) -> int:
-    """The code that says what to do. Under the code of fatal errors, librdkafka tells the reason in the text only."""
+    """The code that says what to do.
+
+    Under the code of fatal errors, librdkafka tells the reason in the text only.
+    """
     if error.code() == KafkaError._FATAL and "ConsumerGroupHeartbeat" in error.str():
-        return next((code for words, code in _FATAL_IN_WORDS.items() if words in error.str()), error.code())
+        return next(
+            (code for words, code in _FATAL_IN_WORDS.items() if words in error.str()), error.code()
+        )
     return error.code()
 
 

@@ -1,6 +1,7 @@
 """How a client leaves its group without freezing the process.
 
-Owns the order: unsubscribe, poll until nothing is assigned, close. Must never decide whether to leave.
+Owns the order: unsubscribe, poll until nothing is assigned, close. Must never decide whether to
+leave.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ logger = logging.getLogger(__name__)
 
 _LEAVE_SLICE_S = 0.01
 _LEAVE_LIMIT_S = 3.0
-"""Only what no revoke is asked for stays assigned longer; a close gives that up without calling back."""
+"""Only what no revoke is asked for stays assigned longer; a close gives that up without calling
+back."""
 
 
-def unassign(consumer: confluent_kafka.Consumer, partitions: Iterable[TopicPartition], *, eager: bool) -> None:
+def unassign(
+    consumer: confluent_kafka.Consumer, partitions: Iterable[TopicPartition], *, eager: bool
+) -> None:
     """Give partitions up; with an eager strategy a client can only give up all that it has.
 
     Raises:
@@ -42,14 +46,17 @@ def unassign(consumer: confluent_kafka.Consumer, partitions: Iterable[TopicParti
 def leave(consumer: confluent_kafka.Consumer) -> None:
     """Leave the group and close the client, with nothing left that the close would call back.
 
-    `close()` ends the group's state machine and calls back what still waits. After each callback confluent-kafka asks librdkafka for the
-    assign or unassign, with Python's lock in hand. When two callbacks wait (an assignment that nobody has polled for, or the empty one that
-    follows a released hold; and the revoke that the close brings), the answer to the first one ends the state machine, and what the second
-    one asks may be dropped without an answer: it waits for ever, and so does every thread of the process (librdkafka #4041 and #4884).
+    `close()` ends the group's state machine and calls back what still waits. After each callback
+    confluent-kafka asks librdkafka for the assign or unassign, with Python's lock in hand. When two
+    callbacks wait (an assignment that nobody has polled for, or the empty one that follows a
+    released hold; and the revoke that the close brings), the answer to the first one ends the state
+    machine, and what the second one asks may be dropped without an answer: it waits for ever, and
+    so does every thread of the process (librdkafka #4041 and #4884).
 
-    Seen with confluent-kafka 2.12.0 and 2.16.1 on a mock cluster: 9 of 329 closes with everything on one core, 2 of 486 on two; none of
-    1,488 in this way. On Kafka 4.1.1 two callbacks wait right after a release and after a hold that was lost, in the classic and in the
-    consumer protocol; once unsubscribed and polled, none does.
+    Seen with confluent-kafka 2.12.0 and 2.16.1 on a mock cluster: 9 of 329 closes with everything
+    on one core, 2 of 486 on two; none of 1,488 in this way. On Kafka 4.1.1 two callbacks wait right
+    after a release and after a hold that was lost, in the classic and in the consumer protocol;
+    once unsubscribed and polled, none does.
 
     Args:
         consumer: The client. Its callbacks must not hold a revoke any more.
@@ -60,7 +67,9 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
     try:
         _give_everything_up(consumer)
     except KafkaException as problem:
-        logger.warning("a client leaves its group without giving its partitions up first: %s", problem)
+        logger.warning(
+            "a client leaves its group without giving its partitions up first: %s", problem
+        )
     consumer.close()
 
 

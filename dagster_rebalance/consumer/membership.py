@@ -1,9 +1,12 @@
-"""The member of the group: the control plane, which heartbeats, holds, probes, commits and releases, and never reads a record.
+"""The member of the group is the control plane, and never reads a record.
 
-It is the caller's side of a `Session`, which lives in a thread of its own. The caller is told what happened when
-it polls, and until then it is not held to it: what is assigned, held or lost is what was told. A hold that went
-wrong (fenced, superseded, expired) ends the membership: all of its partitions are reported lost exactly once, and
-the member joins anew with a new client.
+It heartbeats, holds, probes, commits and releases.
+
+The member is the caller's side of a `Session`, which lives in a thread of its own. A poll tells the
+caller what happened. Until then the member does not hold the caller to it: the assigned, held and
+lost partitions are those that it has told. A hold that went wrong (fenced, superseded, expired)
+ends the membership: the member reports all of its partitions lost exactly once, and joins anew with
+a new client.
 
 Must only be used by one thread at a time.
 """
@@ -21,13 +24,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.discovery import Discovery
-from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult, MemberEvent, RequestFailed
-from dagster_rebalance.consumer.kafka_errors import NOT_ANSWERED, Attempt, answered, broker_error, cause_among, kafka_error
+from dagster_rebalance.consumer.events import (
+    CallbackFailed,
+    CommitAnswered,
+    CommitResult,
+    MemberEvent,
+    RequestFailed,
+)
+from dagster_rebalance.consumer.kafka_errors import (
+    NOT_ANSWERED,
+    Attempt,
+    answered,
+    broker_error,
+    cause_among,
+    kafka_error,
+)
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.session_view import UserCallback
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
 from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
@@ -50,7 +71,8 @@ _ASKED_S = 0.2
 """How much longer than the client the caller waits, so that it hears the client's own reason."""
 _CALLBACKS_S = 0.2
 _OVERDUE_S = 1.0
-"""How much later than itself the member sees that its session has missed the end of a hold: its thread waits for a broker."""
+"""How much later than itself the member sees that its session has missed the end of a hold: its
+thread waits for a broker."""
 
 
 class Member:
@@ -92,7 +114,10 @@ class Member:
 
     @property
     def member_id(self) -> str:
-        """The id the group knows this member by. Before it joined it is empty in classic; in the consumer protocol the client chose it."""
+        """The id the group knows this member by.
+
+        Before it joined it is empty in classic; in the consumer protocol the client chose it.
+        """
         return "" if self._closed else self._session.member_id
 
     @property
@@ -105,10 +130,12 @@ class Member:
         return frozenset() if self._closed else frozenset(self._owned)
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part in the group for these topics, from the next poll on. During a hold it takes effect after the release.
+        """Take part in the group for these topics, from the next poll on.
 
-        A pattern must match the whole name. It is matched here, against Kafka's list of topics and with Python's rules; internal topics
-        (`__...`) never match.
+        During a hold it takes effect after the release.
+
+        A pattern must match the whole name. It is matched here, against Kafka's list of topics and
+        with Python's rules; internal topics (`__...`) never match.
         """
         self._check_usable("subscribe")
         self._subscription = subscription
@@ -139,7 +166,10 @@ class Member:
                 session.wait_until_left(deadline - self._clock())
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did."""
+        """Take part in the group for at most `timeout_s`, and tell what happened, in its order.
+
+        Returns early when something did.
+        """
         self._check_usable("poll")
         self._session.want(self._subscription)
         self._wait(self._has_news, self._clock() + timeout_s)
@@ -148,9 +178,10 @@ class Member:
         return [*told, RequestFailed(self._session.broken)] if self._session.broken else told
 
     def release(self) -> None:
-        """Let the group complete the held revoke, for all of its partitions at once, behind all commits that were asked for before.
+        """Let the group complete the held revoke, for all of its partitions at once.
 
-        Should it turn out that the hold was superseded, nothing is sent, and the next poll reports the loss.
+        The release goes out behind all commits that the caller made before. Should it turn out that
+        the hold was superseded, the member sends nothing, and the next poll reports the loss.
         """
         self._check_usable("release")
         if not self._held:
@@ -161,7 +192,10 @@ class Member:
         self._held = frozenset()
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store next offsets and metadata, all in one request; a partition that is not assigned fails without being asked for."""
+        """Store next offsets and metadata, all in one request.
+
+        A partition that is not assigned fails without a request.
+        """
         self._check_usable("commit", nested=True)
         ticket = next(self._tickets)
         self._answers[ticket] = None
@@ -173,14 +207,20 @@ class Member:
         return result or CommitResult(frozenset())
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """Store like `commit`, without waiting: a `CommitAnswered` with the number that this returns follows."""
+        """Store like `commit`, without waiting, and return a number.
+
+        A `CommitAnswered` with this number follows.
+        """
         self._check_usable("commit_async", nested=True)
         ticket = next(self._tickets)
         self._send(ticket, offsets)
         return ticket
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until no commit is on its way; whether that came about. What happens meanwhile is told by the next poll."""
+        """Wait until no commit is on its way; whether that came about.
+
+        What happens meanwhile is told by the next poll.
+        """
         self._check_usable("settle")
         return self._wait(lambda: not self._open, self._clock() + timeout_s)
 
@@ -189,10 +229,15 @@ class Member:
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where it has nothing."""
         self._check_usable("committed", nested=True)
-        attempt = Attempt(f"reading what group '{self._settings.group_id}' has committed for {named(partitions)}", self._settings.brokers)
+        attempt = Attempt(
+            f"reading what group '{self._settings.group_id}' has committed for {named(partitions)}",
+            self._settings.brokers,
+        )
         try:
             found = answered(
-                lambda limit_s: self._ask(lambda session: session.commits.read(partitions, limit_s), limit_s + _ASKED_S),
+                lambda limit_s: self._ask(
+                    lambda session: session.commits.read(partitions, limit_s), limit_s + _ASKED_S
+                ),
                 timeout_s,
                 self._cause,
             )
@@ -202,14 +247,22 @@ class Member:
         return found
 
     def metrics(self) -> dict[str, Any]:
-        """The client's latest statistics, parsed; none while `statistics.interval.ms` is off, and before the first."""
+        """Return the client's latest statistics, parsed.
+
+        There are none while `statistics.interval.ms` is off, and before the first ones.
+        """
         return {} if self._closed else self._session.metrics()
 
     def group_metadata(self) -> object:
-        """What a transactional producer is given to commit this member's offsets: the client's own object, opaque."""
+        """Return the object with which a transactional producer commits this member's offsets.
+
+        It is the client's own object, and opaque.
+        """
         self._check_usable("group_metadata", nested=True)
         self._session.probe.others_commit = True
-        return self._ask(lambda session: session.consumer.consumer_group_metadata(), _READ_TIMEOUT_S)
+        return self._ask(
+            lambda session: session.consumer.consumer_group_metadata(), _READ_TIMEOUT_S
+        )
 
     # The session
 
@@ -218,7 +271,10 @@ class Member:
         return Session(self._settings, self._clock, discovery, self._probe_interval_s)
 
     def _start_over(self) -> Session:
-        """Leave in the background: the caller must hear of a loss now, and a broker that is away would keep it waiting."""
+        """Leave in the background, and start a new session.
+
+        The caller must hear of a loss now, and a broker that is away would keep it waiting.
+        """
         left = self._session
         left.leave()
         self._left = [session for session in (*self._left, left) if session.is_leaving]
@@ -244,7 +300,10 @@ class Member:
         hold, ended = session.hold, session.ended
         for event in session.take():
             self._note(event)
-        if hold is not None and self._clock() > hold.requested_at + self._settings.max_poll_interval_s + _OVERDUE_S:
+        if (
+            hold is not None
+            and self._clock() > hold.requested_at + self._settings.max_poll_interval_s + _OVERDUE_S
+        ):
             session.end(LostReason.EXPIRED)
         if ended is not None:
             self._give_up(ended)
@@ -286,24 +345,35 @@ class Member:
     def _give_up(self, reason: LostReason) -> None:
         lost = frozenset(self._owned)
         self._refuse_open()
-        logger.warning("group '%s': %s lost (%s); joining anew", self._settings.group_id, named(lost), reason.value)
+        logger.warning(
+            "group '%s': %s lost (%s); joining anew",
+            self._settings.group_id,
+            named(lost),
+            reason.value,
+        )
         self._start_over()
         if lost:
             self._carried.append(PartitionsLost(tuple(sorted(lost)), reason))
 
     def _send(self, ticket: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         for tp, offset in offsets.items():
-            to_commit(tp, offset)  # a value that the client does not take is refused before anything waits for its answer
+            # Refuse a value that the client does not take before anything waits for its answer.
+            to_commit(tp, offset)
         session, wanted, is_waited_for = self._session, dict(offsets), ticket in self._answers
         heard = session.heard
         self._open[ticket] = frozenset(wanted)
-        session.do(lambda: session.commits.add(ticket, wanted, heard=heard, is_waited_for=is_waited_for))
+        session.do(
+            lambda: session.commits.add(ticket, wanted, heard=heard, is_waited_for=is_waited_for)
+        )
 
     def _refuse_open(self) -> None:
         """The membership has ended before the answers: nobody is going to have them."""
         unknown = "the membership ended before the answer, so it is not known whether it was stored"
         for ticket, partitions in list(self._open.items()):
-            failed = {tp: PartitionLostError(f"commit for {tp}: {unknown}", partitions={tp: unknown}) for tp in partitions}
+            failed = {
+                tp: PartitionLostError(f"commit for {tp}: {unknown}", partitions={tp: unknown})
+                for tp in partitions
+            }
             self._note(CommitAnswered(ticket, CommitResult(frozenset(), failed)))
 
     def _ask(self, function: Callable[[Session], T], timeout_s: float) -> T:

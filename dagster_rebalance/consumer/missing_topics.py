@@ -27,7 +27,7 @@ class MissingTopics:
         self._known: set[str] = set()
 
     def is_known(self, message: Message, error: KafkaError) -> bool:
-        """Whether an error says no more than that a topic, of which that was told before, is missing; it is logged then."""
+        """Return whether an error only repeats that a topic is missing; log it then."""
         topic = message.topic()
         if error.code() not in UNKNOWN_TOPIC or topic is None:
             return False

@@ -1,8 +1,9 @@
 """Records that are finished out of order, and the offsets that may be committed for them.
 
-Owns what is unfinished of each partition, and keeps nothing of what is finished before it. An offset may be committed when every tracked
-record before it is finished; offsets that no record has (transactions, compaction) are passed over. Must never offer an offset behind an
-unfinished record, nor one that is not beyond the last commit.
+Owns what is unfinished of each partition, and keeps nothing of what is finished before it. An
+offset may be committed when every tracked record before it is finished; offsets that no record has
+(transactions, compaction) are passed over. Must never offer an offset behind an unfinished record,
+nor one that is not beyond the last commit.
 """
 
 from __future__ import annotations
@@ -101,17 +102,20 @@ class _Progress:
 class OffsetTracker:
     """Tracks records from the poll that returned them to the commit that covers them.
 
-    Any thread may call any method; call `commit` where you poll, because a consumer has one owner. A partition stays tracked until it is
-    forgotten: do that when it was revoked or lost, and when you seek back to have its records committed again.
+    Any thread may call any method; call `commit` where you poll, because a consumer has one owner.
+    A partition stays tracked until it is forgotten: do that when it was revoked or lost, and when
+    you seek back to have its records committed again.
 
     Example:
         ```python
         tracker = OffsetTracker()
         while True:
             records = consumer.poll(1.0)
-            tracker.forget(consumer.get_lost_partitions() | (tracker.partitions - consumer.assignment()))
+            gone = tracker.partitions - consumer.assignment()
+            tracker.forget(consumer.get_lost_partitions() | gone)
             tracker.track(records)
-            work.start(records)  # in any threads and any order, each calls tracker.done_record(record) at its end
+            # In any threads and any order: each calls tracker.done_record(record) at its end.
+            work.start(records)
             tracker.commit(consumer)
             consumer.delay_revoke(tracker.unfinished(consumer.get_to_be_revoked_partitions()))
         ```
@@ -119,7 +123,8 @@ class OffsetTracker:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Held during a request, so that no commit overtakes an earlier one; marks need the other lock alone, and never wait for the broker.
+        # Held during a request, so that no commit overtakes an earlier one; marks need the other
+        # lock alone, and never wait for the broker.
         self._committing = threading.RLock()
         # By topic, then by number: to look both up costs a third of the hash of a TopicPartition.
         self._topics: dict[str, dict[int, _Progress]] = {}
@@ -131,7 +136,9 @@ class OffsetTracker:
             return frozenset(progress.partition for progress in self._all())
 
     def track(self, records: Iterable[Record]) -> None:
-        """Take in records as they were polled, before the work on them starts. What is news of the client's and no record is left out.
+        """Take in records as they were polled, before the work on them starts.
+
+        What is news of the client's and no record is left out.
 
         A record that comes once more is unfinished once more; what was committed stays committed.
         """
@@ -143,8 +150,9 @@ class OffsetTracker:
     def done(self, partition: TopicPartition, offset: int) -> None:
         """Mark a record as finished.
 
-        A mark for what is not tracked, or not any more, changes nothing. One that comes late, from an earlier ownership of the partition,
-        counts if its record was tracked again since: the record was processed.
+        A mark for what is not tracked, or not any more, changes nothing. One that comes late, from
+        an earlier ownership of the partition, counts if its record was tracked again since: the
+        record was processed.
         """
         with self._lock:
             try:
@@ -156,7 +164,9 @@ class OffsetTracker:
     def done_record(self, record: Record) -> None:
         """Mark a record as finished, as `done` does."""
         if record.error() is None:
-            self.done(TopicPartition(record.topic() or "", record.partition() or 0), record.offset() or 0)
+            self.done(
+                TopicPartition(record.topic() or "", record.partition() or 0), record.offset() or 0
+            )
 
     def to_commit(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """The next offset of each partition that has grown since its last commit."""
@@ -164,7 +174,10 @@ class OffsetTracker:
             return _offsets(progress for progress in self._all() if progress.has_grown)
 
     def note_committed(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """Note what was committed by other means than `commit`: in a transaction, in a rebalance callback, with asyncio."""
+        """Note offsets that the caller has committed by other means than `commit`.
+
+        The caller may commit in a transaction, in a rebalance callback, or with asyncio.
+        """
         with self._lock:
             for partition, stored in offsets.items():
                 progress = self._find(partition)
@@ -175,11 +188,14 @@ class OffsetTracker:
         """Commit what has grown, all partitions in one request; there is none when nothing has.
 
         Returns:
-            Why a partition was not committed. It is offered again, unless it was lost: then it is forgotten.
+            Why a partition was not committed. It is offered again, unless it was lost: then it is
+            forgotten.
         """
         with self._committing:
             with self._lock:
-                asked = {progress.partition: progress for progress in self._all() if progress.has_grown}
+                asked = {
+                    progress.partition: progress for progress in self._all() if progress.has_grown
+                }
                 offsets = _offsets(asked.values())
             if not offsets:
                 return {}
@@ -188,8 +204,12 @@ class OffsetTracker:
                 for partition in outcome.committed:
                     asked[partition].note_committed(offsets[partition].offset)
                 for partition, error in outcome.failed.items():
-                    # Meanwhile it may have been forgotten and tracked anew: what is lost is the ownership that was asked for.
-                    if isinstance(error, PartitionLostError) and self._find(partition) is asked[partition]:
+                    # Meanwhile it may have been forgotten and tracked anew: what is lost is the
+                    # ownership that was asked for.
+                    if (
+                        isinstance(error, PartitionLostError)
+                        and self._find(partition) is asked[partition]
+                    ):
                         self._forget(partition)
             return dict(outcome.failed)
 
@@ -198,16 +218,25 @@ class OffsetTracker:
         return bool(self.unfinished([partition]))
 
     def unfinished(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
-        """Those of the partitions that are busy: what the next owner would have to do again, were they given up now.
+        """Return those of the partitions that are busy.
 
-        A record that is finished right after a commit keeps its partition busy until the next one, so a release never forgets it.
+        The next owner would have to repeat their work, were they given up now. A record that is
+        finished right after a commit keeps its partition busy until the next one, so a release
+        never forgets it.
         """
         with self._lock:
             found = [(partition, self._find(partition)) for partition in partitions]
-            return frozenset(partition for partition, progress in found if progress and (progress.unfinished or progress.has_grown))
+            return frozenset(
+                partition
+                for partition, progress in found
+                if progress and (progress.unfinished or progress.has_grown)
+            )
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """Drop partitions that were revoked or lost: nothing more is offered for them, and marks that come late are ignored."""
+        """Drop partitions that were revoked or lost.
+
+        The tracker offers nothing more for them, and ignores marks that come late.
+        """
         with self._lock:
             for partition in partitions:
                 self._forget(partition)
@@ -221,7 +250,9 @@ class OffsetTracker:
     def _track(self, topic: str, number: int, offset: int) -> None:
         numbers = self._topics.setdefault(topic, {})
         if number not in numbers:
-            numbers[number] = _Progress(TopicPartition(topic, number), committed=offset, until=offset)
+            numbers[number] = _Progress(
+                TopicPartition(topic, number), committed=offset, until=offset
+            )
         numbers[number].track(offset)
 
     def _forget(self, partition: TopicPartition) -> None:

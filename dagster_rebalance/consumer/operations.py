@@ -1,4 +1,6 @@
-"""What the consumer and the view in a rebalance callback offer alike: offsets, positions, questions to the cluster.
+"""The consumer and the view in a rebalance callback share these operations.
+
+The operations concern offsets, positions and questions to the cluster.
 
 Owns what counts as assigned for the API. Must never take part in the group: that is poll's.
 """
@@ -30,7 +32,12 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.events import CommitResult
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.pausing import PauseMarks
-    from dagster_rebalance.consumer.port import ClusterView, GroupMember, OffsetAndTimestamp, PartitionInfo
+    from dagster_rebalance.consumer.port import (
+        ClusterView,
+        GroupMember,
+        OffsetAndTimestamp,
+        PartitionInfo,
+    )
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.consumer.values import AnyOffsets, AnyPartition, AnyTimestamps
     from dagster_rebalance.core.partition import TopicPartition
@@ -45,8 +52,8 @@ class ConsumerGroupMetadata:
     Attributes:
         group_id: The consumer group.
         member_id: The id of the member.
-        client: The client's own object, for `confluent_kafka.Producer.send_offsets_to_transaction`. The generation is in it, and is not
-            revealed.
+        client: The client's own object, for `confluent_kafka.Producer.send_offsets_to_transaction`.
+            The generation is in it, and is not revealed.
     """
 
     group_id: str
@@ -66,7 +73,12 @@ class ConsumerOperations:
     """
 
     def __init__(
-        self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, settings: Settings, carried: PauseMarks | None
+        self,
+        member: GroupMember,
+        cluster: ClusterView,
+        fetcher: Fetcher | None,
+        settings: Settings,
+        carried: PauseMarks | None,
     ) -> None:
         self._member = member
         self._cluster = cluster
@@ -96,24 +108,33 @@ class ConsumerOperations:
 
         Args:
             offsets: The next offset of each partition.
-            timeout_s: How long to wait for the outcome, as for `commit_sync`; what is not answered in time counts as failed.
+            timeout_s: How long to wait for the outcome, as for `commit_sync`; what is not answered
+                in time counts as failed.
         """
-        return self._commits.commit(given_offsets("commit_offsets", offsets), _limit("commit_offsets", timeout_s))
+        return self._commits.commit(
+            given_offsets("commit_offsets", offsets), _limit("commit_offsets", timeout_s)
+        )
 
     @in_turn
-    def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
-        """Commit next offsets and metadata in one request; without any, the current position of every partition that was read.
+    def commit_sync(
+        self, offsets: AnyOffsets | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Commit next offsets and metadata in one request.
+
+        Without offsets, commit the current position of every partition that was read.
 
         Args:
             offsets: The next offset of each partition.
-            timeout_s: How long to wait for the outcome; by default until the client gives up by itself: 46 s without a broker, and in the
-                classic protocol as long as another member holds a revoke that this one waits for in a rebalance. A commit that is not
-                answered in time may yet be stored, before the partition is released.
+            timeout_s: How long to wait for the outcome; by default until the client gives up by
+                itself: 46 s without a broker, and in the classic protocol as long as another member
+                holds a revoke that this one waits for in a rebalance. A commit that is not answered
+                in time may yet be stored, before the partition is released.
 
         Raises:
             PartitionLostError: A partition is not ours any more. Commit nothing for it.
             RebalanceInProgressError: Still ours: poll, then commit again (KIP-429).
-            BrokerError: The broker could not be reached, or refused. `partitions` names what failed; the others are committed.
+            BrokerError: The broker could not be reached, or refused. `partitions` names what
+                failed; the others are committed.
         """
         wanted = self._positions() if offsets is None else given_offsets("commit_sync", offsets)
         error = worst_error(self._commits.commit(wanted, _limit("commit_sync", timeout_s)))
@@ -121,13 +142,19 @@ class ConsumerOperations:
             raise error
 
     @in_turn
-    def commit_async(self, offsets: AnyOffsets | None = None, callback: CommitCallback | None = None) -> None:
-        """Send what `commit_sync` would commit, and go on. Commits are sent in the order of the calls.
+    def commit_async(
+        self, offsets: AnyOffsets | None = None, callback: CommitCallback | None = None
+    ) -> None:
+        """Send what `commit_sync` would commit, and go on.
+
+        Commits are sent in the order of the calls.
 
         Args:
-            offsets: The next offset of each partition; without any, the current position of every partition that was read.
-            callback: Called in a later `poll`, `unsubscribe` or `close` with the offsets and the error that `commit_sync` would raise, or
-                None. Without a callback, an error is logged. No partition is released before the commits for it are answered.
+            offsets: The next offset of each partition; without any, the current position of every
+                partition that was read.
+            callback: Called in a later `poll`, `unsubscribe` or `close` with the offsets and the
+                error that `commit_sync` would raise, or None. Without a callback, an error is
+                logged. No partition is released before the commits for it are answered.
         """
         wanted = self._positions() if offsets is None else given_offsets("commit_async", offsets)
         self._commits.commit_later(wanted, given_callback("commit_async", callback))
@@ -164,7 +191,8 @@ class ConsumerOperations:
         """Read on from another offset; a partition of confluent-kafka's may bring it along.
 
         Raises:
-            IllegalStateError: The partition is not assigned, Kafka has no such offset, or this consumer reads no records.
+            IllegalStateError: The partition is not assigned, Kafka has no such offset, or this
+                consumer reads no records.
         """
         target = given_target("seek", partition, offset)
         self._reading().seek(given_partition("seek", partition), target)
@@ -177,20 +205,30 @@ class ConsumerOperations:
 
     @in_turn
     def seek_to_end(self, partitions: Collection[AnyPartition]) -> None:
-        """Read on from the next record that is produced; of all that is assigned when none is given."""
+        """Read on from the next record that is produced.
+
+        Without partitions, the call covers all that is assigned.
+        """
         for tp in given_partitions("seek_to_end", partitions) or self.assignment():
             self._reading().seek(tp, "latest")
 
     @in_turn
-    def beginning_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
+    def beginning_offsets(
+        self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
+    ) -> dict[TopicPartition, int]:
         """The first offsets that exist, of any partitions, in one request."""
-        return self._cluster.beginning_offsets(given_partitions("beginning_offsets", partitions), timeout_s)
+        return self._cluster.beginning_offsets(
+            given_partitions("beginning_offsets", partitions), timeout_s
+        )
 
     @in_turn
-    def end_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
+    ) -> dict[TopicPartition, int]:
         """The offsets that the next records will get, of any partitions, in one request.
 
-        With `isolation.level` `read_committed`, the default, it is the first offset of the oldest open transaction.
+        With `isolation.level` `read_committed`, the default, it is the first offset of the oldest
+        open transaction.
         """
         return self._cluster.end_offsets(given_partitions("end_offsets", partitions), timeout_s)
 
@@ -199,7 +237,9 @@ class ConsumerOperations:
         self, timestamps: AnyTimestamps, timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first records at or after a time in milliseconds; None where there is none."""
-        return self._cluster.offsets_for_times(given_times("offsets_for_times", timestamps), timeout_s)
+        return self._cluster.offsets_for_times(
+            given_times("offsets_for_times", timestamps), timeout_s
+        )
 
     @in_turn
     def partitions_for(self, topic: str, timeout_s: float = _TIMEOUT_S) -> list[PartitionInfo]:
@@ -217,10 +257,12 @@ class ConsumerOperations:
 
     @in_turn
     def current_lag(self, partition: AnyPartition) -> int | None:
-        """How many offsets are left to read, as far as the last fetch told; None while that is not known, and without a fetcher.
+        """Return the number of offsets left to read, as far as the last fetch told.
 
-        It is counted to the high watermark: librdkafka does not tell the last stable offset, which Kafka's own consumer counts to when it
-        reads committed records only.
+        Return None while the number is not known, and without a fetcher.
+
+        The lag counts to the high watermark: librdkafka does not tell the last stable offset, which
+        Kafka's own consumer counts to when it reads committed records only.
 
         Raises:
             IllegalStateError: The partition is not assigned.
@@ -230,29 +272,40 @@ class ConsumerOperations:
         return self._fetcher.lag(tp) if self._fetcher else None
 
     def metrics(self) -> dict[str, dict[str, Any]]:
-        """The latest statistics of librdkafka: of the `member`, which takes part in the group, and of the `fetcher`, which reads.
+        """Return the latest statistics of librdkafka.
 
-        Each is empty before the first `statistics.interval.ms` is over, and while that setting is off: the default, but for a member in the
-        classic protocol.
+        The `member` takes part in the group, and the `fetcher` reads. The statistics of each are
+        empty before the first `statistics.interval.ms` is over, and while that setting is off: the
+        default, but for a member in the classic protocol.
         """
-        return {"member": self._member.metrics(), "fetcher": self._fetcher.metrics() if self._fetcher else {}}
+        return {
+            "member": self._member.metrics(),
+            "fetcher": self._fetcher.metrics() if self._fetcher else {},
+        }
 
     @in_turn
     def group_metadata(self) -> ConsumerGroupMetadata:
-        """Who the group knows this consumer as, and what a producer needs to commit offsets in a transaction.
+        """Return the identity with which a producer commits offsets in a transaction.
 
-        Ask for it before each `send_offsets_to_transaction`: after a loss the consumer is another member.
+        The group knows this consumer by this identity.
+
+        Ask for it before each `send_offsets_to_transaction`: after a loss the consumer is another
+        member.
 
         Raises:
-            IllegalStateError: The consumer carries pause marks, in commits that a transaction could not be told from.
+            IllegalStateError: The consumer carries pause marks, in commits that a transaction could
+                not be told from.
         """
         if self._carries_marks:
             msg = (
-                "group_metadata with pause_marks='carry': a mark is stored by committing the last offset again, which would undo "
+                "group_metadata with pause_marks='carry': a mark is stored by committing the last "
+                "offset again, which would undo "
                 "what a transaction has committed meanwhile; use pause_marks='keep' or 'clear'"
             )
             raise IllegalStateError(msg)
-        return ConsumerGroupMetadata(self._group_id, self._member.member_id, self._member.group_metadata())
+        return ConsumerGroupMetadata(
+            self._group_id, self._member.member_id, self._member.group_metadata()
+        )
 
     def client_instance_id(self, timeout_s: float = _TIMEOUT_S) -> NoReturn:  # noqa: ARG002 - the signature of Kafka's own consumer
         """The id that brokers know the client's telemetry by (KIP-714).
@@ -260,7 +313,10 @@ class ConsumerOperations:
         Raises:
             UnsupportedOperationError: Always: librdkafka has such an id, and tells it to nobody.
         """
-        msg = "client_instance_id: confluent-kafka does not reveal the id of a client's telemetry; use member_id, or set 'client.id'"
+        msg = (
+            "client_instance_id: confluent-kafka does not reveal the id of a client's telemetry; "
+            "use member_id, or set 'client.id'"
+        )
         raise UnsupportedOperationError(msg)
 
     def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
@@ -275,7 +331,10 @@ class ConsumerOperations:
 
     def _reading(self) -> Fetcher:
         if self._fetcher is None:
-            msg = "seek on a consumer without a fetcher: it reads no records, so it has no position to move"
+            msg = (
+                "seek on a consumer without a fetcher: it reads no records, "
+                "so it has no position to move"
+            )
             raise IllegalStateError(msg)
         return self._fetcher
 

@@ -1,7 +1,8 @@
 """A thread that owns a client or a consumer, and runs what is asked of it in order.
 
-Owns what may be run in the middle of something else. A poll that waits, or a callback that is awaited, lets operations through: a worker
-may commit, and the callback may wait for that worker. Must never run two things at a time.
+Owns what may be run in the middle of something else. A poll that waits, or a callback that is
+awaited, lets operations through: a worker may commit, and the callback may wait for that worker.
+Must never run two things at a time.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ class OwnerThread:
             self._run_or_keep(self._jobs.get())
 
     def wait_for(self, future: Future[T]) -> T:
-        """Wait for something that happens elsewhere, and run meanwhile what may be run. Only to be called by a job."""
+        """Wait for something that happens elsewhere, and run meanwhile what may be run.
+
+        Only to be called by a job.
+        """
         future.add_done_callback(lambda _: self._jobs.put(None))
         while not future.done():
             self._run_or_keep(self._jobs.get())

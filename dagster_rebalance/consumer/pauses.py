@@ -1,7 +1,10 @@
-"""Pausing: by partition, by topic, by pattern, and everything; what becomes of a mark when its partition goes.
+"""A caller can pause by partition, by topic, by pattern, and everything.
 
-Owns which partitions the fetcher is silent about: what is marked, what is to be revoked, and what may be marked without our knowing yet.
-The three are kept apart: none of them may undo another.
+The policy of the pause marks decides what becomes of a mark when its partition goes.
+
+Owns which partitions the fetcher is silent about: marked ones, ones to be revoked, and ones that
+may be marked without our knowing yet. The module keeps the three apart: none of them may undo
+another.
 """
 
 from __future__ import annotations
@@ -44,43 +47,63 @@ class PausingConsumer(ConsumerOperations):
     """
 
     def __init__(
-        self, member: GroupMember, cluster: ClusterView, fetcher: Fetcher | None, settings: Settings, pause_marks: PauseMarksPolicy
+        self,
+        member: GroupMember,
+        cluster: ClusterView,
+        fetcher: Fetcher | None,
+        settings: Settings,
+        pause_marks: PauseMarksPolicy,
     ) -> None:
         if pause_marks not in get_args(PauseMarksPolicy):
             msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
             raise ConfigurationError(msg)
         self._marks = PauseMarks()
-        super().__init__(member, cluster, fetcher, settings, self._marks if pause_marks == "carry" else None)
+        super().__init__(
+            member, cluster, fetcher, settings, self._marks if pause_marks == "carry" else None
+        )
         self._keeps_marks = pause_marks == "keep"
         self._revokes_all = settings.is_eager
         self._leaving_marks: set[TopicPartition] = set()
-        self._carried = CarriedMarks(member, self._marks, self.position) if pause_marks == "carry" else None
+        self._carried = (
+            CarriedMarks(member, self._marks, self.position) if pause_marks == "carry" else None
+        )
         self._subscription: Collection[str] | re.Pattern[str] = ()
         self._giving_up: frozenset[TopicPartition] = frozenset()
 
     @in_turn
     def pause(self, partitions: Collection[AnyPartition]) -> None:
-        """Return no records of these partitions until `resume`, whether they are assigned, will be, or do not exist yet.
+        """Return no records of these partitions until `resume`.
 
-        What was read ahead of them is dropped, and read again after `resume`. What a rebalance does to the marks is set by `pause_marks`.
+        The partitions may be assigned now or later, or not exist yet. The fetcher drops the records
+        that it has read ahead, and reads them again after `resume`. `pause_marks` sets what a
+        rebalance does to the marks.
         """
         self._marks.pause(given_partitions("pause", partitions))
         self._withhold()
 
     @in_turn
     def resume(self, partitions: Collection[AnyPartition]) -> None:
-        """Undo `pause`. A partition stays silent while its topic or everything is paused, and once it is to be revoked."""
+        """Undo `pause`.
+
+        A partition stays silent while its topic or everything is paused, and once it is to be
+        revoked.
+        """
         self._marks.resume(given_partitions("resume", partitions))
         self._withhold()
 
     @in_turn
     def paused(self) -> frozenset[TopicPartition]:
-        """The partitions named in `pause`, and those that are assigned and paused with their topic or with everything."""
+        """Return the partitions named in `pause`, and all assigned partitions that are paused.
+
+        A pause of its topic, or of everything, pauses an assigned partition too.
+        """
         return self._marks.partitions | self._marks.among(self._assigned)
 
     @in_turn
     def pause_topics(self, topics: Collection[str]) -> None:
-        """Return no records of these topics, their future partitions included, until `resume_topics`.
+        """Return no records of these topics until `resume_topics`.
+
+        The pause covers their future partitions too.
 
         Raises:
             IllegalStateError: A topic is not subscribed to.
@@ -88,32 +111,41 @@ class PausingConsumer(ConsumerOperations):
         named = given_names("pause_topics", topics)
         for topic in named:
             if not self._subscribes(topic):
-                msg = f"pause_topics of '{topic}': this consumer does not subscribe to it; use pause_pattern for topics that may come"
+                msg = (
+                    f"pause_topics of '{topic}': this consumer does not subscribe to it; "
+                    "use pause_pattern for topics that may come"
+                )
                 raise IllegalStateError(msg)
         self._marks.pause_topics(named)
         self._withhold()
 
     @in_turn
     def resume_topics(self, topics: Collection[str]) -> None:
-        """Undo `pause_topics`, or take topics out of a paused pattern. Partitions that are paused themselves stay so."""
+        """Undo `pause_topics`, or take topics out of a paused pattern.
+
+        Partitions that are paused themselves stay so.
+        """
         self._marks.resume_topics(given_names("resume_topics", topics))
         self._withhold()
 
     @in_turn
     def pause_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Return no records of topics whose whole name matches, those that are yet to come included, until `resume_pattern`."""
+        """Return no records of topics whose whole name matches, until `resume_pattern`.
+
+        The pause covers topics that are yet to come too.
+        """
         self._marks.pause_topics([given_pattern("pause_pattern", pattern)])
         self._withhold()
 
     @in_turn
     def resume_pattern(self, pattern: re.Pattern[str]) -> None:
-        """Undo the pauses of all topics whose whole name matches, however they were paused by topic."""
+        """Undo the pauses of all topics whose whole name matches, by name or by pattern."""
         self._marks.resume_topics([given_pattern("resume_pattern", pattern)])
         self._withhold()
 
     @in_turn
     def pause_all(self) -> None:
-        """Return no records at all until `resume_all`; `poll` goes on keeping the consumer in its group."""
+        """Return no records at all until `resume_all`; `poll` keeps the consumer in its group."""
         self._marks.pause_all()
         self._withhold()
 
@@ -132,8 +164,8 @@ class PausingConsumer(ConsumerOperations):
     def _forget_marks(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions go.
 
-        An eager rebalance revokes what it gives back at once: only with the new assignment it is known
-        which of them have gone.
+        An eager rebalance revokes what it gives back at once: only with the new assignment it is
+        known which of them have gone.
         """
         if not self._keeps_marks:
             self._leaving_marks.update(partitions)

@@ -1,8 +1,11 @@
-"""Pause marks: what a user does not want to read, kept outside of the assignment, where no rebalance can change it.
+"""Pause marks say what a user does not want to read.
 
-Owns which partitions the marks cover, and the text by which a partition's mark travels in the metadata of its committed offset, in front of
-whatever else is stored there (claims, the user's own text). A mark may name a partition, a topic or a pattern that is not assigned, or does
-not exist yet. Marks must never know what is assigned, held or buffered: who reads asks them.
+They stay outside of the assignment, where no rebalance can change them.
+
+Owns which partitions the marks cover, and the text by which a partition's mark travels in the
+metadata of its committed offset, in front of whatever else is stored there (claims, the user's own
+text). A mark may name a partition, a topic or a pattern that is not assigned, or does not exist
+yet. Marks must never know what is assigned, held or buffered: who reads asks them.
 """
 
 from __future__ import annotations
@@ -19,10 +22,13 @@ _CARRIED = "dr-paused "
 
 
 class PauseMarks:
-    """Marks by partition, by topic and for everything; a partition is silent while any of the three covers it.
+    """Keeps marks by partition, by topic and for everything.
 
-    Among the marks by topic, the last call that names a topic decides, whether it named it itself or by a pattern: a topic can be resumed
-    out of a paused pattern, and a pattern resumes topics that were paused by name.
+    A partition is silent while any of the three covers it.
+
+    Among the marks by topic, the last call that names a topic decides, whether it named it itself
+    or by a pattern: a topic can be resumed out of a paused pattern, and a pattern resumes topics
+    that were paused by name.
 
     Example:
         ```python
@@ -46,7 +52,9 @@ class PauseMarks:
 
     def covers(self, partition: TopicPartition) -> bool:
         """Whether a mark says that nothing is to be read of a partition."""
-        return self._everything or partition in self._partitions or self._covers_topic(partition.topic)
+        return (
+            self._everything or partition in self._partitions or self._covers_topic(partition.topic)
+        )
 
     def among(self, partitions: Iterable[TopicPartition]) -> frozenset[TopicPartition]:
         """Those of the partitions that a mark covers."""
@@ -61,7 +69,10 @@ class PauseMarks:
         self._partitions.difference_update(partitions)
 
     def pause_topics(self, topics: Iterable[str | re.Pattern[str]]) -> None:
-        """Mark topics, by their names or by patterns that match their whole names; also those yet to come."""
+        """Mark topics, by their names or by patterns that match their whole names.
+
+        The marks cover topics that are yet to come too.
+        """
         for topic in topics:
             self._decide(topic, paused=True)
 
@@ -94,7 +105,10 @@ class PauseMarks:
 
 
 def with_mark(metadata: str) -> str:
-    """Metadata of a committed offset that also says: whoever owns the partition next, do not read it."""
+    """Add a mark to the metadata of a committed offset.
+
+    The mark tells the next owner of the partition not to read it.
+    """
     return _CARRIED + metadata
 
 

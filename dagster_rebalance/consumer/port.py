@@ -1,7 +1,10 @@
-"""What a member of a consumer group must be able to do, and what the cluster must answer, whoever plays them.
+"""These ports say what a group member must do and what the cluster must answer.
 
-Owns the contract that the real member, librdkafka's mock cluster and the fake group in `testing` share; one test suite checks all three.
-An offset is always the *next* offset to be read. Nothing here may mention the Kafka client.
+The contract binds whoever plays them.
+
+Owns the contract that the real member, librdkafka's mock cluster and the fake group in `testing`
+share; one test suite checks all three. An offset is always the *next* offset to be read. Nothing
+here may mention the Kafka client.
 """
 
 from __future__ import annotations
@@ -41,7 +44,10 @@ class GroupMember(Protocol):
 
     @property
     def member_id(self) -> str:
-        """The id the group knows this member by. Before it joined it is empty in classic; in the consumer protocol members choose it."""
+        """The id the group knows this member by.
+
+        Before it joined it is empty in classic; in the consumer protocol members choose it.
+        """
 
     @property
     def held(self) -> frozenset[TopicPartition]:
@@ -51,13 +57,18 @@ class GroupMember(Protocol):
         """What this member owns, held partitions included."""
 
     def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
-        """Take part in the group for these topics. During a hold it takes effect after the release."""
+        """Take part in the group for these topics.
+
+        During a hold it takes effect after the release.
+        """
 
     def unsubscribe(self, timeout_s: float) -> None:
         """Leave the group within `timeout_s`; what is still held goes with it."""
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Take part in the group for at most `timeout_s`, and tell what happened, in its order. Returns early when something did.
+        """Take part in the group for at most `timeout_s`, and tell what happened, in its order.
+
+        Returns early when something did.
 
         Raises:
             IllegalStateError: Called from inside itself.
@@ -71,14 +82,18 @@ class GroupMember(Protocol):
         """
 
     def commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> CommitResult:
-        """Store next offsets and metadata, all in one request; a partition that is not assigned fails without being asked for."""
+        """Store next offsets and metadata, all in one request.
+
+        A partition that is not assigned fails without a request.
+        """
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
-        """Store like `commit`, without waiting for the answer: `poll` tells it with a `CommitAnswered`.
+        """Store like `commit`, without waiting: `poll` tells the answer with a `CommitAnswered`.
 
-        Commits reach the broker in the order in which they were asked for. What is asked for while another is on its way goes out with
-        the next request; of a partition that was asked for several times, the last offset is stored. `commit`, `release`, `unsubscribe`
-        and `close` wait until nothing is on its way.
+        Commits reach the broker in the order of the calls. Commits that the caller makes while
+        another is on its way go out with the next request; of several offsets for a partition, the
+        broker stores the last one. `commit`, `release`, `unsubscribe` and `close` wait until
+        nothing is on its way.
 
         Returns:
             The number of the `CommitAnswered`.
@@ -91,7 +106,9 @@ class GroupMember(Protocol):
             Whether that came about in time.
         """
 
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; None where it has nothing.
 
         Raises:
@@ -99,43 +116,63 @@ class GroupMember(Protocol):
         """
 
     def metrics(self) -> dict[str, Any]:
-        """The client's latest statistics; none while they are off, and from members without a client."""
+        """Return the client's latest statistics.
+
+        There are none while they are off, and from members without a client.
+        """
 
     def group_metadata(self) -> object:
-        """What a transactional producer is given to commit this member's offsets: opaque, and None from members without a client."""
+        """Return the object with which a transactional producer commits this member's offsets.
+
+        It is opaque, and None from members without a client.
+        """
 
     def close(self, timeout_s: float) -> None:
         """Leave the group within `timeout_s`; may be called again."""
 
 
 class ClusterView(Protocol):
-    """Read-only questions to the cluster. Each raises `BrokerError` when it gets no answer in time, or is refused."""
+    """Read-only questions to the cluster.
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    Each raises `BrokerError` when it gets no answer in time, or is refused.
+    """
+
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The first offset that exists, for all partitions in one request."""
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The offset that the next record will get, for all partitions in one request."""
 
-    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+    def log_ends(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, LogPosition]:
         """The end offsets, with the leader epochs in which the leaders told them."""
 
-    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def high_watermarks(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The offset that the next record will get, also behind an open transaction."""
 
-    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:
-        """Whether the log does not reach a position any more that it reached in its leader epoch (KIP-320).
+    def truncated(
+        self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, bool]:
+        """Tell whether the log no longer reaches a position that it reached in its leader epoch.
 
-        The answers of leaders that do not answer in time are missing.
+        KIP-320 describes the question. The answer lacks partitions whose leaders do not answer in
+        time.
         """
 
     def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
-        """The ids of topics, of those for which they are known: a topic that is made again gets another one."""
+        """Return the known ids of topics; a topic that is made again gets another one."""
 
     def offsets_for_times(
         self, timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time in milliseconds; None where there is no such record."""
+        """Find the first record at or after a time in milliseconds; None where there is none."""
 
     def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
         """All topics that the principal may see."""
@@ -143,5 +180,7 @@ class ClusterView(Protocol):
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
         """The partitions of a topic."""
 
-    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+    def check(
+        self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
+    ) -> None:
         """Find out now what would go wrong later: brokers, credentials, topics."""

@@ -1,8 +1,11 @@
-"""Finds out during a hold whether the broker still knows the member, and whether somebody else owns what it holds.
+"""During a hold, the probe finds out whether the broker still knows the member.
 
-Owns what is asked. The broker is sent a commit that it refuses to everybody, for the length of its metadata; it
-looks at the member first, and so tells whether it knows it. Nothing is stored: an offset that was read a moment
-ago must never be written, because a transaction of the caller's may have moved it since.
+It also finds out whether somebody else owns the held partitions.
+
+Owns what is asked. The probe sends a commit that the broker refuses to everybody, for the length of
+its metadata; the broker looks at the member first, and so tells whether it knows it. The broker
+stores nothing: the probe must never write an offset that it read a moment ago, because a
+transaction of the caller's may have moved it since.
 """
 
 from __future__ import annotations
@@ -12,7 +15,11 @@ from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
 
-from dagster_rebalance.consumer.kafka_errors import FENCED_IN_A_HOLD, METADATA_TOO_LARGE, kafka_error
+from dagster_rebalance.consumer.kafka_errors import (
+    FENCED_IN_A_HOLD,
+    METADATA_TOO_LARGE,
+    kafka_error,
+)
 from dagster_rebalance.consumer.translation import to_commit
 from dagster_rebalance.core.events import LostReason
 from dagster_rebalance.core.partition import OffsetAndMetadata, named
@@ -39,7 +46,9 @@ _BEYOND_EVERY_OFFSET = 2**62
 class Probe:
     """The questions of one session."""
 
-    def __init__(self, settings: Settings, commits: Commits, clock: Callable[[], float], interval_s: float) -> None:
+    def __init__(
+        self, settings: Settings, commits: Commits, clock: Callable[[], float], interval_s: float
+    ) -> None:
         self._settings = settings
         self._commits = commits
         self._clock = clock
@@ -54,7 +63,10 @@ class Probe:
         self._look_at = self._clock() + self._interval_s
 
     def look(self, session: SessionView) -> None:
-        """Read what is committed and send the commit, if it is time to; the session is ended when something is wrong."""
+        """Read the committed offsets and send the commit, if it is time to.
+
+        The probe ends the session when something is wrong.
+        """
         now = self._clock()
         if now < self._look_at:
             return
@@ -69,19 +81,28 @@ class Probe:
             return
         moved = [] if self.others_commit else self._commits.moved({tp: found[tp] for tp in held})
         if moved:
-            logger.warning("group '%s': somebody else committed %s, which this member holds", self._settings.group_id, named(moved))
+            logger.warning(
+                "group '%s': somebody else committed %s, which this member holds",
+                self._settings.group_id,
+                named(moved),
+            )
             session.end(LostReason.SUPERSEDED)
             return
         self._commits.remember({tp: found[tp] for tp in held})
         if self._is_refused:
             self._send(session, chosen, found[chosen])
 
-    def _send(self, session: SessionView, partition: TopicPartition, found: OffsetAndMetadata | None) -> None:
-        # Should a broker store it, reading starts where it would have: at the same offset or, out of range, where it is reset to.
+    def _send(
+        self, session: SessionView, partition: TopicPartition, found: OffsetAndMetadata | None
+    ) -> None:
+        # Should a broker store it, reading starts where it would have: at the same offset or, out
+        # of range, where it is reset to.
         nothing = 0 if self._settings.offset_reset == "earliest" else _BEYOND_EVERY_OFFSET
         refused = OffsetAndMetadata(found.offset if found else nothing, _TOO_LONG)
         try:
-            answers = session.consumer.commit(offsets=[to_commit(partition, refused)], asynchronous=False)
+            answers = session.consumer.commit(
+                offsets=[to_commit(partition, refused)], asynchronous=False
+            )
         except KafkaException as problem:
             error: KafkaError | None = kafka_error(problem)
         else:
@@ -89,7 +110,8 @@ class Probe:
         if error is None:
             self._is_refused = False
             logger.warning(
-                "group '%s': the broker stored the metadata of a probe, 32,000 bytes, for %s; no further probe is sent",
+                "group '%s': the broker stored the metadata of a probe, 32,000 bytes, for %s; no "
+                "further probe is sent",
                 self._settings.group_id,
                 partition,
             )
@@ -101,4 +123,8 @@ class Probe:
         if error.code() in FENCED_IN_A_HOLD:
             session.end(LostReason.FENCED)
         else:
-            logger.info("group '%s': a probe during a hold got no answer: %s", self._settings.group_id, error.str())
+            logger.info(
+                "group '%s': a probe during a hold got no answer: %s",
+                self._settings.group_id,
+                error.str(),
+            )

@@ -1,7 +1,7 @@
-"""`RebalanceAwareConsumer`: a consumer of a group that may delay a revoke while it goes on reading (KIP-983).
+"""`RebalanceAwareConsumer` is a group consumer that may delay a revoke and read on (KIP-983).
 
-Owns the surface that users see, and the order of things within a poll: complete what is due, take part
-in the group, read. Must be used by one thread at a time.
+Owns the surface that users see, and the order of things within a poll: complete what is due, take
+part in the group, read. Must be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,12 @@ from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.settings import checked_seconds, validated
 from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.consumer.turn import in_turn
-from dagster_rebalance.consumer.values import given_count, given_partitions, given_seconds, given_topics
+from dagster_rebalance.consumer.values import (
+    given_count,
+    given_partitions,
+    given_seconds,
+    given_topics,
+)
 from dagster_rebalance.consumer.waking import patience_s
 
 if TYPE_CHECKING:
@@ -38,7 +43,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
 
 _IDLE_SLICE_S = 0.1
-"""The client goes on waiting after it has called back, so a long wait is cut into slices to return early on a request."""
+"""The client goes on waiting after it has called back, so a long wait is cut into slices to return
+early on a request."""
 _READ_SLICE_S = 0.05
 _LEAVE_S = 10.0
 
@@ -49,9 +55,11 @@ class PollResult:
 
     Attributes:
         records: The records, as `poll` returns them.
-        to_be_revoked: The partitions that will be revoked in the next poll, unless they are delayed.
+        to_be_revoked: The partitions that will be revoked in the next poll, unless they are
+            delayed.
         lost: The partitions that were lost during this poll.
-        events: What happened to the assignment, in its order: also what a poll has found that ended with an error.
+        events: What happened to the assignment, in its order: also what a poll has found that ended
+            with an error.
     """
 
     records: list[Message]
@@ -63,21 +71,27 @@ class PollResult:
 class RebalanceAwareConsumer(GroupConsumer):
     """A consumer whose revokes can be delayed.
 
-    A revoke that is requested in one poll is completed at the start of the next one, unless it is delayed. Meanwhile the partitions are
-    still assigned, their offsets can be committed, and `poll` returns no more records of them; all others keep their full speed. Kafka is
-    told when the last partition of a request is completed.
+    A revoke that is requested in one poll is completed at the start of the next one, unless it is
+    delayed. Meanwhile the partitions are still assigned, their offsets can be committed, and `poll`
+    returns no more records of them; all others keep their full speed. Kafka is told when the last
+    partition of a request is completed.
 
     Args:
-        config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group protocol is `consumer` (KIP-848, Kafka 4)
-            unless `group.protocol` is `classic`.
-        hold_limit_s: How long revokes are going to be delayed at most; `max.poll.interval.ms` is derived from it.
-            Beyond it the partitions are lost.
-        fetch: Whether records are read. Without, `poll` returns none, and the consumer only takes part in the group.
-        complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is requested in, as other consumers do.
-        pause_marks: What happens to the marks of `pause` when their partitions go: `keep` them for when the partitions come back, `clear`
-            them (KAFKA-20385), or let the partitions `carry` them to the next owner. Marks of topics and of everything always stay.
-        probe_interval_s: How often the broker is asked during a hold whether it still knows the member.
-        discovery_interval_s: How often new partitions (classic protocol) and topics (patterns) are looked for.
+        config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group
+            protocol is `consumer` (KIP-848, Kafka 4) unless `group.protocol` is `classic`.
+        hold_limit_s: How long revokes are going to be delayed at most; `max.poll.interval.ms` is
+            derived from it. Beyond it the partitions are lost.
+        fetch: Whether records are read. Without, `poll` returns none, and the consumer only takes
+            part in the group.
+        complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is
+            requested in, as other consumers do.
+        pause_marks: What happens to the marks of `pause` when their partitions go: `keep` them for
+            when the partitions come back, `clear` them (KAFKA-20385), or let the partitions `carry`
+            them to the next owner. Marks of topics and of everything always stay.
+        probe_interval_s: How often the broker is asked during a hold whether it still knows the
+            member.
+        discovery_interval_s: How often new partitions (classic protocol) and topics (patterns) are
+            looked for.
         clock: A monotonic clock.
         member: Plays the group, for tests without Kafka (`dagster_rebalance.testing.fake_group`).
         cluster: Plays the cluster, likewise.
@@ -87,13 +101,14 @@ class RebalanceAwareConsumer(GroupConsumer):
 
     Example:
         ```python
-        with RebalanceAwareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "etl"}) as consumer:
+        settings = {"bootstrap.servers": "localhost:9092", "group.id": "etl"}
+        with RebalanceAwareConsumer(settings) as consumer:
             consumer.subscribe(["orders"])
             while True:
                 work.start(consumer.poll(1.0))
                 consumer.commit_sync(work.finished())
-                unfinished = {tp for tp in consumer.get_to_be_revoked_partitions() if work.is_busy(tp)}
-                consumer.delay_revoke(unfinished)
+                due = consumer.get_to_be_revoked_partitions()
+                consumer.delay_revoke({tp for tp in due if work.is_busy(tp)})
                 work.abort(consumer.get_lost_partitions())
         ```
     """
@@ -116,29 +131,54 @@ class RebalanceAwareConsumer(GroupConsumer):
         checked_seconds("probe_interval_s", probe_interval_s)
         checked_seconds("discovery_interval_s", discovery_interval_s)
         if member is None:
-            member = Member(settings, clock=clock, probe_interval_s=probe_interval_s, discovery_interval_s=discovery_interval_s)
+            member = Member(
+                settings,
+                clock=clock,
+                probe_interval_s=probe_interval_s,
+                discovery_interval_s=discovery_interval_s,
+            )
         if cluster is None:
             cluster = Cluster(settings, clock=clock)
-        fetcher = Fetcher(settings, Starts(member, cluster, settings.offset_reset), clock) if fetch else None
+        fetcher = (
+            Fetcher(settings, Starts(member, cluster, settings.offset_reset), clock)
+            if fetch
+            else None
+        )
         super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
         self._same_poll = complete_revoke_in_same_poll
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
-    def subscribe(self, topics: Collection[str] | re.Pattern[str], listener: AnyRebalanceListener | None = None) -> None:
-        """Take part in the group for these topics, or for those whose whole name matches a compiled pattern.
+    def subscribe(
+        self,
+        topics: Collection[str] | re.Pattern[str],
+        listener: AnyRebalanceListener | None = None,
+    ) -> None:
+        """Take part in the group for these topics, or for those that match a compiled pattern.
+
+        The pattern must match the whole name of a topic.
 
         Args:
-            topics: Names, or a pattern. A pattern is matched with Python's rules, and never matches internal topics (`__...`). No names at
-                all is the same as `unsubscribe`.
-            listener: Deprecated (KAFKA-20385): use `set_rebalance_listener`. Told when partitions come and go.
+            topics: Names, or a pattern. A pattern is matched with Python's rules, and never matches
+                internal topics (`__...`). No names at all is the same as `unsubscribe`.
+            listener: Deprecated (KAFKA-20385): use `set_rebalance_listener`. Told when partitions
+                come and go.
         """
         if listener is not None:
-            warnings.warn("subscribe(..., listener) is deprecated: use set_rebalance_listener", DeprecationWarning, stacklevel=2)
+            warnings.warn(
+                "subscribe(..., listener) is deprecated: use set_rebalance_listener",
+                DeprecationWarning,
+                stacklevel=2,
+            )
             self.set_rebalance_listener(listener)
         wanted = given_topics("subscribe", topics)
         if not wanted:
@@ -150,14 +190,20 @@ class RebalanceAwareConsumer(GroupConsumer):
 
     @property
     def cluster(self) -> ClusterView:
-        """Questions to the cluster that do not concern the group, and that Kafka's own consumer does not have."""
+        """Return the view for questions to the cluster that do not concern the group.
+
+        Kafka's own consumer does not have these questions.
+        """
         return self._cluster
 
     def set_rebalance_listener(self, listener: AnyRebalanceListener | None) -> None:
-        """Who is told when partitions come and go, from the next poll on; None for nobody. The last one set wins.
+        """Who is told when partitions come and go, from the next poll on; None for nobody.
 
-        `on_partitions_revoked` is called when a revoke is completed, while the partitions are still in the assignment; with delayed revokes
-        that is in the first poll after the last delay. The request itself is told by `get_to_be_revoked_partitions`.
+        The last one set wins.
+
+        `on_partitions_revoked` is called when a revoke is completed, while the partitions are still
+        in the assignment; with delayed revokes that is in the first poll after the last delay. The
+        request itself is told by `get_to_be_revoked_partitions`.
         """
         self._callbacks.listen(listener)
 
@@ -169,9 +215,10 @@ class RebalanceAwareConsumer(GroupConsumer):
         self._callbacks.raise_noted()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """Give all partitions up and leave the group, within `timeout_s` on the network's side; may be called again.
+        """Give all partitions up and leave the group; may be called again.
 
-        What is still held is released. Drain and commit before.
+        The leave takes at most `timeout_s` on the network's side. The consumer releases the
+        partitions that it still holds: drain and commit before.
         """
         if self._turn.is_over:
             return
@@ -180,7 +227,8 @@ class RebalanceAwareConsumer(GroupConsumer):
             try:
                 left_s = self._leave_behind(left_s)
             finally:
-                # Whatever interrupted it, Ctrl-C too: a member that stays would keep partitions that nobody reads.
+                # Whatever interrupted it, Ctrl-C too: a member that stays would keep partitions
+                # that nobody reads.
                 self._turn.is_over = True
                 self._end(left_s)
         self._callbacks.raise_noted()
@@ -208,20 +256,23 @@ class RebalanceAwareConsumer(GroupConsumer):
 
     @in_turn
     def get_lost_partitions(self) -> frozenset[TopicPartition]:
-        """The partitions that were lost during the last poll. Stop the work on them, and commit nothing for them."""
+        """The partitions that were lost during the last poll.
+
+        Stop the work on them, and commit nothing for them.
+        """
         return self._lists.lost
 
     @in_turn
     def delay_revoke(self, partitions: Collection[AnyPartition]) -> bool:
-        """Delay the revoke of partitions from the next poll to the one after it; to be asked for again after each poll.
+        """Delay the revoke of partitions from the next poll to the one after it.
 
-        Partitions that are assigned and not to be revoked are left as they are. With an eager strategy
-        all partitions of a member are to be revoked, and the whole group waits while one of its members
-        delays.
+        Call it again after each poll. Partitions that are assigned and not to be revoked stay as
+        they are. With an eager strategy all partitions of a member are to be revoked, and the whole
+        group waits while one of its members delays.
 
         Returns:
-            False when some of the partitions are not assigned: lost, given up already, or never owned.
-            It is too late for them. The others are delayed all the same.
+            False when some of the partitions are not assigned: lost, given up already, or never
+            owned. It is too late for them. The others are delayed all the same.
         """
         return self._lists.delay(given_partitions("delay_revoke", partitions))
 
@@ -232,10 +283,10 @@ class RebalanceAwareConsumer(GroupConsumer):
         *,
         timeout: float | None = None,
     ) -> list[Message]:
-        """Complete what is due, take part in the group, and return at most `max_records` records of what is assigned.
+        """Complete due revokes, take part in the group, and return up to `max_records` records.
 
-        Returns early when there are records, when a revoke is requested, when partitions are lost, and
-        after `wakeup`.
+        The records come from assigned partitions. The poll returns early when there are records,
+        when the group requests a revoke, when partitions are lost, and after `wakeup`.
 
         Args:
             timeout_s: How long to wait for records, 1 s by default; below 0 is without end.
@@ -243,7 +294,8 @@ class RebalanceAwareConsumer(GroupConsumer):
             timeout: The same as `timeout_s`, by confluent-kafka's name.
 
         Raises:
-            BrokerError: Something does not mend itself, with what to do about it. The consumer stays usable.
+            BrokerError: Something does not mend itself, with what to do about it. The consumer
+                stays usable.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
         records = self._poll_once(patience_s(timeout_s, timeout), max_records)
@@ -261,15 +313,19 @@ class RebalanceAwareConsumer(GroupConsumer):
     ) -> PollResult:
         """Poll, and get what happened together with the records (KIP-983, variant 1).
 
-        A revoke that is requested in such a poll is completed in the next one, also with `complete_revoke_in_same_poll`.
+        A revoke that is requested in such a poll is completed in the next one, also with
+        `complete_revoke_in_same_poll`.
 
         Raises:
-            BrokerError: Something does not mend itself, with what to do about it. The consumer stays usable.
+            BrokerError: Something does not mend itself, with what to do about it. The consumer
+                stays usable.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
         records = self._poll(patience_s(timeout_s, timeout), max_records, same_poll=False)
         self._woken = False
-        result = PollResult(records, self._lists.to_be_revoked, self._lists.lost, tuple(self._events))
+        result = PollResult(
+            records, self._lists.to_be_revoked, self._lists.lost, tuple(self._events)
+        )
         if self._fetcher:
             self._fetcher.is_open = False
         return result
@@ -285,21 +341,32 @@ class RebalanceAwareConsumer(GroupConsumer):
                 if self._fetcher:
                     self._fetcher.begin()
                 has_begun = True
-                return self._wait_for_records(self._clock() + timeout_s, max_records, same_poll=same_poll)
+                return self._wait_for_records(
+                    self._clock() + timeout_s, max_records, same_poll=same_poll
+                )
         except BaseException:
-            # A signal handler may raise anywhere, even between the client's return with records and ours.
+            # A signal handler may raise anywhere, even between the client's return with records and
+            # ours.
             if has_begun:
                 self._untell()
             raise
 
-    def _wait_for_records(self, deadline: float, max_records: int, *, same_poll: bool) -> list[Message]:
+    def _wait_for_records(
+        self, deadline: float, max_records: int, *, same_poll: bool
+    ) -> list[Message]:
         self._callbacks.begin()
         news = self._complete_due()
         while True:
             remaining = 0.0 if news or self._has_to_return() else max(0.0, deadline - self._clock())
-            urgent = self._take_part(0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll)
+            urgent = self._take_part(
+                0.0 if self._fetcher else min(remaining, _IDLE_SLICE_S), same_poll=same_poll
+            )
             self._callbacks.raise_noted()
-            records = self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S)) if self._fetcher else []
+            records = (
+                self._fetcher.read(max_records, 0.0 if urgent else min(remaining, _READ_SLICE_S))
+                if self._fetcher
+                else []
+            )
             if records or urgent or not remaining:
                 return records
             self._between_slices()

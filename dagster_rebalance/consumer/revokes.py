@@ -1,11 +1,15 @@
-"""The three lists of KIP-983: to be revoked in the next poll, in the poll thereafter, and lost in the last poll.
+"""KIP-983 has three lists of partitions: revoke next, revoke thereafter, and lost.
 
-Owns when a requested revoke is completed, and what a delay answers. Every partition is on at most one list. It must never talk to Kafka: it
-says when the release has to be sent, and the shell sends it.
+The first two name the partitions to be revoked in the next poll and in the poll thereafter, the
+third one those lost in the last poll.
 
-The client completes one revoke request as a whole (librdkafka: the first unassign ends it for all of its partitions). So completion has two
-levels. A partition that was not delayed is *completed*: gone for the API. Its *release* goes to Kafka together with the others of the
-same request, when the last of them has left both lists.
+Owns when a requested revoke is completed, and what a delay answers. Every partition is on at most
+one list. Must never talk to Kafka: the lists say when to send the release, and the shell sends it.
+
+The client completes one revoke request as a whole (librdkafka: the first unassign ends it for all
+of its partitions). So completion has two levels. A partition that was not delayed is *completed*:
+gone for the API. Its *release* goes to Kafka together with the others of the same request, when the
+last of them has left both lists.
 """
 
 from __future__ import annotations
@@ -24,11 +28,12 @@ class PollStarted:
     """What has to be carried out at the start of a poll.
 
     Attributes:
-        completed: The partitions whose revoke is completed, now or in an earlier poll, and that Kafka still counts as ours;
-            they are not in the assignment of the API.
-        release: The partitions to be released to Kafka now, in one request. `released` says that this was done; until then
-            each poll says it again.
-        news: Whether the caller was not told what the poll before has found, and must hear of it at once.
+        completed: The partitions whose revoke is completed, now or in an earlier poll, and that
+            Kafka still counts as ours; they are not in the assignment of the API.
+        release: The partitions to be released to Kafka now, in one request. `released` says that
+            this was done; until then each poll says it again.
+        news: Whether the caller was not told what the poll before has found, and must hear of it at
+            once.
     """
 
     completed: frozenset[TopicPartition]
@@ -76,7 +81,10 @@ class RevokeLists:
 
     @property
     def unreleased(self) -> frozenset[TopicPartition]:
-        """The partitions of a revoke request that was not released to Kafka yet, completed ones included."""
+        """Return the partitions of revoke requests that are not released to Kafka yet.
+
+        Completed partitions are among them.
+        """
         return frozenset(self._unreleased)
 
     @property
@@ -85,9 +93,9 @@ class RevokeLists:
         return self._is_untold
 
     def start_poll(self) -> PollStarted:
-        """Complete what is on the revoke-next list, forget what was lost, and move the delayed ones up.
+        """Complete the revoke-next list, forget the lost partitions, and move the delayed ones up.
 
-        After a poll that told nobody, nothing is completed or forgotten that its caller did not hear of.
+        After a poll that told nobody, complete and forget nothing that the caller did not hear of.
         """
         if not self._is_untold:
             self._lost = frozenset()
@@ -98,7 +106,10 @@ class RevokeLists:
         return PollStarted(started.completed, started.release, news=bool(self._next or self._lost))
 
     def untold(self) -> None:
-        """The poll that was started last ended with an exception, or its caller is gone: nobody heard of what it found."""
+        """Note that nobody heard of the findings of the poll that was started last.
+
+        The poll ended with an exception, or its caller is gone.
+        """
         self._is_untold = True
 
     def complete(self) -> PollStarted:
@@ -116,8 +127,8 @@ class RevokeLists:
     def request(self, partitions: Iterable[TopicPartition]) -> None:
         """A revoke is requested: the partitions go on the revoke-next list.
 
-        librdkafka sends no second request while one is held. Should one come all the same, it joins the first: one that is delayed stays
-        delayed, and all are released together.
+        librdkafka sends no second request while one is held. Should one come all the same, it joins
+        the first: one that is delayed stays delayed, and all are released together.
         """
         requested = set(partitions)
         self._next |= requested - self._thereafter
@@ -126,11 +137,12 @@ class RevokeLists:
     def delay(self, partitions: Iterable[TopicPartition]) -> bool:
         """Move partitions from the revoke-next to the revoke-thereafter list.
 
-        Those that are on no list are left as they are. The others are delayed even when it is too late
-        for one of the given ones.
+        Those that are on no list are left as they are. The others are delayed even when it is too
+        late for one of the given ones.
 
         Returns:
-            False when some of the partitions are not assigned: lost, given up already, or never owned.
+            False when some of the partitions are not assigned: lost, given up already, or never
+            owned.
         """
         wanted = set(partitions)
         moved = wanted & self._next
@@ -141,7 +153,8 @@ class RevokeLists:
     def lose(self, partitions: Iterable[TopicPartition]) -> None:
         """Partitions are lost: they leave the other lists, and are never released.
 
-        One whose revoke was completed, and that only waits to be released with the others, is no loss to anybody: it just ends.
+        One whose revoke was completed, and that only waits to be released with the others, is no
+        loss to anybody: it just ends.
         """
         named = frozenset(partitions)
         gone = named - (self._unreleased - self._next - self._thereafter)
@@ -152,5 +165,8 @@ class RevokeLists:
         self._assigned -= named
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Partitions are assigned: what happened in an earlier ownership is no reason to deny a delay."""
+        """Add partitions to the assignment.
+
+        Events of an earlier ownership are no reason to deny a delay.
+        """
         self._assigned |= set(partitions)

@@ -1,14 +1,16 @@
-"""One membership in the group, from joining to leaving: a confluent Consumer with a thread of its own.
+"""A session is one membership in the group: a confluent Consumer with a thread of its own.
 
-How a revoke is held: the client calls `on_revoke` in this thread, and this thread stays in there until it is
-told to release. Meanwhile librdkafka heartbeats by itself, commits are made from inside the callback, and
-nobody else is given the partitions. Then the callback unassigns them and returns. `docs/held-revoke.md` has
-what was measured.
+The membership lasts from joining to leaving.
 
-Owns the client: every call of it is made by this thread, because a commit from another thread was seen to
-hang while this one is in `poll`. Owns what is assigned, and the hold. Every partition stays paused, because
-records come from elsewhere. Callbacks never raise. What follows from the end of a membership is the
-member's to decide.
+To hold a revoke, the thread stays in `on_revoke`, which the client calls in it, until the member
+releases the partitions. Meanwhile librdkafka heartbeats by itself, the thread commits from inside
+the callback, and the group gives the partitions to nobody else. Then the callback unassigns them
+and returns. `docs/held-revoke.md` has the measurements.
+
+Owns the client: every call of it is made by this thread, because a commit from another thread was
+seen to hang while this one is in `poll`. Owns what is assigned, and the hold. Every partition stays
+paused, because records come from elsewhere. Callbacks never raise. What follows from the end of a
+membership is the member's to decide.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.probe import Probe
 from dagster_rebalance.consumer.session_view import Hold, UserCallback
 from dagster_rebalance.consumer.translation import ours, theirs
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
 from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
@@ -61,7 +68,8 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SLICE_S = 0.05
-"""How long the thread waits for requests before it lets the client call back: how late a rebalance is noticed."""
+"""How long the thread waits for requests before it lets the client call back: how late a rebalance
+is noticed."""
 
 
 Told: TypeAlias = "MemberEvent | UserCallback"
@@ -88,7 +96,13 @@ class Session:
         ConfigurationError: The client refuses a setting; the message names it.
     """
 
-    def __init__(self, settings: Settings, clock: Callable[[], float], discovery: Discovery, probe_interval_s: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Callable[[], float],
+        discovery: Discovery,
+        probe_interval_s: float,
+    ) -> None:
         self._settings = settings
         self._clock = clock
         self._discovery = discovery
@@ -123,7 +137,10 @@ class Session:
         return self._ends[0] if self._ends else None
 
     def end(self, reason: LostReason) -> None:
-        """End the membership: the group is left, and nothing more is told. The first reason stays."""
+        """End the membership: the group is left, and nothing more is told.
+
+        The first reason stays.
+        """
         self._ends.append(reason)
         self._news.set()
 
@@ -136,7 +153,10 @@ class Session:
         return self._thread.submit(function)
 
     def do(self, function: Callable[[], None]) -> None:
-        """Have something done that nobody waits for, in the same order. The membership ends if it fails."""
+        """Have something done that nobody waits for, in the same order.
+
+        The membership ends if it fails.
+        """
         self._thread.submit(partial(self._attempted, function))
 
     def wait(self, timeout_s: float) -> None:
@@ -145,7 +165,10 @@ class Session:
             self._news.clear()
 
     def wait_for_callbacks(self, timeout_s: float) -> None:
-        """Wait until the client was polled once more, and so has told why it cannot connect; not in a hold."""
+        """Wait until the session has polled the client once more; not in a hold.
+
+        By then the client has told why it cannot connect.
+        """
         self._polled.clear()
         self._polled.wait(timeout_s)
 
@@ -171,17 +194,27 @@ class Session:
         return self._is_leaving and not self._life.done()
 
     def wait_until_left(self, timeout_s: float) -> None:
-        """Wait until the client is gone, after `leave`; what takes longer goes on in the background."""
+        """Wait until the client is gone, after `leave`.
+
+        A leave that takes longer goes on in the background.
+        """
         timeout_s = max(0.0, timeout_s)
         try:
             self._life.result(timeout_s)
         except NotAnsweredError:
-            logger.warning("leaving group '%s' takes longer than %g s: it goes on in the background", self._settings.group_id, timeout_s)
+            logger.warning(
+                "leaving group '%s' takes longer than %g s: it goes on in the background",
+                self._settings.group_id,
+                timeout_s,
+            )
 
     # For this session's parts, in its thread
 
     def owns(self, partition: TopicPartition, heard: int) -> bool:
-        """Whether a partition is assigned, and a caller who had taken so many events has heard of that."""
+        """Return whether a partition is assigned and the caller has heard of that.
+
+        `heard` counts the events that the caller had taken.
+        """
         return partition in self._owned and self._owned[partition] <= heard
 
     @property
@@ -203,11 +236,19 @@ class Session:
 
     def subscribe(self, topics: list[str]) -> None:
         """Join the group for these topics, or change them."""
-        self._attempt = Attempt(f"membership in group '{self._settings.group_id}' for {_listed(topics)}", self._settings.brokers)
-        self.consumer.subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+        self._attempt = Attempt(
+            f"membership in group '{self._settings.group_id}' for {_listed(topics)}",
+            self._settings.brokers,
+        )
+        self.consumer.subscribe(
+            topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
+        )
 
     def release(self) -> None:
-        """Complete the held revoke, for all of its partitions, behind all commits that were asked for before."""
+        """Complete the held revoke, for all of its partitions.
+
+        The release goes out behind all commits that the caller made before.
+        """
         self.commits.send()
         hold = self.hold
         if hold is None or self.ended is not None:
@@ -251,9 +292,13 @@ class Session:
         """Do what is asked for, and see whether whoever asks is still there."""
         self._thread.serve(_SLICE_S)
         self.commits.send()
-        if self._discovery.wanted and self._clock() - self.seen_at > self._settings.max_poll_interval_s:
+        if (
+            self._discovery.wanted
+            and self._clock() - self.seen_at > self._settings.max_poll_interval_s
+        ):
             logger.warning(
-                "group '%s': `poll` was not called for %g s ('max.poll.interval.ms'): the partitions are given up",
+                "group '%s': `poll` was not called for %g s ('max.poll.interval.ms'): the "
+                "partitions are given up",
                 self._settings.group_id,
                 self._settings.max_poll_interval_s,
             )
@@ -262,8 +307,8 @@ class Session:
     def _take_part(self) -> None:
         """Let the client call back, and look for topics.
 
-        All that is queued is taken: behind the news that `poll` came too late lies the callback that tells
-        the loss.
+        All that is queued is taken: behind the news that `poll` came too late lies the callback
+        that tells the loss.
         """
         if not (self._is_settling and self._settings.is_classic):
             self._discovery.look(self)
@@ -280,7 +325,9 @@ class Session:
     def _connect(self) -> confluent_kafka.Consumer:
         config = self._settings.member()
         config.update({"error_cb": self._on_error, "stats_cb": self._on_statistics})
-        config.pop("on_commit", None)  # it is called for commits that are not waited for, and here all are
+        config.pop(
+            "on_commit", None
+        )  # it is called for commits that are not waited for, and here all are
         if "throttle_cb" in config:
             config["throttle_cb"] = partial(self.call_user, "throttle_cb")
         try:
@@ -288,14 +335,17 @@ class Session:
         except (KafkaException, ValueError, TypeError) as problem:
             raise configuration_error(problem) from problem
 
-    def _on_assign(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+    def _on_assign(
+        self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
+    ) -> None:
         self._is_settling = False
         if not self._goes_on():
             return
         # A partition that is granted twice would raise _CONFLICT out of poll.
         known = {ours(tp) for tp in consumer.assignment()}
         fresh = [tp for tp in map(ours, partitions) if tp not in known]
-        # An absolute offset keeps the client from looking up the committed one: nothing is ever read here.
+        # An absolute offset keeps the client from looking up the committed one: nothing is ever
+        # read here.
         starts = [theirs(tp, 0) for tp in fresh]
         try:
             if self._settings.is_eager:
@@ -311,7 +361,9 @@ class Session:
         self.tell(PartitionsAssigned(tuple(fresh)))
         self._owned.update(dict.fromkeys(fresh, self._events_told))
 
-    def _on_revoke(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+    def _on_revoke(
+        self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
+    ) -> None:
         """Hold: the client waits for the end of this callback."""
         if not partitions or not self._goes_on():
             return
@@ -324,7 +376,8 @@ class Session:
             self._serve()
         if not self._holds(hold):
             return
-        # The membership is over. A client that has unsubscribed is granted nothing that a late unassign could give away.
+        # The membership is over. A client that has unsubscribed is granted nothing that a late
+        # unassign could give away.
         try:
             consumer.unsubscribe()
             unassign(consumer, hold.partitions, eager=self._settings.is_eager)
@@ -344,7 +397,9 @@ class Session:
         else:
             self.probe.look(self)
 
-    def _on_lost(self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+    def _on_lost(
+        self, _consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
+    ) -> None:
         self._is_settling = False
         gone = self._owned.keys() & set(map(ours, partitions))
         if gone and self._goes_on():  # a membership that has ended is told as lost as a whole

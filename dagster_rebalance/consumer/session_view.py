@@ -26,7 +26,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class UserCallback:
-    """A callback of the user's settings is due. It is called by the thread that polls the member."""
+    """A callback of the user's settings is due.
+
+    It is called by the thread that polls the member.
+    """
 
     function: Callable[..., object]
     arguments: tuple[object, ...]
@@ -52,7 +55,10 @@ class SessionView(Protocol):
         """What is assigned and neither released nor lost."""
 
     def owns(self, partition: TopicPartition, heard: int) -> bool:
-        """Whether a partition is assigned, and a caller who had taken so many events has heard of that."""
+        """Return whether a partition is assigned and the caller has heard of that.
+
+        `heard` counts the events that the caller had taken.
+        """
 
     def end(self, reason: LostReason) -> None:
         """End the membership. The first reason stays."""

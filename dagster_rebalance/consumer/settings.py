@@ -1,7 +1,7 @@
-"""One config mapping of the user's becomes the settings of the member, the fetcher and the read-only requests.
+"""One user config becomes the settings of the member, the fetcher and the read-only requests.
 
-Owns which settings are refused, and what is derived from the hold limit. Must never connect: that the client itself accepts the settings
-shows when it is made.
+Owns which settings are refused, and what is derived from the hold limit. Must never connect: that
+the client itself accepts the settings shows when it is made.
 """
 
 from __future__ import annotations
@@ -17,12 +17,22 @@ from dagster_rebalance.core.transport import insecurity
 _client_logger = logging.getLogger("dagster_rebalance.librdkafka")
 
 HOLD_MARGIN_S = 15.0
-"""From the end of the hold limit to the moment when the broker fences the member: the last commit and the release fit in."""
+"""From the end of the hold limit to the moment when the broker fences the member: the last commit
+and the release fit in."""
 
 _DEFAULT_SESSION_TIMEOUT_MS = 45_000
 _RECONNECT_MS = 1000
 _CONNECTION = (
-    *("bootstrap.servers", "metadata.broker.list", "security.", "sasl.", "ssl.", "https.", "socket.", "client."),
+    *(
+        "bootstrap.servers",
+        "metadata.broker.list",
+        "security.",
+        "sasl.",
+        "ssl.",
+        "https.",
+        "socket.",
+        "client.",
+    ),
     *("broker.", "reconnect.", "enable.ssl.", "enable.sasl."),
 )
 _CONNECTION_EXACT = frozenset({"oauth_cb", "log_level", "logger", "debug", "api.version.request"})
@@ -52,10 +62,12 @@ class Settings:
     """Validated settings.
 
     Attributes:
-        user: The mapping as it was given, secrets included, and how soon a broker is looked for again.
+        user: The mapping as it was given, secrets included, and how soon a broker is looked for
+            again.
         group_id: The consumer group.
         group_protocol: `consumer` (KIP-848) or `classic`.
-        strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones, separated by commas.
+        strategy: How a classic group shares partitions out: `cooperative-sticky`, or eager ones,
+            separated by commas.
         hold_limit_s: How long a revoke may be held by intention.
         max_poll_interval_s: When the broker ends a hold.
     """
@@ -80,7 +92,11 @@ class Settings:
     @property
     def brokers(self) -> str:
         """The addresses that were configured, for messages."""
-        return str(self.user.get("bootstrap.servers") or self.user.get("metadata.broker.list") or "the mock cluster")
+        return str(
+            self.user.get("bootstrap.servers")
+            or self.user.get("metadata.broker.list")
+            or "the mock cluster"
+        )
 
     @property
     def offset_reset(self) -> Literal["earliest", "latest", "error"]:
@@ -97,28 +113,42 @@ class Settings:
         """The settings of the group member."""
         config = {**self.user, "enable.auto.commit": False, "group.protocol": self.group_protocol}
         config["max.poll.interval.ms"] = round(self.max_poll_interval_s * 1000)
-        # A partition is assigned a moment before it is paused, at offset 0, which retention may have deleted. Nothing is ever read
-        # here, so the user's choice has no meaning, and 'error' would be told as one of the user's.
+        # A partition is assigned a moment before it is paused, at offset 0, which retention may
+        # have deleted. Nothing is ever read here, so the user's choice has no meaning, and 'error'
+        # would be told as one of the user's.
         config["auto.offset.reset"] = "latest"
         if self.is_classic:
             config["partition.assignment.strategy"] = self.strategy
-            # A metadata change during a hold makes librdkafka rejoin without the held partitions and without a callback; with the
-            # refresh off the hold was seen to survive. The member looks for new partitions between holds instead.
+            # A metadata change during a hold makes librdkafka rejoin without the held partitions
+            # and without a callback; with the refresh off the hold was seen to survive. The member
+            # looks for new partitions between holds instead.
             config["topic.metadata.refresh.interval.ms"] = -1
         return {"logger": _client_logger, **config}
 
     def fetcher(self) -> dict[str, Any]:
-        """The settings of the group-less consumer that reads records. It never joins and never commits."""
+        """The settings of the group-less consumer that reads records.
+
+        It never joins and never commits.
+        """
         config = {key: value for key, value in self.user.items() if key not in _GROUP_ONLY}
         config["client.id"] = f"{self.user.get('client.id', 'rdkafka')}-fetch"
         # The client must look no offset up by itself: see `starts`.
         config["auto.offset.reset"] = "error"
         # Only members of a group are expected to poll; this one may rest as long as its user likes.
-        return {"logger": _client_logger, **config, "enable.auto.commit": False, "max.poll.interval.ms": 86_400_000}
+        return {
+            "logger": _client_logger,
+            **config,
+            "enable.auto.commit": False,
+            "max.poll.interval.ms": 86_400_000,
+        }
 
     def connection(self) -> dict[str, Any]:
         """The settings that say how to reach and trust the brokers."""
-        config = {key: value for key, value in self.user.items() if key.startswith(_CONNECTION) or key in _CONNECTION_EXACT}
+        config = {
+            key: value
+            for key, value in self.user.items()
+            if key.startswith(_CONNECTION) or key in _CONNECTION_EXACT
+        }
         return {"logger": _client_logger, **config}
 
 
@@ -131,7 +161,8 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
     config = _flat(config)
     for needed in ("group.id", "bootstrap.servers"):
         if not config.get(needed) and not (
-            needed == "bootstrap.servers" and ("metadata.broker.list" in config or "test.mock.num.brokers" in config)
+            needed == "bootstrap.servers"
+            and ("metadata.broker.list" in config or "test.mock.num.brokers" in config)
         ):
             msg = f"the setting '{needed}' is missing"
             raise ConfigurationError(msg)
@@ -139,17 +170,24 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
     if problem is not None:
         raise ConfigurationError(problem)
     if _is_on(config.get("enable.auto.commit", False)):
-        msg = "'enable.auto.commit' is on: it would commit offsets of work that has not succeeded. Remove it and commit what is done"
+        msg = (
+            "'enable.auto.commit' is on: it would commit offsets of work that has not succeeded. "
+            "Remove it and commit what is done"
+        )
         raise ConfigurationError(msg)
     if config.get("group.instance.id"):
         msg = (
-            "'group.instance.id' is set: a static member does not hand its partitions over when it leaves, and a second process with "
+            "'group.instance.id' is set: a static member does not hand its partitions over when it "
+            "leaves, and a second process with "
             "the same id (a reload, a deploy) would fence the first one. Remove it"
         )
         raise ConfigurationError(msg)
     checked_seconds("hold_limit_s", hold_limit_s)
     if not 0 < hold_limit_s <= _LONGEST_HOLD_S:
-        msg = f"hold_limit_s must be above 0 and at most {_LONGEST_HOLD_S:g}, which is what the client allows, not {hold_limit_s}"
+        msg = (
+            f"hold_limit_s must be above 0 and at most {_LONGEST_HOLD_S:g}, "
+            f"which is what the client allows, not {hold_limit_s}"
+        )
         raise ConfigurationError(msg)
     reset = str(config.get("auto.offset.reset", "latest"))
     if reset not in _EARLIEST | _LATEST | {"error"}:
@@ -191,12 +229,23 @@ def _flat(config: object) -> dict[str, Any]:
         if not callable(config[name]):
             msg = f"'{name}' must be a function, not {config[name]!r}; leave it out to have none"
             raise ConfigurationError(msg)
-    return {**nested, **{name: value for name, value in config.items() if name != "default.topic.config"}}
+    return {
+        **nested,
+        **{name: value for name, value in config.items() if name != "default.topic.config"},
+    }
 
 
 def _reconnects(config: Mapping[str, Any]) -> dict[str, Any]:
-    """By default the client waits up to 10 s before it looks whether a broker is back, and its partitions with it."""
-    return {} if any(name.startswith("reconnect.") for name in config) else {"reconnect.backoff.max.ms": _RECONNECT_MS}
+    """Return a shorter reconnect pause as a setting, unless the user's config sets one.
+
+    By default the client waits up to 10 s before it looks whether a broker is back, and its
+    partitions with it.
+    """
+    return (
+        {}
+        if any(name.startswith("reconnect.") for name in config)
+        else {"reconnect.backoff.max.ms": _RECONNECT_MS}
+    )
 
 
 def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
@@ -206,30 +255,42 @@ def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
     if protocol == "consumer":
         for name in _BROKER_DECIDES:
             if name in config:
-                msg = f"'{name}' is decided by the broker in the consumer protocol: remove it, or set 'group.protocol' to 'classic'"
+                msg = (
+                    f"'{name}' is decided by the broker in the consumer protocol: "
+                    "remove it, or set 'group.protocol' to 'classic'"
+                )
                 raise ConfigurationError(msg)
         return
     if _int(config, "topic.metadata.refresh.interval.ms", -1) >= 0:
         msg = (
-            "'topic.metadata.refresh.interval.ms' is set: in the classic protocol what the client finds during a hold would overtake "
-            "the hold without a word. Remove it: new partitions are looked for between holds, every discovery_interval_s"
+            "'topic.metadata.refresh.interval.ms' is set: in the classic protocol what the client "
+            "finds during a hold would overtake "
+            "the hold without a word. Remove it: new partitions are looked for between holds, "
+            "every discovery_interval_s"
         )
         raise ConfigurationError(msg)
 
 
 def _strategy(config: Mapping[str, Any]) -> str:
-    chosen = [name.strip() for name in str(config.get("partition.assignment.strategy") or _COOPERATIVE).split(",")]
+    chosen = [
+        name.strip()
+        for name in str(config.get("partition.assignment.strategy") or _COOPERATIVE).split(",")
+    ]
     unknown = [name for name in chosen if name != _COOPERATIVE and name not in _EAGER]
     if unknown:
         msg = (
-            f"'partition.assignment.strategy' names '{unknown[0]}', which this client does not have: use 'cooperative-sticky', or "
-            "'range' or 'roundrobin' (eager). docs/upgrading.md says how a group moves from one to another"
+            f"'partition.assignment.strategy' names '{unknown[0]}', which this client does not "
+            "have: use 'cooperative-sticky', or "
+            "'range' or 'roundrobin' (eager). docs/upgrading.md says how a group moves from one to "
+            "another"
         )
         raise ConfigurationError(msg)
     if _COOPERATIVE in chosen and len(set(chosen)) > 1:
         msg = (
-            f"'partition.assignment.strategy' mixes eager and cooperative strategies: '{','.join(chosen)}'. This client cannot be a member "
-            "of both kinds. Leave one kind; a group moves to 'cooperative-sticky' in two rolling bounces by way of "
+            "'partition.assignment.strategy' mixes eager and cooperative strategies: "
+            f"'{','.join(chosen)}'. This client cannot be a member "
+            "of both kinds. Leave one kind; a group moves to 'cooperative-sticky' in two rolling "
+            "bounces by way of "
             "'group.protocol'='consumer' (Kafka 4), as docs/upgrading.md describes"
         )
         raise ConfigurationError(msg)
@@ -241,15 +302,19 @@ def _max_poll_interval_s(config: Mapping[str, Any], protocol: str, hold_limit_s:
         chosen = _int(config, "max.poll.interval.ms", 0) / 1000
         if chosen <= hold_limit_s:
             msg = (
-                f"hold_limit_s={hold_limit_s:g} does not fit into 'max.poll.interval.ms'={chosen * 1000:.0f}: the broker would fence "
-                "the member before the hold ends. Lower the one, raise the other, or leave 'max.poll.interval.ms' out to have it derived"
+                f"hold_limit_s={hold_limit_s:g} does not fit into "
+                f"'max.poll.interval.ms'={chosen * 1000:.0f}: the broker would fence "
+                "the member before the hold ends. Lower the one, raise the other, or leave "
+                "'max.poll.interval.ms' out to have it derived"
             )
             raise ConfigurationError(msg)
         return chosen
     derived = hold_limit_s + HOLD_MARGIN_S
     if protocol == "classic":
         # librdkafka refuses a poll interval below the session time-out.
-        derived = max(derived, _int(config, "session.timeout.ms", _DEFAULT_SESSION_TIMEOUT_MS) / 1000)
+        derived = max(
+            derived, _int(config, "session.timeout.ms", _DEFAULT_SESSION_TIMEOUT_MS) / 1000
+        )
     return derived
 
 

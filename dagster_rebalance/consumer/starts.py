@@ -1,11 +1,13 @@
-"""Where reading of a partition begins, as an offset: behind what the group has committed, or at an end of the log.
+"""Reading of a partition begins at the group's committed offset, or at an end of the log.
 
-Owns the look-up. The client could look offsets up by itself, and must not. An answer that comes after its partition was
-given up starts a timer of 0.5 s, which moves the partition to an end of the log, whatever it is assigned for by then
-(`rd_kafka_toppar_handle_Offset`, "outdated offset response"). Seen with librdkafka 2.16.0: a partition without a commit goes,
-and comes back within a second with the offset that its owner in between has committed; then all that was read is read again
-or, with `auto.offset.reset` `latest`, what is left is skipped. So it is in its source with a transaction that is open: the
-answer counts as "nothing is committed" when another assignment comes meanwhile.
+Owns the look-up. The client could look offsets up by itself, and must not. An answer that comes
+after its partition was given up starts a timer of 0.5 s, which moves the partition to an end of the
+log, whatever it is assigned for by then (`rd_kafka_toppar_handle_Offset`, "outdated offset
+response"). Seen with librdkafka 2.16.0: a partition without a commit goes, and comes back within a
+second with the offset that its owner in between has committed; then all that was read is read again
+or, with `auto.offset.reset` `latest`, what is left is skipped. So it is in its source with a
+transaction that is open: the answer counts as "nothing is committed" when another assignment comes
+meanwhile.
 
 Must never choose an offset where `auto.offset.reset` forbids it.
 """
@@ -37,7 +39,9 @@ class Starts:
         offset_reset: What counts where nothing is committed: an end, or `error`.
     """
 
-    def __init__(self, member: GroupMember, cluster: ClusterView, offset_reset: End | Literal["error"]) -> None:
+    def __init__(
+        self, member: GroupMember, cluster: ClusterView, offset_reset: End | Literal["error"]
+    ) -> None:
         self._member = member
         self._cluster = cluster
         self._offset_reset = offset_reset
@@ -45,8 +49,13 @@ class Starts:
     def find(
         self, wanted: Mapping[TopicPartition, Start], timeout_s: float
     ) -> tuple[dict[TopicPartition, OffsetAndMetadata], BrokerError | None]:
-        """The offsets that could be found, in one request of each kind, and why others could not."""
-        found = {tp: OffsetAndMetadata(start) for tp, start in wanted.items() if isinstance(start, int)}
+        """Return the offsets that could be found, and why others could not.
+
+        The look-up makes one request of each kind.
+        """
+        found = {
+            tp: OffsetAndMetadata(start) for tp, start in wanted.items() if isinstance(start, int)
+        }
         ends: dict[End, set[TopicPartition]] = {
             "earliest": {tp for tp, start in wanted.items() if start == "earliest"},
             "latest": {tp for tp, start in wanted.items() if start == "latest"},
@@ -58,13 +67,22 @@ class Starts:
                 stored = self._member.committed(asked, timeout_s)
             except BrokerError as unanswered:
                 stored, problem = {}, unanswered
-            found.update({tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch) for tp, at in stored.items() if at is not None})
+            found.update(
+                {
+                    tp: OffsetAndMetadata(at.offset, leader_epoch=at.leader_epoch)
+                    for tp, at in stored.items()
+                    if at is not None
+                }
+            )
             nothing = stored.keys() - found.keys()
             if self._offset_reset == "error":
                 problem = _forbidden(nothing) if nothing else problem
             else:
                 ends[self._offset_reset] |= nothing
-        for ask, partitions in ((self._cluster.beginning_offsets, ends["earliest"]), (self._cluster.end_offsets, ends["latest"])):
+        for ask, partitions in (
+            (self._cluster.beginning_offsets, ends["earliest"]),
+            (self._cluster.end_offsets, ends["latest"]),
+        ):
             offsets, unanswered_end = _answered(ask, partitions, timeout_s)
             found.update({tp: OffsetAndMetadata(offset) for tp, offset in offsets.items()})
             problem = unanswered_end or problem
@@ -72,7 +90,9 @@ class Starts:
 
 
 def _answered(
-    ask: Callable[[Collection[TopicPartition], float], dict[TopicPartition, int]], partitions: set[TopicPartition], timeout_s: float
+    ask: Callable[[Collection[TopicPartition], float], dict[TopicPartition, int]],
+    partitions: set[TopicPartition],
+    timeout_s: float,
 ) -> tuple[dict[TopicPartition, int], BrokerError | None]:
     """Those whose leaders answer, and the problem of the others."""
     if not partitions:
@@ -89,5 +109,8 @@ def _answered(
 def _forbidden(partitions: Collection[TopicPartition]) -> BrokerError:
     named = ", ".join(map(str, sorted(partitions)[:5]))
     why = "no committed offset"
-    msg = f"{named} has {why} and 'auto.offset.reset' forbids to choose one: seek, or commit an offset"
+    msg = (
+        f"{named} has {why} and 'auto.offset.reset' forbids to choose one: "
+        "seek, or commit an offset"
+    )
     return BrokerError(msg, partitions=dict.fromkeys(partitions, why))

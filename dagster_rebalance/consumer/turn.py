@@ -60,7 +60,8 @@ class Turn:
     """
 
     def __init__(self) -> None:
-        # At most one entry. `setdefault` is atomic, so no lock is held when a signal handler raises.
+        # At most one entry. `setdefault` is atomic, so no lock is held when a signal handler
+        # raises.
         self._held: dict[str, _Held] = {}
         self.in_callback = False
         """Whether the one who has the turn is running a callback; to be set by it."""
@@ -71,14 +72,16 @@ class Turn:
         """Take the turn for a call, and give it back at the end of the `with`.
 
         Raises:
-            IllegalStateError: It is taken, by another thread or by an outer call of the same; or there is none any more.
+            IllegalStateError: It is taken, by another thread or by an outer call of the same; or
+                there is none any more.
         """
         outer = self._outer_call()
         if outer is not None:
             inside = (
                 "inside a rebalance callback: return from it first"
                 if self.in_callback
-                else f"in a signal handler or callback that interrupts {outer}: call wakeup() there, and {call} once it has returned"
+                else f"in a signal handler or callback that interrupts {outer}: "
+                f"call wakeup() there, and {call} once it has returned"
             )
             msg = f"{call} {inside}"
             raise IllegalStateError(msg)
@@ -97,7 +100,8 @@ class Turn:
     def _outer_call(self) -> str | None:
         """The call of this thread that has the turn.
 
-        A signal handler may raise between any two steps, so a call can end without giving its turn back.
+        A signal handler may raise between any two steps, so a call can end without giving its turn
+        back.
         """
         held = self._held.get(_THE_TURN)
         if held is None or held.thread != threading.get_ident():
@@ -112,7 +116,8 @@ class Turn:
         held = self._held.setdefault(_THE_TURN, mine)
         if held is not mine:
             msg = (
-                f"{call} while another thread is in {held.call}: one thread at a time may use a consumer; "
+                f"{call} while another thread is in {held.call}: one thread at a time may use a "
+                "consumer; "
                 "give it one owner, and let others only call wakeup()"
             )
             raise IllegalStateError(msg)
@@ -126,7 +131,12 @@ class Turn:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._held.pop(_THE_TURN, None)
 
 

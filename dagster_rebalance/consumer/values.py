@@ -1,7 +1,7 @@
-"""Values that users bring: partitions and offsets of this package's own types, or of confluent-kafka's.
+"""Users bring partitions and offsets in this package's own types, or in confluent-kafka's.
 
-Owns what is taken and what is refused, with a message that says what is expected. Must never look at
-what is assigned: that is the operation's.
+Owns what is taken and what is refused, with a message that says what is expected. Must never look
+at what is assigned: that is the operation's.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ AnyOffsets: TypeAlias = (
 )
 """The next offset of each partition, in a mapping or in confluent-kafka's type itself."""
 AnyTimestamps: TypeAlias = (
-    Mapping[TopicPartition, int] | Mapping[confluent_kafka.TopicPartition, int] | Collection[confluent_kafka.TopicPartition]
+    Mapping[TopicPartition, int]
+    | Mapping[confluent_kafka.TopicPartition, int]
+    | Collection[confluent_kafka.TopicPartition]
 )
 """A time in milliseconds for each partition, in a mapping or in the place of an offset."""
 
@@ -65,11 +67,17 @@ def given_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMe
     """The next offsets that a caller wants committed.
 
     Raises:
-        TypeError: It is neither a mapping to `OffsetAndMetadata` nor a collection of confluent-kafka's partitions.
+        TypeError: It is neither a mapping to `OffsetAndMetadata` nor a collection of
+            confluent-kafka's partitions.
         ValueError: A partition of confluent-kafka's has no offset that could be committed.
     """
     pairs = _pairs(call, values, "OffsetAndMetadata")
-    found = {tp: _committable(call, value) if isinstance(value, confluent_kafka.TopicPartition) else value for tp, value in pairs.items()}
+    found = {
+        tp: _committable(call, value)
+        if isinstance(value, confluent_kafka.TopicPartition)
+        else value
+        for tp, value in pairs.items()
+    }
     for offset in found.values():
         if not isinstance(offset, OffsetAndMetadata):
             raise _unexpected(call, "OffsetAndMetadata(next_offset) for each partition", offset)
@@ -78,13 +86,19 @@ def given_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMe
 
 
 def given_times(call: str, values: object) -> dict[TopicPartition, int]:
-    """The times that a caller asks for; in confluent-kafka's partitions they stand in the place of the offset.
+    """Return the times that a caller asks for.
+
+    confluent-kafka's partitions carry the time in the place of the offset.
 
     Raises:
-        TypeError: It is neither a mapping to milliseconds nor a collection of confluent-kafka's partitions.
+        TypeError: It is neither a mapping to milliseconds nor a collection of confluent-kafka's
+            partitions.
     """
     pairs = _pairs(call, values, "milliseconds")
-    found = {tp: value.offset if isinstance(value, confluent_kafka.TopicPartition) else value for tp, value in pairs.items()}
+    found = {
+        tp: value.offset if isinstance(value, confluent_kafka.TopicPartition) else value
+        for tp, value in pairs.items()
+    }
     for at in found.values():
         if not _is_whole(at):
             raise _unexpected(call, "a time in whole milliseconds for each partition", at)
@@ -92,10 +106,13 @@ def given_times(call: str, values: object) -> dict[TopicPartition, int]:
 
 
 def given_target(call: str, partition: object, offset: object) -> int:
-    """The offset that a caller wants to read on from; whether Kafka has it is asked where it is used.
+    """Return the offset from which a caller wants to read on.
+
+    The operation that uses the offset asks whether Kafka has it.
 
     Raises:
-        TypeError: It is neither a number nor an `OffsetAndMetadata`, and the partition brings none either.
+        TypeError: It is neither a number nor an `OffsetAndMetadata`, and the partition brings none
+            either.
     """
     if offset is None and isinstance(partition, confluent_kafka.TopicPartition):
         offset = partition.offset
@@ -110,14 +127,17 @@ def given_topics(call: str, topics: object) -> tuple[str, ...] | re.Pattern[str]
 
     Raises:
         TypeError: It is neither a collection of names nor a compiled pattern.
-        ValueError: Kafka has no topic of such a name; librdkafka would take `^...` for a pattern of its own kind.
+        ValueError: Kafka has no topic of such a name; librdkafka would take `^...` for a pattern of
+            its own kind.
     """
     if isinstance(topics, re.Pattern):
         return given_pattern(call, topics)
     return given_names(call, topics, "names of topics, or one compiled pattern")
 
 
-def given_names(call: str, topics: object, expected: str = "a collection of names of topics") -> tuple[str, ...]:
+def given_names(
+    call: str, topics: object, expected: str = "a collection of names of topics"
+) -> tuple[str, ...]:
     """The topics that a caller names one by one.
 
     Raises:
@@ -131,7 +151,11 @@ def given_names(call: str, topics: object, expected: str = "a collection of name
         if not isinstance(topic, str):
             raise _unexpected(call, expected, topic)
         if not is_topic_name(topic):
-            hint = f"; give a pattern compiled: re.compile({topic[1:]!r})" if topic.startswith("^") else ""
+            hint = (
+                f"; give a pattern compiled: re.compile({topic[1:]!r})"
+                if topic.startswith("^")
+                else ""
+            )
             msg = f"{call} to {topic!r}: Kafka has no topic of such a name{hint}"
             raise ValueError(msg)
     return named
@@ -169,7 +193,10 @@ def given_count(call: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise _unexpected(call, "a whole number as max_records", value)
     if value < 1:
-        msg = f"max_records must be at least 1, not {value}; pause_all() keeps the consumer in its group and reads nothing"
+        msg = (
+            f"max_records must be at least 1, not {value}; "
+            "pause_all() keeps the consumer in its group and reads nothing"
+        )
         raise ValueError(msg)
     return value
 
@@ -188,15 +215,24 @@ def given_callback(call: str, callback: T) -> T:
 def _pairs(call: str, values: object, meaning: str) -> dict[TopicPartition, Any]:
     if isinstance(values, Mapping):
         return {given_partition(call, key): value for key, value in values.items()}
-    if isinstance(values, Collection) and all(isinstance(value, confluent_kafka.TopicPartition) for value in values):
+    if isinstance(values, Collection) and all(
+        isinstance(value, confluent_kafka.TopicPartition) for value in values
+    ):
         return {ours(value): value for value in values}
-    raise _unexpected(call, f"a mapping of partitions to {meaning}, or a list of confluent_kafka.TopicPartition", values)
+    raise _unexpected(
+        call,
+        f"a mapping of partitions to {meaning}, or a list of confluent_kafka.TopicPartition",
+        values,
+    )
 
 
 def _committable(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndMetadata:
     found = as_committed(value)
     if found is None:
-        msg = f"{call} of {ours(value)}: offset {value.offset} of confluent_kafka cannot be committed; give the next offset to be read"
+        msg = (
+            f"{call} of {ours(value)}: offset {value.offset} "
+            "of confluent_kafka cannot be committed; give the next offset to be read"
+        )
         raise ValueError(msg)
     return found
 

@@ -1,7 +1,7 @@
 """The restricted view of the consumer that a rebalance callback is given (KAFKA-20385).
 
-Owns what a callback may do, and for how long: the view is dead once its callback has returned. Must never offer a call that would poll,
-leave, or change the subscription in the middle of a rebalance.
+Owns what a callback may do, and for how long: the view is dead once its callback has returned. Must
+never offer a call that would poll, leave, or change the subscription in the middle of a rebalance.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
 
 class RebalanceConsumer:
-    """What a consumer offers during a rebalance callback; see the methods of the same name of `RebalanceAwareConsumer`.
+    """Offers a consumer's methods during a rebalance callback.
 
-    Every method raises `IllegalStateError` after the callback, from any thread.
+    See the methods of the same name of `RebalanceAwareConsumer`. Every method raises
+    `IllegalStateError` after the callback, from any thread.
     """
 
     def __init__(self, consumer: PausingConsumer) -> None:
@@ -35,15 +36,21 @@ class RebalanceConsumer:
         """End the view, with its callback. Called by the consumer; there is no way back."""
         self._consumer = None
 
-    def commit_sync(self, offsets: AnyOffsets | None = None, timeout_s: float | None = None) -> None:
+    def commit_sync(
+        self, offsets: AnyOffsets | None = None, timeout_s: float | None = None
+    ) -> None:
         """Commit the given next offsets, or the current positions."""
         self._alive().commit_sync(offsets, timeout_s)
 
-    def commit_async(self, offsets: AnyOffsets | None = None, callback: CommitCallback | None = None) -> None:
+    def commit_async(
+        self, offsets: AnyOffsets | None = None, callback: CommitCallback | None = None
+    ) -> None:
         """Send the given next offsets, or the current positions, and go on."""
         self._alive().commit_async(offsets, callback)
 
-    def committed(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         return self._alive().committed(partitions, timeout_s)
 
@@ -79,15 +86,21 @@ class RebalanceConsumer:
         """What is paused."""
         return self._alive().paused()
 
-    def beginning_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def beginning_offsets(
+        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The first offsets that exist."""
         return self._alive().beginning_offsets(partitions, timeout_s)
 
-    def end_offsets(self, partitions: Collection[AnyPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[AnyPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The offsets that the next records will get."""
         return self._alive().end_offsets(partitions, timeout_s)
 
-    def offsets_for_times(self, timestamps: AnyTimestamps, timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    def offsets_for_times(
+        self, timestamps: AnyTimestamps, timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first records at or after a time in milliseconds."""
         return self._alive().offsets_for_times(timestamps, timeout_s)
 
@@ -118,6 +131,9 @@ class RebalanceConsumer:
     def _alive(self) -> PausingConsumer:
         consumer = self._consumer
         if consumer is None:
-            msg = "this view of the consumer ended with its callback: use the consumer itself, outside of callbacks"
+            msg = (
+                "this view of the consumer ended with its callback: "
+                "use the consumer itself, outside of callbacks"
+            )
             raise IllegalStateError(msg)
         return consumer

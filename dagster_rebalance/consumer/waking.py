@@ -1,7 +1,7 @@
 """How a consumer that waits for records is read from and woken: iteration, `wakeup`, and time-outs.
 
-Owns how a wait ends early. Must never call anything of the client in `wakeup`: it is called by other
-threads and by signal handlers.
+Owns how a wait ends early. Must never call anything of the client in `wakeup`: it is called by
+other threads and by signal handlers.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class WakingConsumer(PausingConsumer):
     def __next__(self) -> Message:
         """The next record.
 
-        Each is polled for by itself, so the position is behind the last record that was returned, and
-        a partition is given up between two records. Work that goes on beyond that needs `poll` and
-        `delay_revoke`.
+        Each is polled for by itself, so the position is behind the last record that was returned,
+        and a partition is given up between two records. Work that goes on beyond that needs `poll`
+        and `delay_revoke`.
 
         Raises:
             StopIteration: `wakeup` was called.
@@ -74,7 +74,9 @@ class WakingConsumer(PausingConsumer):
 
 
 def patience_s(timeout_s: float | None, timeout: float | None) -> float:
-    """How long a poll waits: by the name of this package, or by confluent-kafka's; below 0 is without end, as it is there.
+    """Return how long a poll waits, by this package's name or by confluent-kafka's.
+
+    A time below 0 is without end, as in confluent-kafka.
 
     Raises:
         TypeError: Both are given, or it is no number.

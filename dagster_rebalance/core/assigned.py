@@ -1,6 +1,7 @@
 """The partitions that a member owns, and which of them need a look.
 
-Owns the cost of those that have nothing to do: a member may have thousands of them, and looks at its partitions ten times a second.
+Owns the cost of those that have nothing to do: a member may have thousands of them, and looks at
+its partitions ten times a second.
 """
 
 from __future__ import annotations

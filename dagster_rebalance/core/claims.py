@@ -1,14 +1,17 @@
-"""Claims: what a partition's committed offset says about work that was asked for but is not committed yet.
+"""A claim says that a batch works on a range of offsets that is not committed yet.
 
-Owns the text that is stored as metadata of the committed offset: which ranges after the offset are claimed by which batch, and what the
-last commit was. It is written before any work starts, so whoever owns the partition next finds the same ranges under the same batch ids.
+This module owns the text that a member stores as metadata of the committed offset: which ranges
+after the offset are claimed by which batch, and what the last commit was. The member writes it
+before any work starts, so the next owner of the partition finds the same ranges under the same
+batch ids.
 
-Format: `dr2 <crc32> <json>`, JSON with `o` = the offset that it is stored beside, `c` = `[[until, batch_id], ...]` in
-offset order, `l` = `[start, batch_id, run_id]`, with a `1` behind it for a range that went to the dead-letter topic,
-`t` = the id of the topic and `e` = the leader epoch (see `Log`). What is empty or unknown is left out. Format 1, of
-release 0.1.0, has `c` and `l` only: it is read, and never written.
-Text that is empty means "no claims". Text by others, by a newer version, damaged, or copied to another offset is refused
-with a reason, never guessed at: overwriting it could erase somebody's work.
+Format: `dr2 <crc32> <json>`, JSON with `o` = the offset that it is stored beside, `c` = `[[until,
+batch_id], ...]` in offset order, `l` = `[start, batch_id, run_id]`, with a `1` behind it for a
+range that went to the dead-letter topic, `t` = the id of the topic and `e` = the leader epoch (see
+`Log`). What is empty or unknown is left out. Format 1, of release 0.1.0, has `c` and `l` only: it
+is read, and never written. Text that is empty means "no claims". Text by others, by a newer
+version, damaged, or copied to another offset is refused with a reason, never guessed at:
+overwriting it could erase somebody's work.
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ from itertools import pairwise
 from typing import Any, cast
 
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
-from dagster_rebalance.core.partition import MAX_OFFSET, Log, OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import (
+    MAX_OFFSET,
+    Log,
+    OffsetAndMetadata,
+    OffsetRange,
+    TopicPartition,
+)
 
 MAX_METADATA_BYTES = 4096
 """The broker's default `offset.metadata.max.bytes`."""
@@ -37,8 +46,10 @@ _LARGEST_EPOCH = 2**31 - 1
 
 
 TO_CURRENT = (
-    "To go on at the committed offset without that text, turn the sensors of the group off, wait until its members have left, "
-    "run kafka-consumer-groups --bootstrap-server <brokers> --group <group> --reset-offsets --topic <topic>:<partition> "
+    "To go on at the committed offset without that text, turn the sensors of the group off, wait "
+    "until its members have left, "
+    "run kafka-consumer-groups --bootstrap-server <brokers> --group <group> --reset-offsets "
+    "--topic <topic>:<partition> "
     "--to-current --execute, and turn the sensors on again"
 )
 """What a person can do about text that must not be believed."""
@@ -46,7 +57,10 @@ TO_CURRENT = (
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A range that a batch works on; it starts where the claim before it, or the committed offset, ends."""
+    """A claim is a range that a batch works on.
+
+    It starts where the claim before it ends, or at the committed offset.
+    """
 
     until: int
     batch_id: str
@@ -54,10 +68,14 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class LastCommit:
-    """Where the committed offset came from, so that a commit that was not recorded before a crash can be recorded later.
+    """The last commit says where the committed offset came from.
 
-    An empty `run_id` never occurs in a commit of this package; `start` is the first offset that the commit covered. Of a range that went to
-    the dead-letter topic, `run_id` is the last run that failed.
+    A member that crashes may have committed without recording the commit in Dagster; the next owner
+    records it from this.
+
+    An empty `run_id` never occurs in a commit of this package; `start` is the first offset that the
+    commit covered. Of a range that went to the dead-letter topic, `run_id` is the last run that
+    failed.
     """
 
     start: int
@@ -68,7 +86,11 @@ class LastCommit:
 
 @dataclass(frozen=True, slots=True)
 class StoredPartition:
-    """Everything a group stores for one partition: the next offset, the claims behind it, the last commit, and whose offsets these are."""
+    """This is everything that a group stores for one partition.
+
+    It is the next offset, the claims behind it, the last commit, and the log that the offsets
+    belong to.
+    """
 
     next_offset: int
     claims: tuple[Claim, ...] = ()
@@ -93,7 +115,8 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     """Turn what is to be stored into an offset and its metadata.
 
     Raises:
-        IllegalStateError: The claims are out of order, an id has characters that could not be read back, or the text is over 4,096 bytes.
+        IllegalStateError: The claims are out of order, an id has characters that could not be read
+            back, or the text is over 4,096 bytes.
     """
     problem = _problem(stored)
     if problem is not None:
@@ -114,7 +137,10 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
     text = json.dumps(body, separators=(",", ":"), sort_keys=True)
     metadata = f"dr{_VERSION} {_crc(text)} {text}"
     if len(metadata) > MAX_METADATA_BYTES:
-        msg = f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; {MAX_METADATA_BYTES} fit: claim fewer batches"
+        msg = (
+            f"{len(stored.claims)} claims need {len(metadata)} bytes of metadata; "
+            f"{MAX_METADATA_BYTES} fit: claim fewer batches"
+        )
         raise IllegalStateError(msg)
     return OffsetAndMetadata(stored.next_offset, metadata)
 
@@ -123,8 +149,8 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
     """Read what a group has stored for a partition.
 
     Raises:
-        ClaimError: The metadata was not written by this package, by a newer version of it, beside another offset, or is damaged. The
-            message says which, and what to do.
+        ClaimError: The metadata was not written by this package, by a newer version of it, beside
+            another offset, or is damaged. The message says which, and what to do.
     """
     text = committed.metadata
     if not text:
@@ -133,28 +159,41 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
     if header is None:
         raise _unreadable(
             text,
-            "was not written by dagster_rebalance: another application commits to this group. Stop the other application, or give this "
+            "was not written by dagster_rebalance: another application commits to this group. Stop "
+            "the other application, or give this "
             "one a group of its own",
         )
     version = header["version"]
     if version not in _READABLE:
-        raise _unreadable(text, f"has format version {version}, this release reads versions up to {_VERSION}: upgrade it")
+        raise _unreadable(
+            text,
+            f"has format version {version}, this release reads versions up to {_VERSION}: upgrade "
+            "it",
+        )
     if header["crc"] != _crc(header["body"]):
         raise _unreadable(text, f"is damaged: its checksum does not match. {TO_CURRENT}")
     fields = _fields(header["body"], _READABLE[version])
     written_beside = committed.offset if version == "1" or fields is None else fields.get("o")
-    stored = None if fields is None or not _is_whole(written_beside) else _parse(committed.offset, fields)
+    stored = (
+        None
+        if fields is None or not _is_whole(written_beside)
+        else _parse(committed.offset, fields)
+    )
     if stored is None:
         raise _unreadable(text, f"is damaged: it does not have the fields of a claim. {TO_CURRENT}")
     if written_beside != committed.offset:
         raise _unreadable(
             text,
-            f"was written beside offset {written_beside}, but is stored beside {committed.offset}: a tool that synchronises offsets "
-            f"between clusters, such as MirrorMaker, copied it to an offset that it translated. {TO_CURRENT}",
+            f"was written beside offset {written_beside}, but is stored beside {committed.offset}: "
+            "a tool that synchronises offsets "
+            "between clusters, such as MirrorMaker, copied it to an offset that it translated. "
+            f"{TO_CURRENT}",
         )
     problem = _problem(stored)
     if problem is not None:
-        raise _unreadable(text, f"does not fit the committed offset {committed.offset}: {problem}. {TO_CURRENT}")
+        raise _unreadable(
+            text, f"does not fit the committed offset {committed.offset}: {problem}. {TO_CURRENT}"
+        )
     return stored
 
 
@@ -172,13 +211,17 @@ def _fields(body: str, known: set[str]) -> dict[str, object] | None:
 
 def _parse(offset: int, fields: dict[str, Any]) -> StoredPartition | None:
     try:
-        claims = tuple(Claim(_whole(until), _text(batch_id)) for until, batch_id in fields.get("c", ()))
+        claims = tuple(
+            Claim(_whole(until), _text(batch_id)) for until, batch_id in fields.get("c", ())
+        )
         last = None
         if "l" in fields:
             start, batch_id, run_id, *mark = fields["l"]
             if mark not in ([], [1]):
                 return None
-            last = LastCommit(_whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark))
+            last = LastCommit(
+                _whole(start), _text(batch_id), _text(run_id), is_dead_letter=bool(mark)
+            )
         log = Log(_text(fields.get("t", "")), _whole(fields["e"]) if "e" in fields else None)
     except (ValueError, TypeError):
         return None
@@ -211,7 +254,10 @@ def _problem(stored: StoredPartition) -> str | None:
         return f"the claims do not grow from the offset: {not_growing[0]}"
     last = stored.last_commit
     if last is not None and not 0 <= last.start < stored.next_offset:
-        return f"the last commit starts at {last.start}, which is not below the offset {stored.next_offset}"
+        return (
+            f"the last commit starts at {last.start}, which is not below the offset "
+            f"{stored.next_offset}"
+        )
     log = stored.log
     if log.topic_id and not _TOPIC_ID.fullmatch(log.topic_id):
         return f"{_excerpt(log.topic_id)} is not the id of a topic"

@@ -1,7 +1,9 @@
-"""What the driver wants done. A shell carries commands out in order and answers with the event that each names, or not at all.
+"""What the driver wants done.
 
-Commands are imperative and complete: a shell decides nothing. One that got no answer (a broker or a database was away) is given again
-later.
+A shell carries commands out in order and answers with the event that each names, or not at all.
+
+Commands are imperative and complete: a shell decides nothing. One that got no answer (a broker or a
+database was away) is given again later.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReadStoredOffsets:
-    """Read committed offsets with metadata, bounds and the last materialisation. Answer: `StoredOffsetsRead`.
+    """Read committed offsets with metadata, bounds and the last materialisation.
+
+    Answer: `StoredOffsetsRead`.
 
     Attributes:
         epochs: The partitions, each with the epoch that the answer has to name.
@@ -35,13 +39,17 @@ Claimed: TypeAlias = "tuple[str, OffsetRange]"
 
 @dataclass(frozen=True, slots=True)
 class ReadRuns:
-    """Read all runs of the batches, and all live runs of the group if `live_too`. Answer: `RunsRead`.
+    """Read all runs of the batches, and all live runs of the group if `live_too`.
+
+    Answer: `RunsRead`.
 
     Attributes:
         batch_ids: The batches.
         live_too: Whether all live runs are wanted as well.
-        look: Grows when something has happened after which runs have to be read anew. The answer has to name it.
-        claims: What is to be known of the batches: runs that were deleted while they work are found by it.
+        look: Grows when something has happened after which runs have to be read anew. The answer
+            has to name it.
+        claims: What is to be known of the batches: runs that were deleted while they work are found
+            by it.
     """
 
     batch_ids: frozenset[str]
@@ -52,7 +60,10 @@ class ReadRuns:
 
 @dataclass(frozen=True, slots=True)
 class ReadBounds:
-    """Read the first and the end offsets, of all partitions in one request. Answer: `BoundsRead`."""
+    """Read the first and the end offsets, of all partitions in one request.
+
+    Answer: `BoundsRead`.
+    """
 
     partitions: tuple[TopicPartition, ...]
 
@@ -88,19 +99,30 @@ class Compared(NamedTuple):
     changed: list[OffsetWrite]
 
 
-def compared(writes: Iterable[OffsetWrite], stored: Mapping[TopicPartition, OffsetAndMetadata | None]) -> Compared:
+def compared(
+    writes: Iterable[OffsetWrite], stored: Mapping[TopicPartition, OffsetAndMetadata | None]
+) -> Compared:
     """Sort writes by what Kafka stores of their partitions."""
     found = Compared([], [], [])
     for write in writes:
         now = stored.get(write.partition)
-        kind = found.done if is_same_commit(now, write.new) else found.due if is_same_commit(now, write.expected) else found.changed
+        kind = (
+            found.done
+            if is_same_commit(now, write.new)
+            else found.due
+            if is_same_commit(now, write.expected)
+            else found.changed
+        )
         kind.append(write)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOffsets:
-    """Read what is stored, sort the writes by it (`compared`), and commit what is due in one request. Answer: `OffsetsWritten`."""
+    """Read the stored offsets, sort the writes by them, and commit the due ones in one request.
+
+    `compared` sorts the writes. Answer: `OffsetsWritten`.
+    """
 
     writes: tuple[OffsetWrite, ...]
 
@@ -120,7 +142,8 @@ class RecordCommit:
         claim_to_commit_s: From the claim to the commit; None when the claim was taken over.
         drain_s: From the request of the revoke to the commit; None when the partition was not held.
         is_late: Whether it was committed by an earlier owner that could not record it.
-        is_dead_letter: Whether no run succeeded and the dead-letter topic has the range; `run_id` is the last run that failed.
+        is_dead_letter: Whether no run succeeded and the dead-letter topic has the range; `run_id`
+            is the last run that failed.
         joined: Of several commits, where each but the last one ended, and its run.
     """
 
@@ -169,7 +192,9 @@ def recorded_commits(start: int, ends: Iterable[tuple[int, str]]) -> Iterator[tu
 
 @dataclass(frozen=True, slots=True)
 class StoreDeadLetter:
-    """Record a range in the dead-letter topic. Answer, perhaps much later: `DeadLetterStored` or `DeadLetterFailed`.
+    """Record a range in the dead-letter topic.
+
+    Answer, perhaps much later: `DeadLetterStored` or `DeadLetterFailed`.
 
     It is given again after a while, and changes nothing as long as the first one is under way.
 
@@ -191,7 +216,8 @@ class CancelRuns:
     """Cancel runs, and mark them as taken back, so that they do not count as failed attempts.
 
     Attributes:
-        only_unstarted: Whether a run that turns out to have started is left alone: what the driver knows is up to `poll_s` old.
+        only_unstarted: Whether a run that turns out to have started is left alone: what the driver
+            knows is up to `poll_s` old.
     """
 
     run_ids: tuple[str, ...]
@@ -201,12 +227,14 @@ class CancelRuns:
 
 @dataclass(frozen=True, slots=True)
 class EndDeadRuns:
-    """Stop the Spark work of runs whose process has gone, and mark them as over; as failed, too, if Dagster shows them at work.
+    """Stop the Spark work of runs whose process has gone, and mark these runs as over.
 
-    Answer for each, perhaps much later: `DeadRunEnded`; none for a run that turns out to live.
+    A run that Dagster shows at work is marked as failed, too. Answer for each, perhaps much later:
+    `DeadRunEnded`; none for a run that turns out to live.
 
     Attributes:
-        signs: The last sign of life of each run, by its id. One that has given another sign since lives, and is not over.
+        signs: The last sign of life of each run, by its id. One that has given another sign since
+            lives, and is not over.
     """
 
     signs: Mapping[str, str]
@@ -221,7 +249,10 @@ class RecordReceipt:
 
 @dataclass(frozen=True, slots=True)
 class ShowStop:
-    """Show why a partition is stopped; without a reason it goes on, or is given up, which mends nothing."""
+    """Show why a partition is stopped.
+
+    Without a reason, the partition goes on, or the member gives it up, which mends nothing.
+    """
 
     partition: TopicPartition
     reason: str

@@ -1,8 +1,11 @@
-"""Dead letters: ranges that were given up, and are recorded in a topic so that their partition goes on.
+"""A dead letter records in a topic a range that was given up, so that its partition goes on.
 
-Owns when a range may be recorded and when it counts as done. Only the first range of a partition, so that nothing is passed over; never
-while the partition has to be given up, so that no drain waits for it; never because a person cancelled runs, or because Kafka does not have
-the offsets any more. The record comes first, then another look at the runs, then the commit: what ends in between is recorded again.
+This module owns when a member may record a range, and when the range counts as done. A member
+records only the first range of a partition, so that it passes over nothing. It records none while
+the partition has to be given up, so that no drain waits for it; none because a person cancelled
+runs; and none because Kafka does not have the offsets any more. The record comes first, then
+another look at the runs, then the commit. A member that ends in between leaves the range to be
+recorded again.
 """
 
 from __future__ import annotations
@@ -43,16 +46,25 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
 
 
 def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
-    """Whether a letter is still to be stored. What its last run failed with is looked up first, which may take long."""
+    """Whether a letter is still to be stored.
+
+    What its last run failed with is looked up first, which may take long.
+    """
     if owned is None or owned.letter is None or not owned.phase.is_kept:
         return False
     return owned.letter.command == command and not owned.letter.is_stored
 
 
-def answered(owned: OwnedPartition | None, event: DeadLetterStored | DeadLetterFailed, now: float, retry_s: float) -> OwnedPartition | None:
-    """The partition after an answer; None when the answer is late: from another epoch, or about a range that is done.
+def answered(
+    owned: OwnedPartition | None,
+    event: DeadLetterStored | DeadLetterFailed,
+    now: float,
+    retry_s: float,
+) -> OwnedPartition | None:
+    """Return the partition after an answer, or None when the answer is late.
 
-    What could not be stored is asked for again, later each time.
+    A late answer is from another epoch, or about a range that is done. If the letter could not be
+    stored, the member tries again, later each time.
     """
     letter = owned.letter if owned is not None and owned.epoch == event.letter.epoch else None
     if owned is None or letter is None or letter.command.range != event.letter.range:
@@ -60,26 +72,49 @@ def answered(owned: OwnedPartition | None, event: DeadLetterStored | DeadLetterF
     if isinstance(event, DeadLetterStored):
         return replace(owned, letter=replace(letter, is_stored=True, problem=""))
     wait_s = min(_LONGEST_WAIT_S, retry_s * 2 ** min(letter.failures, _MOST_DOUBLINGS))
-    return replace(owned, letter=replace(letter, problem=event.reason, failures=letter.failures + 1, due_at=now + wait_s))
+    return replace(
+        owned,
+        letter=replace(
+            letter, problem=event.reason, failures=letter.failures + 1, due_at=now + wait_s
+        ),
+    )
 
 
 def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> Progress:
-    """What is known of a range from its runs, read after its letter was stored: still given up, so it is done."""
-    return DeadLettered(progress.run_id) if isinstance(progress, GaveUp) and _is_stored(owned, range_) else progress
+    """Return the progress of a range from the look at its runs after its letter was stored.
+
+    A range that is still given up is done.
+    """
+    return (
+        DeadLettered(progress.run_id)
+        if isinstance(progress, GaveUp) and _is_stored(owned, range_)
+        else progress
+    )
 
 
 def obsolete(owned: OwnedPartition, entry: Entry, progress: Progress) -> str | None:
-    """A sentence for people when a run has succeeded on a range after its letter was stored, or None."""
-    if entry.done_by is not None or not isinstance(progress, Succeeded) or not _is_stored(owned, entry.range):
+    """Return a sentence for people if a run has succeeded on a range after its letter was stored.
+
+    Otherwise return None.
+    """
+    if (
+        entry.done_by is not None
+        or not isinstance(progress, Succeeded)
+        or not _is_stored(owned, entry.range)
+    ):
         return None
     return (
-        f"run {progress.run_id} has succeeded on {entry.range} after all: the record with the key {entry.range.key} in the dead-letter "
+        f"run {progress.run_id} has succeeded on {entry.range} after all: the record with the key "
+        f"{entry.range.key} in the dead-letter "
         "topic is obsolete"
     )
 
 
 def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | None:
-    """Why a person must look at the partition after runs that did not succeed, or None while it goes on by itself."""
+    """Say why a person must look at the partition after runs that did not succeed.
+
+    Return None while the partition goes on by itself.
+    """
     blocked = owned.ledger.blocked if owned.ledger else None
     if blocked is None:
         return None
@@ -91,7 +126,12 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
     if not isinstance(progress, GaveUp) or dead_letter_topic is None or progress.is_cancelled:
         return why_blocked(range_, progress)
     letter = owned.letter
-    if isinstance(entry.progress, InFlight) or letter is None or letter.command.range != range_ or not letter.problem:
+    if (
+        isinstance(entry.progress, InFlight)
+        or letter is None
+        or letter.command.range != range_
+        or not letter.problem
+    ):
         return None
     return (
         f"{owned.partition}: {failures(progress, range_)}, and the range could not be recorded in "
@@ -100,7 +140,9 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
 
 
 def _is_stored(owned: OwnedPartition, range_: OffsetRange) -> bool:
-    return owned.letter is not None and owned.letter.is_stored and owned.letter.command.range == range_
+    return (
+        owned.letter is not None and owned.letter.is_stored and owned.letter.command.range == range_
+    )
 
 
 def _deleted(owned: OwnedPartition, range_: OffsetRange) -> str | None:

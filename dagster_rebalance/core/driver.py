@@ -1,10 +1,12 @@
 """The driver: the one mutable object of the core. Events go in, commands come out.
 
-It owns the partitions of one member, their holds, and when something is asked for again. It reads no clock and does nothing itself: `now`
-is an argument, and a shell carries out the commands. Every command may go unanswered; what matters is given again after `retry_s`.
+It owns the partitions of one member, their holds, and when something is asked for again. It reads
+no clock and does nothing itself: `now` is an argument, and a shell carries out the commands. Every
+command may go unanswered; what matters is given again after `retry_s`.
 
-Outline of one call: apply the event; then each partition, in this order: dead letter, commit, record; then one step of each hold (`holds`)
-and the end of those that are over; then new claims; then what has to be read again.
+Outline of one call: apply the event; then each partition, in this order: dead letter, commit,
+record; then one step of each hold (`holds`) and the end of those that are over; then new claims;
+then what has to be read again.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.receipts import Cause, Outcome
-from dagster_rebalance.core.restoring import is_news, moved_offset, out_of_range, refused_write, take_in
+from dagster_rebalance.core.restoring import (
+    is_news,
+    moved_offset,
+    out_of_range,
+    refused_write,
+    take_in,
+)
 from dagster_rebalance.core.run_news import taken_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, Succeeded, unclaimed_workers
 from dagster_rebalance.core.setbacks import unanswered
@@ -41,7 +49,9 @@ if TYPE_CHECKING:
 class Driver:
     """Decides for one member. Not safe for several threads: one thread owns it."""
 
-    def __init__(self, settings: DriverSettings, *, new_batch_id: Callable[[], str], now: float) -> None:
+    def __init__(
+        self, settings: DriverSettings, *, new_batch_id: Callable[[], str], now: float
+    ) -> None:
         self.settings = settings
         self.partitions = AssignedPartitions()
         self.holds: tuple[Hold, ...] = ()
@@ -80,20 +90,30 @@ class Driver:
         commands += self._record(now)
         commands += self._advance_holds(now)
         commands += self._claim(now)
-        # A run that works without being the work of a claim has no entry, and may be deleted, or end in Dagster, before it is over.
+        # A run that works without being the work of a claim has no entry, and may be deleted, or
+        # end in Dagster, before it is over.
         followed = self.pulse.batch_ids
-        commands += self._lookups.due(self.partitions, followed, now, holds=bool(self.holds), leaves=self.leaving is not None)
+        commands += self._lookups.due(
+            self.partitions, followed, now, holds=bool(self.holds), leaves=self.leaving is not None
+        )
         return tuple(commands)
 
     @property
     def offers(self) -> tuple[Offer, ...]:
         """The runs that Dagster shall start, as of the last event."""
-        return offers_of(self.partitions.busy, self._now, most_runs=self.settings.limits.max_runs_in_flight)
+        return offers_of(
+            self.partitions.busy, self._now, most_runs=self.settings.limits.max_runs_in_flight
+        )
 
     @property
     def held(self) -> frozenset[TopicPartition]:
         """The partitions whose revoke must still be delayed."""
-        return frozenset(partition for hold in self.holds if hold.cause is Cause.REVOKE for partition in hold.epochs)
+        return frozenset(
+            partition
+            for hold in self.holds
+            if hold.cause is Cause.REVOKE
+            for partition in hold.epochs
+        )
 
     # What Kafka says
 
@@ -105,7 +125,9 @@ class Driver:
         for partition in event.partitions:
             self._epoch += 1
             owned = OwnedPartition(partition, self._epoch)
-            self.partitions[partition] = owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
+            self.partitions[partition] = (
+                owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
+            )
         self._lookups.want_stored()
         yield do.Note(f"assigned {named(event.partitions)}")
 
@@ -125,18 +147,28 @@ class Driver:
             self.leaving = event.reason
             yield do.Note(f"leaving the group: {event.reason}")
             self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
-        # What is under way can only get faster: a code server is killed when its time is up, whatever the member began before.
-        # A revoke that the leave for a successor overtakes is handed over as well.
+        # What is under way can only get faster: a code server is killed when its time is up,
+        # whatever the member began before. A revoke that the leave for a successor overtakes is
+        # handed over as well.
         self.holds = tuple(
-            hold.hastened(budget, now, hands_over=hands_over) if hands_over or hold.cause is Cause.LEAVE else hold for hold in self.holds
+            hold.hastened(budget, now, hands_over=hands_over)
+            if hands_over or hold.cause is Cause.LEAVE
+            else hold
+            for hold in self.holds
         )
 
-    def _give_up(self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float) -> None:
+    def _give_up(
+        self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float
+    ) -> None:
         epochs = {}
-        for owned in [self.partitions[partition] for partition in partitions if partition in self.partitions]:
+        for owned in [
+            self.partitions[partition] for partition in partitions if partition in self.partitions
+        ]:
             held_since = now if owned.held_since is None else owned.held_since
             asked_back = owned.asked_back()
-            self.partitions[owned.partition] = replace(asked_back, held_since=held_since, runs_are_known=not asked_back.entries)
+            self.partitions[owned.partition] = replace(
+                asked_back, held_since=held_since, runs_are_known=not asked_back.entries
+            )
             epochs[owned.partition] = owned.epoch
         self.holds = (*self.holds, Hold(cause, epochs, now, budget))
         self._lookups.want_runs()
@@ -150,10 +182,16 @@ class Driver:
         is_superseded = event.reason is seen.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
         outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
-        gone = [self.partitions[partition].changed(change) for partition in event.partitions if partition in self.partitions]
+        gone = [
+            self.partitions[partition].changed(change)
+            for partition in event.partitions
+            if partition in self.partitions
+        ]
         for owned in gone:
             del self.partitions[owned.partition]
-        yield do.Note(f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more")
+        yield do.Note(
+            f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more"
+        )
         runs = tuple(sorted({run for owned in gone for run in owned.live_runs}))
         if runs and self.settings.on_lost is LossPolicy.CANCEL:
             yield do.CancelRuns(runs, f"their partitions were {outcome.value}")
@@ -179,19 +217,33 @@ class Driver:
     def _on_time(self, _event: seen.TimePassed, now: float) -> Iterable[do.Command]:
         silence_s = now - self._last_tick_at
         if self.leaving is None and silence_s > self.settings.lease_s:
-            yield from self._on_leave_requested(seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now)
+            yield from self._on_leave_requested(
+                seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now
+            )
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now
-            for owned in [o for o in self.partitions.busy if o.phase is Phase.STOPPED and o.ledger is None]:
+            for owned in [
+                o for o in self.partitions.busy if o.phase is Phase.STOPPED and o.ledger is None
+            ]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_stored(self, event: seen.StoredOffsetsRead, _now: float) -> Iterable[do.Command]:
         for partition, epoch in event.epochs.items():
             owned = self.partitions.get(partition)
-            if owned is None or owned.epoch != epoch or owned.phase is not Phase.RESTORING or owned.ledger is not None:
+            if (
+                owned is None
+                or owned.epoch != epoch
+                or owned.phase is not Phase.RESTORING
+                or owned.ledger is not None
+            ):
                 continue
             found = event.found[partition]
-            taken = take_in(owned, found, start_from=self.settings.start_from, foreign_metadata=self.settings.foreign_metadata)
+            taken = take_in(
+                owned,
+                found,
+                start_from=self.settings.start_from,
+                foreign_metadata=self.settings.foreign_metadata,
+            )
             if isinstance(taken, Refused):
                 yield from self._stop(replace(owned, refused=taken), taken.reason)
                 continue
@@ -206,10 +258,16 @@ class Driver:
 
     def _take_in_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
         event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
-        mine = [run for run in event.runs if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)]
+        mine = [
+            run
+            for run in event.runs
+            if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)
+        ]
         self.pulse, dead = self.pulse.observe(mine, now)
         if dead:
-            yield do.EndDeadRuns({run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead})
+            yield do.EndDeadRuns(
+                {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
+            )
         for owned in self.partitions.busy:
             if owned.ledger is not None:
                 news = taken_in(owned, owned.ledger, event, self.settings, now)
@@ -222,7 +280,10 @@ class Driver:
 
     def _doubt(self, owned: OwnedPartition, refused: str) -> Iterable[do.Command]:
         if refused not in {"", owned.doubted_by} and owned.phase.is_kept and owned.pending is None:
-            yield do.Note(f"run {refused} refused itself, so it is looked up whether the claims of {owned.partition} still stand")
+            yield do.Note(
+                f"run {refused} refused itself, so it is looked up whether the claims of "
+                f"{owned.partition} still stand"
+            )
             self.partitions[owned.partition] = self._distrusted(replace(owned, doubted_by=refused))
 
     def _on_dead_run_ended(self, event: seen.DeadRunEnded, _now: float) -> Iterable[do.Command]:
@@ -230,18 +291,26 @@ class Driver:
         self._lookups.want_runs()  # a deleted run that was read before is not there any more
         return ()
 
-    def _restore(self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float) -> Iterable[do.Command]:
-        blocked_by = unclaimed_workers([owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs)
+    def _restore(
+        self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float
+    ) -> Iterable[do.Command]:
+        blocked_by = unclaimed_workers(
+            [owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs
+        )
         if blocked_by:
             self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
             return
         self.partitions[owned.partition] = owned.restored(now)
         if owned.stop_reason:
-            self.partitions[owned.partition] = replace(self.partitions[owned.partition], stop_reason="")
+            self.partitions[owned.partition] = replace(
+                self.partitions[owned.partition], stop_reason=""
+            )
             yield do.ShowStop(owned.partition, "")
         for entry in owned.entries:
             if isinstance(entry.progress, InFlight):
-                yield do.Note(f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}")
+                yield do.Note(
+                    f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}"
+                )
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
         failed = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
@@ -254,7 +323,9 @@ class Driver:
             if is_news(reason, owned.stop_reason):
                 yield do.ShowStop(owned.partition, reason)
         elif reason is None and owned.phase is Phase.STOPPED and owned.ledger is not None:
-            self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CLEARED), stop_reason="")
+            self.partitions[owned.partition] = replace(
+                owned.changed(Change.STOP_CLEARED), stop_reason=""
+            )
             yield do.ShowStop(owned.partition, "")
 
     def _unanswered(self, owned: OwnedPartition) -> str | None:
@@ -264,7 +335,9 @@ class Driver:
         return None if found is None else unanswered(found[0], found[1].run_key, limit_s)
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
-        self.partitions[owned.partition] = replace(owned.changed(Change.STOP_CAUSED), stop_reason=reason, before=None)
+        self.partitions[owned.partition] = replace(
+            owned.changed(Change.STOP_CAUSED), stop_reason=reason, before=None
+        )
         if is_news(reason, owned.stop_reason):
             yield do.ShowStop(owned.partition, reason)
 
@@ -275,13 +348,18 @@ class Driver:
                 continue
             ledger = owned.ledger
             had, has = owned.open_transaction, noticed(owned.open_transaction, bounds, now)
-            self.partitions[partition] = owned = replace(owned.with_bounds(bounds, now), open_transaction=has)
+            self.partitions[partition] = owned = replace(
+                owned.with_bounds(bounds, now), open_transaction=has
+            )
             if had != has:
                 yield from self._stop_or_go_on(owned)
                 owned = self.partitions[partition]
             if owned.phase is not Phase.OWNED or owned.pending is not None:
                 continue
-            is_out_of_range = not ledger.entries and out_of_range(partition, ledger.claimed_until, bounds) is not None
+            is_out_of_range = (
+                not ledger.entries
+                and out_of_range(partition, ledger.claimed_until, bounds) is not None
+            )
             if is_out_of_range or owned.has_new_leader:
                 self.partitions[partition] = self._distrusted(owned)
 
@@ -296,22 +374,45 @@ class Driver:
         for write, reason in event.refused:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.pending is not None and owned.pending.write == write:
-                self.partitions[write.partition] = refused = replace(owned, pending=replace(owned.pending, refused=reason))
+                self.partitions[write.partition] = refused = replace(
+                    owned, pending=replace(owned.pending, refused=reason)
+                )
                 yield from self._stop_or_go_on(refused)
         for write, failure in event.failed:
             owned = self.partitions.get(write.partition)
-            if owned is None or owned.pending is None or owned.pending.write != write or failure is not seen.WriteFailure.CHANGED:
+            if (
+                owned is None
+                or owned.pending is None
+                or owned.pending.write != write
+                or failure is not seen.WriteFailure.CHANGED
+            ):
                 continue
-            yield do.Note(f"the stored offset of {write.partition} is not what this member wrote: it is looked up again")
+            yield do.Note(
+                f"the stored offset of {write.partition} is not what this member wrote: it is "
+                "looked up again"
+            )
             self.partitions[write.partition] = replace(self._distrusted(owned), before=None)
 
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
-        if before.ledger is None or after.ledger is None or before.ledger.next_offset == after.ledger.next_offset:
+        if (
+            before.ledger is None
+            or after.ledger is None
+            or before.ledger.next_offset == after.ledger.next_offset
+        ):
             return
-        # A launcher that cannot cancel what it launches leaves it alone: such a run may have been asked to end, and succeed.
-        succeeded = {entry.progress.run_id for entry in before.entries if isinstance(entry.progress, Succeeded)}
+        # A launcher that cannot cancel what it launches leaves it alone: such a run may have been
+        # asked to end, and succeed.
+        succeeded = {
+            entry.progress.run_id
+            for entry in before.entries
+            if isinstance(entry.progress, Succeeded)
+        }
         self.holds = tuple(
-            replace(hold, committed={**hold.committed, after.partition: after.ledger.next_offset}, cancelled=hold.cancelled - succeeded)
+            replace(
+                hold,
+                committed={**hold.committed, after.partition: after.ledger.next_offset},
+                cancelled=hold.cancelled - succeeded,
+            )
             if hold.epochs.get(after.partition) == after.epoch
             else hold
             for hold in self.holds
@@ -320,7 +421,15 @@ class Driver:
     def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
         self._lookups.want_stored()
         before = owned if owned.ledger is not None else None
-        distrusted = replace(owned, before=before, pending=None, ledger=None, stored=None, backlog_since=None, letter=None)
+        distrusted = replace(
+            owned,
+            before=before,
+            pending=None,
+            ledger=None,
+            stored=None,
+            backlog_since=None,
+            letter=None,
+        )
         return distrusted.changed(Change.DISTRUSTED)
 
     def _on_recorded(self, event: seen.CommitRecorded, now: float) -> Iterable[do.Command]:
@@ -328,11 +437,20 @@ class Driver:
         owned = self.partitions.get(partition)
         if owned is not None and owned.unrecorded == event.record:
             recorded = replace(owned, unrecorded=None, recorded_at=None)
-            self.partitions[partition] = replace(recorded, record_due_at=now + self.settings.record_every_s)
+            self.partitions[partition] = replace(
+                recorded, record_due_at=now + self.settings.record_every_s
+            )
         return ()
 
-    def _on_letter(self, event: seen.DeadLetterStored | seen.DeadLetterFailed, now: float) -> Iterable[do.Command]:
-        owned = dead_letters.answered(self.partitions.get(event.letter.range.topic_partition), event, now, self.settings.retry_s)
+    def _on_letter(
+        self, event: seen.DeadLetterStored | seen.DeadLetterFailed, now: float
+    ) -> Iterable[do.Command]:
+        owned = dead_letters.answered(
+            self.partitions.get(event.letter.range.topic_partition),
+            event,
+            now,
+            self.settings.retry_s,
+        )
         if owned is not None:
             self.partitions[owned.partition] = owned
             if isinstance(event, seen.DeadLetterStored):
@@ -352,7 +470,9 @@ class Driver:
         writes = []
         for owned in self.partitions.busy:
             pending = owned.pending
-            is_stopped_by_it = owned.phase is Phase.STOPPED and pending is not None and pending.refused
+            is_stopped_by_it = (
+                owned.phase is Phase.STOPPED and pending is not None and pending.refused
+            )
             wait_s = self.settings.recheck_s if is_stopped_by_it else self.settings.retry_s
             if pending is not None and now - pending.last_asked_at >= wait_s:
                 pending = replace(pending, again_at=now)
@@ -373,7 +493,10 @@ class Driver:
                 yield record
 
     def _advance_holds(self, now: float) -> Iterable[do.Command]:
-        """Revokes end first: a partition that is in the hold of a leave as well is released by its revoke."""
+        """End the holds that are over, those of revokes first.
+
+        The revoke releases a partition that is in the hold of a leave as well.
+        """
         advanced = []
         for hold in self.holds:
             step = advance(hold, self._in_hold(hold), self.settings, now)
@@ -387,7 +510,9 @@ class Driver:
                 yield from self._end(hold, held, now)
 
     def _in_hold(self, hold: Hold) -> list[OwnedPartition]:
-        return [self.partitions[partition] for partition in hold.epochs if partition in self.partitions]
+        return [
+            self.partitions[partition] for partition in hold.epochs if partition in self.partitions
+        ]
 
     def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
         # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
@@ -407,9 +532,17 @@ class Driver:
     def _claim(self, now: float) -> Iterable[do.Command]:
         if self.leaving is not None or now - self._last_tick_at > self.settings.plan_patience_s:
             return
-        backlogs = [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None]
+        backlogs = [
+            backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None
+        ]
         under_way = len(batches_under_way(self.partitions.busy, now))
-        batches = plan(backlogs, self.settings.limits, runs_in_flight=under_way, new_batch_id=self._new_batch_id, now=now)
+        batches = plan(
+            backlogs,
+            self.settings.limits,
+            runs_in_flight=under_way,
+            new_batch_id=self._new_batch_id,
+            now=now,
+        )
         writes = []
         for batch in batches:
             for range_ in batch.ranges:
@@ -422,5 +555,13 @@ class Driver:
 
 
 def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
-    """What stops a partition is shown by its owner: the next one says it again if it still holds."""
-    return [do.ShowStop(owned.partition, "", is_given_up=True) for owned in partitions if owned.stop_reason]
+    """Clear the stop reasons of partitions that this member does not own any more.
+
+    The owner of a partition shows why it is stopped: the next owner says it again if it still
+    holds.
+    """
+    return [
+        do.ShowStop(owned.partition, "", is_given_up=True)
+        for owned in partitions
+        if owned.stop_reason
+    ]

@@ -1,7 +1,7 @@
 """Every error of the package, split by who must act on it.
 
-A message says what happened, to which partition, and what to do. Shells translate foreign errors into these in one place each;
-nothing here is swallowed.
+A message says what happened, to which partition, and what to do. Shells translate foreign errors
+into these in one place each; nothing here is swallowed.
 """
 
 from __future__ import annotations
@@ -27,36 +27,60 @@ class BrokerError(DagsterRebalanceError):
 
     Attributes:
         retriable: Whether the same request may succeed later without a change by anybody.
-        partitions: The partitions that the request failed for, with the broker's reason; empty when it failed as a whole.
+        partitions: The partitions that the request failed for, with the broker's reason; empty when
+            it failed as a whole.
     """
 
-    def __init__(self, message: str, *, retriable: bool = False, partitions: Mapping[TopicPartition, str] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retriable: bool = False,
+        partitions: Mapping[TopicPartition, str] | None = None,
+    ) -> None:
         super().__init__(message)
         self.retriable = retriable
         self.partitions: dict[TopicPartition, str] = dict(partitions or {})
 
 
 class RebalanceInProgressError(BrokerError):
-    """A commit met a rebalance. The partitions are still owned: poll, then commit again (KIP-429)."""
+    """A commit met a rebalance.
 
-    def __init__(self, message: str, *, partitions: Mapping[TopicPartition, str] | None = None) -> None:
+    The partitions are still owned: poll, then commit again (KIP-429).
+    """
+
+    def __init__(
+        self, message: str, *, partitions: Mapping[TopicPartition, str] | None = None
+    ) -> None:
         super().__init__(message, retriable=True, partitions=partitions)
 
 
 class PartitionLostError(BrokerError):
-    """The member was fenced: the partitions belong to somebody else, and nothing may be committed for them any more."""
+    """The coordinator has fenced the member, which may not commit for the partitions any more.
+
+    They belong to another member.
+    """
 
 
 class ClaimError(DagsterRebalanceError):
-    """The metadata of a committed offset is not a claim that this version can read. An operator must look at it."""
+    """The metadata of a committed offset is not a claim that this version can read.
+
+    An operator must look at it.
+    """
 
 
 class BatchRefusedError(DagsterRebalanceError):
-    """A run must not work on its batch: the claim is gone, or another run works or has worked on it."""
+    """A run must not work on its batch.
+
+    The claim is gone, or another run works or has worked on it.
+    """
 
 
 class IllegalStateError(DagsterRebalanceError):
-    """The call is not allowed in the present state: a bug in the caller. The state stays as it was."""
+    """The call is not allowed in the present state: a bug in the caller.
+
+    The state stays as it was.
+    """
 
 
 class UnsupportedOperationError(DagsterRebalanceError):

@@ -1,6 +1,7 @@
 """What happened, as the driver is told: from Kafka, from Dagster, and from the clock.
 
-Events are in the past tense and carry facts only. A shell produces them, in the order in which they happened, and never leaves one out.
+Events are in the past tense and carry facts only. A shell produces them, in the order in which they
+happened, and never leaves one out.
 """
 
 from __future__ import annotations
@@ -23,20 +24,27 @@ class LostReason(enum.Enum):
     SESSION = "session"
     """The client noticed it by itself: its session ended, or `poll` was not called for too long."""
     FENCED = "fenced"
-    """The broker threw the member out. The client does not tell during a hold, and late otherwise; a probe or a commit found it."""
+    """The broker threw the member out. The client does not tell during a hold, and late otherwise;
+    a probe or a commit found it."""
     SUPERSEDED = "superseded"
-    """Another rebalance overtook a hold, without a callback: the held partitions were given to somebody else."""
+    """Another rebalance overtook a hold, without a callback: the held partitions were given to
+    somebody else."""
     EXPIRED = "expired"
-    """A hold was not released within `max.poll.interval.ms`, and the member gave up its membership by itself."""
+    """A hold was not released within `max.poll.interval.ms`, and the member gave up its membership
+    by itself."""
 
 
 class WriteFailure(enum.Enum):
-    """Why the offset of a partition was not written. That a member is fenced is told by the partitions lost, never by a failed write."""
+    """Why the offset of a partition was not written.
+
+    That a member is fenced is told by the partitions lost, never by a failed write.
+    """
 
     CHANGED = "changed"
     """What Kafka stores is not what this member last read or wrote: nothing was written."""
     RETRIABLE = "retriable"
-    """The request failed for now, or its answer did not arrive: the same write may be tried again."""
+    """The request failed for now, or its answer did not arrive: the same write may be tried
+    again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +76,22 @@ class PartitionsLost:
     reason: LostReason = LostReason.SESSION
 
 
-AssignmentEvent: TypeAlias = "PartitionsAssigned | RevokeRequested | PartitionsRevoked | PartitionsLost"
+AssignmentEvent: TypeAlias = (
+    PartitionsAssigned | RevokeRequested | PartitionsRevoked | PartitionsLost
+)
 
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """The member shall give all its partitions up and leave the group. A later request can only make it faster.
+    """The member shall give all its partitions up and leave the group.
+
+    A later request can only make it faster.
 
     Attributes:
         reason: Why, as the end of a sentence.
         limit_s: How long it may take, at most the usual limit of a hold; None for that limit.
-        has_successor: Whether a newer process has joined through the same Dagster instance, so that it can adopt live runs.
+        has_successor: Whether a newer process has joined through the same Dagster instance, so that
+            it can adopt live runs.
     """
 
     reason: str
@@ -117,8 +130,9 @@ class Found:
         bounds: The offsets that Kafka has; `ANY_BOUNDS` where their leader does not answer.
         recorded: The last commit that Dagster has recorded, if there is one.
         topic_id: The id of the topic; empty where it is not known.
-        is_truncated: Whether the log lost records behind which the group has committed or claimed offsets,
-            even if others have their offsets now: `restoring.position_to_verify`, asked of the leader.
+        is_truncated: Whether the log lost records behind which the group has committed or claimed
+            offsets, even if others have their offsets now: `restoring.position_to_verify`, asked of
+            the leader.
     """
 
     stored: OffsetAndMetadata | None
@@ -149,7 +163,8 @@ class RunsRead:
         batch_ids: The batches that were asked for.
         runs: All their runs, and all live runs of the group if `with_live`, oldest first.
         with_live: Whether all live runs of the group are among them.
-        look: The look of the command, or None for runs that were read just now. An answer to an earlier look is ignored.
+        look: The look of the command, or None for runs that were read just now. An answer to an
+            earlier look is ignored.
     """
 
     batch_ids: frozenset[str]
@@ -206,13 +221,26 @@ class DeadLetterStored:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFailed:
-    """The other answer to `StoreDeadLetter`: the record may be there or not. `reason` says what to do."""
+    """The other answer to `StoreDeadLetter`: the record may be there or not.
+
+    `reason` says what to do.
+    """
 
     letter: StoreDeadLetter
     reason: str
 
 
 Event: TypeAlias = (
-    "AssignmentEvent | LeaveRequested | TickArrived | TimePassed | StoredOffsetsRead | RunsRead | DeadRunEnded | BoundsRead"
-    " | OffsetsWritten | CommitRecorded | DeadLetterStored | DeadLetterFailed"
+    AssignmentEvent
+    | LeaveRequested
+    | TickArrived
+    | TimePassed
+    | StoredOffsetsRead
+    | RunsRead
+    | DeadRunEnded
+    | BoundsRead
+    | OffsetsWritten
+    | CommitRecorded
+    | DeadLetterStored
+    | DeadLetterFailed
 )

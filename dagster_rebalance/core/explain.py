@@ -1,6 +1,8 @@
-"""Sentences for people: what a hold waits for, why a partition does or does not make progress, and a member in a few lines.
+"""Word the state for people: holds, partitions and members.
 
-Reads the state and words it; decides nothing and changes nothing. Ids of runs are cut to eight characters, as Dagster's pages show them.
+The sentences say what a hold waits for, why a partition does or does not make progress, and what a
+member does, in a few lines. This module reads the state and words it; it decides nothing and
+changes nothing. It cuts ids of runs to eight characters, as Dagster's pages show them.
 """
 
 from __future__ import annotations
@@ -11,7 +13,14 @@ from dagster_rebalance.core.holds import Hold, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
 from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, RunState, ToRequest, named_runs
+from dagster_rebalance.core.runs import (
+    DeadLettered,
+    GaveUp,
+    InFlight,
+    RunState,
+    ToRequest,
+    named_runs,
+)
 from dagster_rebalance.core.setbacks import NEVER
 
 if TYPE_CHECKING:
@@ -26,20 +35,32 @@ _PARTITIONS_EXPLAINED = 10
 """A tick stores the summary, and a person reads it."""
 
 
-def explain_hold(hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition], now: float) -> str:
+def explain_hold(
+    hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition], now: float
+) -> str:
     """What a hold waits for, and how much time it has.
 
     Example:
-        `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240); 278 s left`
+        `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240); 278 s
+        left`
     """
-    held = [owned for owned in (partitions.get(partition) for partition in sorted(hold.epochs)) if owned is not None]
+    held = [
+        owned
+        for owned in (partitions.get(partition) for partition in sorted(hold.epochs))
+        if owned is not None
+    ]
     draining = [owned for owned in held if owned.phase is Phase.DRAINING]
-    waits = [str(wait) for owned in draining for wait in waits_of(owned, hands_over=hold.hands_over)]
+    waits = [
+        str(wait) for owned in draining for wait in waits_of(owned, hands_over=hold.hands_over)
+    ]
     verb = "holding" if hold.cause is Cause.REVOKE else "leaving the group with"
     if hold.hands_over:
         verb = "handing over to the successor"
     what = f"waiting for {', '.join(waits)}" if waits else "nothing left to wait for"
-    return f"{verb} {named(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; {_time_left(hold, now)}"
+    return (
+        f"{verb} {named(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; "
+        f"{_time_left(hold, now)}"
+    )
 
 
 def explain_partition(owned: OwnedPartition, now: float) -> str:
@@ -62,8 +83,18 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
         first,
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
         *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
-        *(_unconfirmed(driver.pulse.signs[run_id].run, left_s) for run_id, left_s in driver.pulse.unconfirmed.items()),
-        *_explained([o for o in partitions if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_set_back(o)], now),
+        *(
+            _unconfirmed(driver.pulse.signs[run_id].run, left_s)
+            for run_id, left_s in driver.pulse.unconfirmed.items()
+        ),
+        *_explained(
+            [
+                o
+                for o in partitions
+                if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_set_back(o)
+            ],
+            now,
+        ),
     )
 
 
@@ -74,14 +105,17 @@ def _explained(partitions: list[OwnedPartition], now: float) -> Iterator[str]:
         stopped = sum(owned.phase is Phase.STOPPED for owned in more)
         restoring = sum(owned.phase is Phase.RESTORING for owned in more)
         again = len(more) - stopped - restoring
-        yield f"and {stopped} more stopped, {restoring} more being taken in" + (f", {again} more tried again" if again else "")
+        yield f"and {stopped} more stopped, {restoring} more being taken in" + (
+            f", {again} more tried again" if again else ""
+        )
 
 
 def _is_set_back(owned: OwnedPartition) -> bool:
     """Whether its work is under way, but not as it should be."""
     requests = (entry.progress for entry in owned.entries if owned.phase is Phase.OWNED)
     return any(
-        (isinstance(found, ToRequest) and found.trouble is not None) or (isinstance(found, InFlight) and found.unsubmitted is not None)
+        (isinstance(found, ToRequest) and found.trouble is not None)
+        or (isinstance(found, InFlight) and found.unsubmitted is not None)
         for found in requests
     )
 
@@ -94,7 +128,9 @@ def _state(owned: OwnedPartition, now: float) -> str:
             return _work(owned, now) or _backlog(owned, now)
         case Phase.STOPPED:
             reason = f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
-            return "; ".join((reason, *(text for entry in owned.entries if (text := _of_stopped(entry, now)))))
+            return "; ".join(
+                (reason, *(text for entry in owned.entries if (text := _of_stopped(entry, now))))
+            )
         case Phase.DRAINING:
             return f"has to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
         case Phase.DRAINED:
@@ -113,7 +149,10 @@ def _restoring(owned: OwnedPartition) -> str:
     if owned.ledger is None:
         return "being taken in, reads its committed offset"
     if owned.blocked_by:
-        return f"being taken in, waits for {named_runs(owned.blocked_by)}, at work on it without a claim"
+        return (
+            f"being taken in, waits for {named_runs(owned.blocked_by)}, at work on it without a "
+            "claim"
+        )
     return "being taken in, asks Dagster for the runs of its claims"
 
 
@@ -121,9 +160,14 @@ def _work(owned: OwnedPartition, now: float) -> str:
     """What is under way; empty when nothing is."""
     texts = [_entry(entry, now) for entry in owned.entries]
     if owned.pending is not None:
-        texts.append(f"{_write(owned.pending)} has waited {now - owned.pending.asked_at:.1f} s for Kafka's confirmation")
+        texts.append(
+            f"{_write(owned.pending)} has waited {now - owned.pending.asked_at:.1f} s for Kafka's "
+            "confirmation"
+        )
     if owned.unrecorded is not None and owned.is_record_due(now):
-        texts.append(f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet")
+        texts.append(
+            f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet"
+        )
     return "; ".join(texts)
 
 
@@ -136,18 +180,29 @@ def _of_stopped(entry: Entry, now: float) -> str:
 
 
 def _when(entry: Entry, now: float) -> str:
-    return f" in {entry.due_at - now:.0f} s" if entry.due_at > now else ", waits for room among the runs in flight and for Dagster"
+    return (
+        f" in {entry.due_at - now:.0f} s"
+        if entry.due_at > now
+        else ", waits for room among the runs in flight and for Dagster"
+    )
 
 
 def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
     span, trouble = _span(entry.range), wanted.trouble
     if trouble is not None and entry.due_at > now:
         why = f": {trouble.why}" if trouble.why else ""
-        lacks = f", and a run that succeeded left out {', '.join(wanted.left_out)}" if wanted.left_out else ""
+        lacks = (
+            f", and a run that succeeded left out {', '.join(wanted.left_out)}"
+            if wanted.left_out
+            else ""
+        )
         ended = f"run {trouble.run_id[:8]} for {span} {trouble.kind.value}{why}{lacks}"
         return f"{ended}; next run (attempt {wanted.attempt}) in {entry.due_at - now:.0f} s"
     room = "as soon as there is room among the runs in flight, " if wanted.failures else ""
-    return f"batch {entry.batch_id} of {span} is requested, {room}waits for Dagster to start its run (attempt {wanted.attempt})"
+    return (
+        f"batch {entry.batch_id} of {span} is requested, {room}waits for Dagster to start its run "
+        f"(attempt {wanted.attempt})"
+    )
 
 
 def _entry(entry: Entry, now: float) -> str:
@@ -168,14 +223,22 @@ def _entry(entry: Entry, now: float) -> str:
 def _in_flight(progress: InFlight, span: str) -> str:
     runs = set(progress.run_ids)
     if progress.unsubmitted is not None:
-        return f"{named_runs(progress.run_ids)} for {span} is created but not submitted, and is requested again"
+        return (
+            f"{named_runs(progress.run_ids)} for {span} is created but not submitted, and is "
+            "requested again"
+        )
     if runs <= set(progress.waiting):
         return f"{named_runs(progress.run_ids)} for {span} waits in Dagster's queue"
     if runs <= {*progress.waiting, *progress.launching}:
         return f"{named_runs(progress.run_ids)} for {span}: being launched"
     if runs <= set(progress.unconfirmed):
-        ended = "was deleted from Dagster" if runs <= set(progress.deleted) else "has ended in Dagster"
-        return f"{named_runs(progress.run_ids)} for {span} {ended}, and it is not known yet that nothing of it works any more"
+        ended = (
+            "was deleted from Dagster" if runs <= set(progress.deleted) else "has ended in Dagster"
+        )
+        return (
+            f"{named_runs(progress.run_ids)} for {span} {ended}, and it is not known yet that "
+            "nothing of it works any more"
+        )
     return f"{named_runs(progress.run_ids)} works on {span}"
 
 
@@ -186,13 +249,17 @@ def _backlog(owned: OwnedPartition, now: float) -> str:
     waits = owned.open_transaction
     if size <= 0 and waits is not None:
         return (
-            f"{waits.records} offset{_s(waits.records)} wait behind a transaction that is open at offset {waits.offset} since "
+            f"{waits.records} offset{_s(waits.records)} wait behind a transaction that is open at "
+            f"offset {waits.offset} since "
             f"{now - waits.since:.0f} s"
         )
     if size <= 0:
         return f"idle at the end, offset {owned.ledger.claimed_until}"
     since = "" if owned.backlog_since is None else f" since {now - owned.backlog_since:.0f} s"
-    return f"{size} offset{_s(size)} to read wait{since} for room among the runs in flight, for min_records, or for a tick of the sensor"
+    return (
+        f"{size} offset{_s(size)} to read wait{since} for room among the runs in flight, for "
+        "min_records, or for a tick of the sensor"
+    )
 
 
 def _write(pending: PendingWrite) -> str:

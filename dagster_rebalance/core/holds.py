@@ -4,20 +4,22 @@ Theory of operation. Kafka requests a revoke, or the member leaves the group. `H
 partitions, each with its epoch, and the time that this may take. They stay assigned: what succeeds
 on them is committed. From then on each call of the driver makes one step, `advance`:
 
-1. Cancel. Runs that have not started are cancelled at once. At the deadline, which leaves a slice of
-   the limit for the last commits, the others are cancelled as well, or left at work (`on_deadline`).
+1. Cancel. Runs that have not started are cancelled at once. At the deadline, which leaves a slice
+   of the limit for the last commits, the others are cancelled as well, or left at work
+   (`on_deadline`).
 2. Drained? `waits_of` lists what a partition waits for: live runs, a look at its runs since the
    request, commits. With nothing on the list it is drained. The same list is what people read.
-3. Too late? At the limit a partition goes whatever it waits for, and its claims stay: the next owner
-   takes the work over. Where runs are left at work, it goes as soon as it waits for nothing else.
+3. Too late? At the limit a partition goes whatever it waits for, and its claims stay: the next
+   owner takes the work over. Where runs are left at work, it goes as soon as it waits for nothing
+   else.
 
 When all its partitions are drained, the hold is over (`is_over`). The driver writes the receipt and
 forgets partitions and hold. The shell delays what the driver holds, and nothing else: so the next
-poll of the consumer completes the revoke. One hold is one release, since Kafka takes the answer to a
-request as a whole.
+poll of the consumer completes the revoke. One hold is one release, since Kafka takes the answer to
+a request as a whole.
 
-A leave is a hold of all partitions, at whose end the member closes. A partition may be in the hold of
-a revoke and in that of a leave. A loss ends a hold, or its part of it, at any step.
+A leave is a hold of all partitions, at whose end the member closes. A partition may be in the hold
+of a revoke and in that of a leave. A loss ends a hold, or its part of it, at any step.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ class Hold:
         cancelled: The runs that were cancelled for it.
         cancelled_at: When runs were last cancelled.
         committed: The offsets committed meanwhile, by partition.
-        is_past_deadline: Whether runs were still live at the deadline, so that its policy was applied.
+        is_past_deadline: Whether runs were still live at the deadline, so that its policy was
+            applied.
         hands_over: Whether live runs are left to the successor: only commits are waited for.
     """
 
@@ -79,17 +82,28 @@ class Hold:
         return self.requested_at + self.budget.limit_s
 
     def hastened(self, budget: HoldBudget, now: float, *, hands_over: bool) -> Hold:
-        """The hold with the time of another request, if that ends earlier: a deploy in the middle of a slow leave, say."""
+        """Return the hold with the time limit of another request, if that limit is earlier.
+
+        A deploy in the middle of a slow leave makes such a request, for example.
+        """
         hold = replace(self, hands_over=self.hands_over or hands_over)
         if now + budget.limit_s >= self.limit_at:
             return hold
-        return replace(hold, budget=replace(budget, limit_s=now - self.requested_at + budget.limit_s))
+        return replace(
+            hold, budget=replace(budget, limit_s=now - self.requested_at + budget.limit_s)
+        )
 
     def split(self, partitions: Collection[TopicPartition]) -> tuple[Hold, Hold]:
         """The part of the hold that concerns these partitions, and the rest."""
-        part = {partition: epoch for partition, epoch in self.epochs.items() if partition in partitions}
-        rest = {partition: epoch for partition, epoch in self.epochs.items() if partition not in part}
-        committed = {partition: offset for partition, offset in self.committed.items() if partition in part}
+        part = {
+            partition: epoch for partition, epoch in self.epochs.items() if partition in partitions
+        }
+        rest = {
+            partition: epoch for partition, epoch in self.epochs.items() if partition not in part
+        }
+        committed = {
+            partition: offset for partition, offset in self.committed.items() if partition in part
+        }
         return replace(self, epochs=part, committed=committed), replace(self, epochs=rest)
 
     @property
@@ -99,8 +113,13 @@ class Hold:
             return Outcome.HANDED_OVER if self.hands_over else Outcome.DEADLINE
         return Outcome.DRAINED if self.run_ids or self.committed else Outcome.NOTHING_TO_DO
 
-    def receipt(self, held: Iterable[OwnedPartition], now: float, outcome: Outcome | None = None) -> Receipt:
-        """The receipt of the hold if it ends now; `outcome` is for one that ends in another way than by a release."""
+    def receipt(
+        self, held: Iterable[OwnedPartition], now: float, outcome: Outcome | None = None
+    ) -> Receipt:
+        """Return the receipt of the hold if it ends now.
+
+        `outcome` is for a hold that ends in another way than by a release.
+        """
         return Receipt(
             outcome=outcome or self.outcome,
             cause=self.cause,
@@ -109,7 +128,13 @@ class Hold:
             committed=dict(self.committed),
             run_ids=tuple(sorted(self.run_ids)),
             cancelled=tuple(sorted(self.cancelled)),
-            handed_over=tuple(sorted(owned.partition for owned in held if owned.entries and owned.partition in self.epochs)),
+            handed_over=tuple(
+                sorted(
+                    owned.partition
+                    for owned in held
+                    if owned.entries and owned.partition in self.epochs
+                )
+            ),
         )
 
 
@@ -158,10 +183,17 @@ Wait: TypeAlias = "RunsAtWork | RunsToLookUp | CommitToConfirm | CommitToRecord"
 
 
 def waits_of(owned: OwnedPartition, *, hands_over: bool = False) -> tuple[Wait, ...]:
-    """What a draining partition waits for; one whose runs are left to others (`hands_over`) waits for none of them."""
+    """Return what a draining partition waits for.
+
+    A partition that leaves its runs to others (`hands_over`) waits for none of them.
+    """
     waits: list[Wait] = []
     if not hands_over:
-        waits += [RunsAtWork(e.range, e.progress.run_ids) for e in owned.entries if isinstance(e.progress, InFlight)]
+        waits += [
+            RunsAtWork(e.range, e.progress.run_ids)
+            for e in owned.entries
+            if isinstance(e.progress, InFlight)
+        ]
     if not owned.runs_are_known:
         waits.append(RunsToLookUp(owned.partition))
     committing = owned.committing
@@ -186,19 +218,32 @@ class Step(NamedTuple):
     cancels: tuple[CancelRuns, ...]
 
 
-def advance(hold: Hold, held: Collection[OwnedPartition], settings: DriverSettings, now: float) -> Step:
-    """Make one step: cancel, and find what is drained and what is too late. `held` is the state of the hold's partitions."""
+def advance(
+    hold: Hold, held: Collection[OwnedPartition], settings: DriverSettings, now: float
+) -> Step:
+    """Make one step: cancel, and find what is drained and what is too late.
+
+    `held` is the state of the hold's partitions.
+    """
     is_late = hold.hands_over or now >= hold.deadline_at
     cancels_all = is_late and not hold.hands_over and settings.on_deadline is DeadlinePolicy.CANCEL
     live = _union(owned.live_runs for owned in held)
-    hold, cancels = _cancel(replace(hold, run_ids=hold.run_ids | live), held, settings.retry_s, now, cancels_all=cancels_all)
+    hold, cancels = _cancel(
+        replace(hold, run_ids=hold.run_ids | live),
+        held,
+        settings.retry_s,
+        now,
+        cancels_all=cancels_all,
+    )
     drained, is_overdue = [], False
     for owned in held:
         if owned.phase is not Phase.DRAINING:
             continue
         if not waits_of(owned):
             drained.append(owned.changed(Change.DRAIN_FINISHED))
-        elif now >= hold.limit_at or (is_late and not cancels_all and not waits_of(owned, hands_over=True)):
+        elif now >= hold.limit_at or (
+            is_late and not cancels_all and not waits_of(owned, hands_over=True)
+        ):
             drained.append(owned.changed(Change.DEADLINE_PASSED))
             is_overdue = True
     is_past_deadline = hold.is_past_deadline or is_overdue or (cancels_all and bool(live))
@@ -218,8 +263,12 @@ def _cancel(
         unwanted = _union(owned.live_runs for owned in held)
     else:
         # A run that turned out to have started was left alone.
-        hold = replace(hold, cancelled=hold.cancelled - _union(owned.started_runs for owned in held))
-        unwanted = frozenset() if hold.hands_over else _union(owned.unstarted_runs for owned in held)
+        hold = replace(
+            hold, cancelled=hold.cancelled - _union(owned.started_runs for owned in held)
+        )
+        unwanted = (
+            frozenset() if hold.hands_over else _union(owned.unstarted_runs for owned in held)
+        )
     is_due_again = hold.cancelled_at is not None and now - hold.cancelled_at >= retry_s
     due = unwanted if is_due_again else unwanted - hold.cancelled
     if not due:

@@ -1,9 +1,12 @@
-"""The offset ledger of one partition in one epoch: ranges in flight, finished out of order, and the next offset that may be committed.
+"""The offset ledger holds the ranges of one partition in one epoch and the next offset to commit.
 
-An offset may be committed only when the range that ends there, and every earlier range, has succeeded or, where the settings say so, is in
-the dead-letter topic. Ranges are contiguous by
-construction (each starts where the one before it ends), so gaps that transactions or compaction leave between offsets do not matter.
-A completion that carries another epoch belongs to an earlier ownership of the partition and is ignored.
+It knows the ranges in flight and those that finished out of order.
+
+An offset may be committed only when the range that ends there, and every earlier range, has
+succeeded or, where the settings say so, is in the dead-letter topic. Ranges are contiguous by
+construction (each starts where the one before it ends), so gaps that transactions or compaction
+leave between offsets do not matter. A completion that carries another epoch belongs to an earlier
+ownership of the partition and is ignored.
 """
 
 from __future__ import annotations
@@ -12,7 +15,16 @@ from dataclasses import dataclass, replace
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded, ToRequest, Trouble, blocking
+from dagster_rebalance.core.runs import (
+    DeadLettered,
+    GaveUp,
+    InFlight,
+    Progress,
+    Succeeded,
+    ToRequest,
+    Trouble,
+    blocking,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +34,8 @@ class Entry:
     Attributes:
         range: What is claimed.
         batch_id: The batch that it belongs to.
-        claimed_at: When this member wrote the claim, on its clock; None when it took the claim over.
+        claimed_at: When this member wrote the claim, on its clock; None when it took the claim
+            over.
         progress: What the runs of the batch say.
         due_at: When a run may be asked for, on this member's clock.
     """
@@ -35,7 +48,11 @@ class Entry:
 
     @property
     def done_by(self) -> str | None:
-        """The run that succeeded on it, or the last one that failed before it went to the dead-letter topic; None while it is not done."""
+        """Return the run that made the range done; None while it is not done.
+
+        That is the run that succeeded on it, or the last one that failed before the range went to
+        the dead-letter topic.
+        """
         return self.progress.run_id if isinstance(self.progress, Succeeded | DeadLettered) else None
 
     @property
@@ -67,7 +84,9 @@ class OffsetLedger:
 
     @property
     def _in_flight(self) -> tuple[InFlight, ...]:
-        return tuple(entry.progress for entry in self.entries if isinstance(entry.progress, InFlight))
+        return tuple(
+            entry.progress for entry in self.entries if isinstance(entry.progress, InFlight)
+        )
 
     @property
     def live_runs(self) -> frozenset[str]:
@@ -77,7 +96,9 @@ class OffsetLedger:
     @property
     def unstarted_runs(self) -> frozenset[str]:
         """Those of the live runs that have not started."""
-        return frozenset(run for progress in self._in_flight for run in (*progress.waiting, *progress.launching))
+        return frozenset(
+            run for progress in self._in_flight for run in (*progress.waiting, *progress.launching)
+        )
 
     @property
     def started_runs(self) -> frozenset[str]:
@@ -87,7 +108,14 @@ class OffsetLedger:
     @property
     def blocked(self) -> tuple[Entry, GaveUp | Trouble] | None:
         """The first range that a person has to look at, and for what; None when there is none."""
-        return next(((entry, found) for entry in self.entries if (found := blocking(entry.progress)) is not None), None)
+        return next(
+            (
+                (entry, found)
+                for entry in self.entries
+                if (found := blocking(entry.progress)) is not None
+            ),
+            None,
+        )
 
     @property
     def committable(self) -> Entry | None:
@@ -96,11 +124,17 @@ class OffsetLedger:
 
     def claim(self, batch_id: str, until: int, claimed_at: float | None = None) -> OffsetLedger:
         """Add the range `[claimed_until, until)` for a batch."""
-        range_ = OffsetRange(self.partition.topic, self.partition.partition, self.claimed_until, until)
+        range_ = OffsetRange(
+            self.partition.topic, self.partition.partition, self.claimed_until, until
+        )
         return replace(self, entries=(*self.entries, Entry(range_, batch_id, claimed_at)))
 
-    def note(self, epoch: int, range_: OffsetRange, progress: Progress, *, due_at: float = float("-inf")) -> OffsetLedger:
-        """Note how far the work on a range is, and when it may be asked for. News from another epoch, or once it is done, changes nothing.
+    def note(
+        self, epoch: int, range_: OffsetRange, progress: Progress, *, due_at: float = float("-inf")
+    ) -> OffsetLedger:
+        """Note how far the work on a range is, and when it may be asked for.
+
+        News from another epoch, or once it is done, changes nothing.
 
         What is known already keeps its time.
         """
@@ -118,9 +152,13 @@ class OffsetLedger:
         """Drop a range whose end was committed.
 
         Raises:
-            IllegalStateError: It is not the one that may be committed next, so an offset would have been skipped.
+            IllegalStateError: It is not the one that may be committed next, so an offset would have
+                been skipped.
         """
         if entry != self.committable:
-            msg = f"{entry.range} cannot be committed at offset {self.next_offset}: it is not the first range, or is not done"
+            msg = (
+                f"{entry.range} cannot be committed at offset {self.next_offset}: it is not the "
+                "first range, or is not done"
+            )
             raise IllegalStateError(msg)
         return replace(self, next_offset=entry.range.until, entries=self.entries[1:])

@@ -1,7 +1,8 @@
 """What a member looks up again, and when: stored offsets, runs, and the bounds of the log.
 
-Owns how often Kafka and Dagster are asked. What waits for a person, or for a time that has not come, is asked for seldom:
-a group of which a thousand partitions are stopped must not read their runs each second.
+Owns how often Kafka and Dagster are asked. What waits for a person, or for a time that has not
+come, is asked for seldom: a group of which a thousand partitions are stopped must not read their
+runs each second.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.settings import DriverSettings
 
 _IDLE_READ = 1_000
-"""So many idle partitions are asked for news at a time, so that a member with very many has not to ask for all each second."""
+"""So many idle partitions are asked for news at a time, so that a member with very many has not to
+ask for all each second."""
 _AT_ONCE = float("-inf")
 
 
@@ -50,7 +52,13 @@ class Lookups:
         return event.look is not None and event.look < self._look
 
     def due(
-        self, partitions: AssignedPartitions, followed: frozenset[str], now: float, *, holds: bool, leaves: bool
+        self,
+        partitions: AssignedPartitions,
+        followed: frozenset[str],
+        now: float,
+        *,
+        holds: bool,
+        leaves: bool,
     ) -> Iterable[do.Command]:
         """The questions that are due.
 
@@ -63,7 +71,9 @@ class Lookups:
         """
         settings = self._settings
         owned = partitions.busy
-        unread = {o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None}
+        unread = {
+            o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None
+        }
         if unread and now - self._stored_at >= settings.retry_s:
             self._stored_at = now
             yield do.ReadStoredOffsets(unread)
@@ -72,21 +82,38 @@ class Lookups:
             is_complete = self._runs_at == _AT_ONCE or now - self._quiet_at >= settings.recheck_s
             # Not up to the time at which a run is due: a person may have begun one a moment before.
             soon = now + settings.recheck_s
-            wanted = [e.batch_id for o in owned for e in o.entries if is_complete or not o.is_quiet(e, soon)]
+            wanted = [
+                e.batch_id
+                for o in owned
+                for e in o.entries
+                if is_complete or not o.is_quiet(e, soon)
+            ]
             batch_ids = followed.union(wanted)
             self._quiet_at = now if is_complete else self._quiet_at
             if batch_ids or restoring:
                 self._runs_at = now
-                claims = frozenset((e.batch_id, e.range) for o in owned for e in o.entries if e.batch_id in batch_ids)
+                claims = frozenset(
+                    (e.batch_id, e.range)
+                    for o in owned
+                    for e in o.entries
+                    if e.batch_id in batch_ids
+                )
                 yield do.ReadRuns(batch_ids, restoring, self._look, claims)
         if not leaves and now - self._bounds_at >= settings.poll_s:
-            readable = [*(o.partition for o in owned if o.ledger is not None), *partitions.next_idle(_IDLE_READ)]
+            readable = [
+                *(o.partition for o in owned if o.ledger is not None),
+                *partitions.next_idle(_IDLE_READ),
+            ]
             if readable:
                 self._bounds_at = now
                 yield do.ReadBounds(tuple(sorted(readable)))
 
     def _runs_wait_s(self, owned: Iterable[OwnedPartition], *, holds: bool) -> float:
-        """How long a look at the runs is good for; shorter while somebody stands still until one of them ends."""
+        """Return how many seconds a look at the runs is good for.
+
+        The time is shorter while a hold or a partition with more records waits for one of them to
+        end.
+        """
         if holds:
             return self._settings.poll_s / 4
         has_more = any(o.backlog_since is not None and o.phase is Phase.OWNED for o in owned)

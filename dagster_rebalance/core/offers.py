@@ -1,9 +1,11 @@
 """Offers: batches that wait for Dagster to start a run.
 
-An offer is made again on every tick until a run for it exists, because a tick that times out or is interrupted throws its requests away.
-Its run key is the same each time, so asking twice starts one run; it changes with the attempt and with the ranges, because Dagster ignores
-a key that it has seen, for ever and whatever became of the run. A range that has failed gets runs of its own from then on, so that one bad
-record keeps no other range of its batch back. Not every range may be asked for at any time: `setbacks` has the delays.
+An offer is made again on every tick until a run for it exists, because a tick that times out or is
+interrupted throws its requests away. Its run key is the same each time, so asking twice starts one
+run; it changes with the attempt and with the ranges, because Dagster ignores a key that it has
+seen, for ever and whatever became of the run. A range that has failed gets runs of its own from
+then on, so that one bad record keeps no other range of its batch back. Not every range may be asked
+for at any time: `setbacks` has the delays.
 """
 
 from __future__ import annotations
@@ -44,14 +46,22 @@ class Offer:
         return f"{self.batch_id}.{digest:08x}.{self.attempt}"
 
 
-def offers_of(partitions: Iterable[OwnedPartition], now: float, *, most_runs: int) -> tuple[Offer, ...]:
-    """What Dagster shall start now: one run for the ranges of a batch that are at the same attempt, and one for each that has failed.
+def offers_of(
+    partitions: Iterable[OwnedPartition], now: float, *, most_runs: int
+) -> tuple[Offer, ...]:
+    """Return the runs that Dagster shall start now.
 
-    A batch of which a claim is still being written is not offered, so that it is not split over two runs. Ranges that have failed are
-    offered, who has waited longest first, while no more than `most_runs` runs are at work or asked for.
+    One run takes the ranges of a batch that are at the same attempt, and one run takes each range
+    that has failed. A batch is not offered while one of its claims is still being written, so that
+    it is not split over two runs. Failed ranges are offered in the order in which they have waited,
+    the longest first, while fewer than `most_runs` runs are at work or requested.
     """
     partitions = tuple(partitions)
-    in_part = {owned.pending.claims[0] for owned in partitions if owned.phase.may_plan and owned.pending and owned.pending.claims}
+    in_part = {
+        owned.pending.claims[0]
+        for owned in partitions
+        if owned.phase.may_plan and owned.pending and owned.pending.claims
+    }
     together: dict[tuple[str, int], list[OffsetRange]] = {}
     again: list[tuple[float, Offer]] = []
     offers: dict[Offer, None] = {}
@@ -61,38 +71,67 @@ def offers_of(partitions: Iterable[OwnedPartition], now: float, *, most_runs: in
                 offers[Offer(run.batch_id, run.attempt, run.ranges)] = None
             case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
                 together.setdefault((entry.batch_id, attempt), []).append(entry.range)
-            case ToRequest(attempt, failures=failures) | GaveUp(attempt=attempt, attempts=failures) if failures:
+            case (
+                ToRequest(attempt, failures=failures) | GaveUp(attempt=attempt, attempts=failures)
+            ) if failures:
                 again.append((entry.due_at, Offer(entry.batch_id, attempt, (entry.range,))))
-    offers |= dict.fromkeys(Offer(batch_id, attempt, tuple(sorted(found))) for (batch_id, attempt), found in together.items())
-    live = {run_id for owned in partitions for entry in owned.known_entries for run_id in _at_work(entry)}
+    offers |= dict.fromkeys(
+        Offer(batch_id, attempt, tuple(sorted(found)))
+        for (batch_id, attempt), found in together.items()
+    )
+    live = {
+        run_id
+        for owned in partitions
+        for entry in owned.known_entries
+        for run_id in _at_work(entry)
+    }
     room = max(0, most_runs - len(live) - len(offers))
     again.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
     return (*offers, *(offer for _, offer in again[:room]))
 
 
-def asked_for_in(owned: OwnedPartition, offers: Collection[Offer], now: float) -> tuple[OffsetRange, Offer] | None:
-    """The first range of a partition that one of the offers asks for, and that offer; None where its run has come, or is not wanted."""
-    wanted = {(offer.batch_id, offer.attempt, range_): offer for offer in offers for range_ in offer.ranges}
-    asked = ((entry.range, wanted.get((entry.batch_id, _attempt(entry), entry.range))) for entry in _requestable(owned, now))
+def asked_for_in(
+    owned: OwnedPartition, offers: Collection[Offer], now: float
+) -> tuple[OffsetRange, Offer] | None:
+    """Return the first range of a partition that one of the offers requests, and that offer.
+
+    Return None where the run has come, or no offer wants it.
+    """
+    wanted = {
+        (offer.batch_id, offer.attempt, range_): offer
+        for offer in offers
+        for range_ in offer.ranges
+    }
+    asked = (
+        (entry.range, wanted.get((entry.batch_id, _attempt(entry), entry.range)))
+        for entry in _requestable(owned, now)
+    )
     return next(((range_, offer) for range_, offer in asked if offer is not None), None)
 
 
 def batches_under_way(partitions: Iterable[OwnedPartition], now: float) -> frozenset[str]:
-    """The batches that take room among the runs in flight: a run works on them, or is or will be asked for.
+    """Return the batches that take room among the runs in flight.
 
-    What is not asked for, because its delay is not over, or its partition is stopped or has to be given up, takes no room from the others.
+    A run works on them, or is or will be requested. A batch that is not requested, because its
+    delay is not over, or its partition is stopped or has to be given up, takes no room from the
+    others.
     """
     found = set()
     for owned in partitions:
         if owned.pending is not None and owned.pending.claims is not None:
             found.add(owned.pending.claims[0])
-        found |= {entry.batch_id for entry in owned.known_entries if isinstance(entry.progress, InFlight)}
+        found |= {
+            entry.batch_id for entry in owned.known_entries if isinstance(entry.progress, InFlight)
+        }
         found |= {entry.batch_id for entry in _requestable(owned, now)}
     return frozenset(found)
 
 
 def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
-    """The ranges of a partition that a run may be asked for. Of a stopped one that is the first that is not done."""
+    """The ranges of a partition that a run may be asked for.
+
+    Of a stopped one that is the first that is not done.
+    """
     undone = [entry for entry in owned.entries if entry.done_by is None]
     if owned.phase is Phase.STOPPED:
         undone = undone[:1]
@@ -103,7 +142,9 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
 
 def _attempt(entry: Entry) -> int:
     """The number of the run that may be asked for."""
-    progress = entry.progress.unsubmitted if isinstance(entry.progress, InFlight) else entry.progress
+    progress = (
+        entry.progress.unsubmitted if isinstance(entry.progress, InFlight) else entry.progress
+    )
     return progress.attempt if isinstance(progress, RunSeen | ToRequest | GaveUp) else 0
 
 
@@ -114,4 +155,6 @@ def _is_asked_for(entry: Entry) -> bool:
 def _at_work(entry: Entry) -> tuple[str, ...]:
     """The runs that are there without being asked for any more."""
     progress = entry.progress
-    return progress.run_ids if isinstance(progress, InFlight) and progress.unsubmitted is None else ()
+    return (
+        progress.run_ids if isinstance(progress, InFlight) and progress.unsubmitted is None else ()
+    )

@@ -1,7 +1,9 @@
-"""The state of one partition of this member: its phase, what Kafka stores for it, and what is in flight.
+"""An owned partition is the state of one partition of this member.
 
-A frozen value. Every change of phase goes through the table in `ownership.py`; what is written to Kafka is built here, from the ledger, so
-that the stored claims and the ledger cannot say different things.
+It holds the phase, what Kafka stores for the partition, and what is in flight. It is a frozen
+value. Every change of phase goes through the table in `ownership.py`. This module builds what a
+member writes to Kafka from the ledger, so that the stored claims and the ledger cannot say
+different things.
 """
 
 from __future__ import annotations
@@ -13,7 +15,13 @@ from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, en
 from dagster_rebalance.core.commands import OffsetWrite, RecordCommit
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ownership import Change, Phase, after
-from dagster_rebalance.core.partition import MAX_OFFSET, Log, OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.partition import (
+    MAX_OFFSET,
+    Log,
+    OffsetAndMetadata,
+    OffsetRange,
+    TopicPartition,
+)
 from dagster_rebalance.core.planning import Backlog
 from dagster_rebalance.core.runs import InFlight
 
@@ -26,7 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PendingWrite:
-    """A write that Kafka has not confirmed, and what it means for the ledger: a commit, a claim, or the first position of a group.
+    """A pending write is one that Kafka has not confirmed.
+
+    It also says what it means for the ledger: a commit, a claim, or the first position of a group.
 
     Attributes:
         write: What is to be written.
@@ -34,7 +44,8 @@ class PendingWrite:
         claims: The claim that it adds, as (batch id, until).
         asked_at: When it was given to the shell first.
         again_at: When it was given to the shell again, the last time.
-        refused: Why Kafka refuses it, for a reason that waiting does not mend; empty while that is not known.
+        refused: Why Kafka refuses it, for a reason that waiting does not mend; empty while that is
+            not known.
     """
 
     write: OffsetWrite
@@ -56,9 +67,9 @@ class Refused:
 
     Attributes:
         reason: Why, and what to do.
-        moved_from: Only another committed offset than this one ends the stop, for nothing else can show any more what has
-            happened: a log that has grown again looks as if it had always been there. None when the reason is looked up
-            anew each time.
+        moved_from: Only another committed offset than this one ends the stop, for nothing else can
+            show any more what has happened: a log that has grown again looks as if it had always
+            been there. None when the reason is looked up anew each time.
     """
 
     reason: str
@@ -92,19 +103,25 @@ class OwnedPartition:
         partition: The partition.
         epoch: Grows with each assignment of any partition to this member.
         phase: What may be done with it.
-        stored: What Kafka stores, as last read or written; None when the group has no committed offset.
+        stored: What Kafka stores, as last read or written; None when the group has no committed
+            offset.
         ledger: What is in flight; None until the stored offset has been read.
         last_commit: The last commit that the stored metadata names.
-        log: Which log Kafka had of the partition when it was taken in, and its stored offsets fitted.
+        log: Which log Kafka had of the partition when it was taken in, and its stored offsets
+            fitted.
         stored_log: The one that the stored metadata names.
         bounds: The offsets that Kafka had when last asked.
-        backlog_since: Since when there are offsets to claim, on the caller's clock; None when there are none.
+        backlog_since: Since when there are offsets to claim, on the caller's clock; None when there
+            are none.
         pending: The write under way.
-        unrecorded: What is committed and Dagster has not recorded yet: one commit, or several that are joined.
-        recorded_at: When `unrecorded` was last given to the shell; from then on nothing more is joined to it.
+        unrecorded: What is committed and Dagster has not recorded yet: one commit, or several that
+            are joined.
+        recorded_at: When `unrecorded` was last given to the shell; from then on nothing more is
+            joined to it.
         record_due_at: Until then commits are joined, on this member's clock.
         held_since: When the partition was asked for.
-        runs_are_known: Whether the runs of its claims were looked up, and again since it has to be given up.
+        runs_are_known: Whether the runs of its claims were looked up, and again since it has to be
+            given up.
         stop_reason: Why it is stopped; empty when it is not.
         open_transaction: The transaction that keeps records from being read, if there is one.
         refused: Why it could not be taken in the last time; None once it was.
@@ -140,7 +157,9 @@ class OwnedPartition:
     before: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
-        """The partition after a change of phase. A write under way is forgotten where none is allowed: its answer comes too late.
+        """The partition after a change of phase.
+
+        A write under way is forgotten where none is allowed: its answer comes too late.
 
         What that write was to be joined with is forgotten, too: only Kafka knows now where the
         commits end that are to be recorded.
@@ -157,9 +176,9 @@ class OwnedPartition:
     def asked_back(self) -> OwnedPartition:
         """The partition after it has to be given up.
 
-        One that is taken in again may be worked on by runs that it knew before. They are waited for:
-        each commit is compared with what Kafka stores, and names the log that the next owner compares
-        with the partition's.
+        One that is taken in again may be worked on by runs that it knew before. They are waited
+        for: each commit is compared with what Kafka stores, and names the log that the next owner
+        compares with the partition's.
         """
         if self.before is None:
             return self.changed(Change.GIVE_UP_REQUESTED)
@@ -181,18 +200,41 @@ class OwnedPartition:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do for it until something happens: time alone changes nothing."""
-        if self.phase is not Phase.OWNED or self.ledger is None or self.stored is None or self.bounds is None:
+        """Tell whether the partition has nothing to do until something happens.
+
+        Time alone changes nothing.
+        """
+        if (
+            self.phase is not Phase.OWNED
+            or self.ledger is None
+            or self.stored is None
+            or self.bounds is None
+        ):
             return False
-        if self.ledger.entries or self.pending is not None or self.unrecorded is not None or self.backlog_since is not None:
+        if (
+            self.ledger.entries
+            or self.pending is not None
+            or self.unrecorded is not None
+            or self.backlog_since is not None
+        ):
             return False
         if self.stored_log != self.log or self.open_transaction is not None:
             return False
-        return self.bounds.start <= self.ledger.next_offset and self.bounds.until <= self.ledger.next_offset
+        return (
+            self.bounds.start <= self.ledger.next_offset
+            and self.bounds.until <= self.ledger.next_offset
+        )
 
     def is_quiet(self, entry: Entry, at: float) -> bool:
-        """Whether nothing of a claimed range is at work or due by then: only a person can change that."""
-        return self.phase is Phase.STOPPED and not isinstance(entry.progress, InFlight) and at < entry.due_at
+        """Tell whether nothing of a claimed range is at work, or due by then.
+
+        Only a person can change that.
+        """
+        return (
+            self.phase is Phase.STOPPED
+            and not isinstance(entry.progress, InFlight)
+            and at < entry.due_at
+        )
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -202,7 +244,9 @@ class OwnedPartition:
     @property
     def known_entries(self) -> tuple[Entry, ...]:
         """The claimed ranges; those from before while it is taken in again."""
-        return self.before.entries if self.ledger is None and self.before is not None else self.entries
+        return (
+            self.before.entries if self.ledger is None and self.before is not None else self.entries
+        )
 
     @property
     def ahead(self) -> OffsetRange:
@@ -243,17 +287,35 @@ class OwnedPartition:
 
     @property
     def has_new_leader(self) -> bool:
-        """Whether the partition was led anew since it was taken in: the log may have been truncated meanwhile."""
-        return self.bounds is not None and self.bounds.leader_epoch not in {None, self.log.leader_epoch}
+        """Tell whether the partition has a new leader since this member took it in.
+
+        The log may have been truncated meanwhile.
+        """
+        return self.bounds is not None and self.bounds.leader_epoch not in {
+            None,
+            self.log.leader_epoch,
+        }
 
     @property
     def backlog(self) -> Backlog | None:
         """What may be planned for it now; None when nothing may."""
-        if not self.phase.may_plan or self.ledger is None or self.bounds is None or self.pending or self.backlog_since is None:
+        if (
+            not self.phase.may_plan
+            or self.ledger is None
+            or self.bounds is None
+            or self.pending
+            or self.backlog_since is None
+        ):
             return None
         if self.has_new_leader:  # a partition whose stop has just ended was not taken in anew yet
             return None
-        return Backlog(self.partition, self.ledger.claimed_until, self.bounds.until, self.backlog_since, len(self.entries))
+        return Backlog(
+            self.partition,
+            self.ledger.claimed_until,
+            self.bounds.until,
+            self.backlog_since,
+            len(self.entries),
+        )
 
     def is_record_due(self, now: float) -> bool:
         """Whether Dagster is to record what is committed, before anything more is.
@@ -274,7 +336,12 @@ class OwnedPartition:
 
     def commit_write(self, now: float) -> PendingWrite | None:
         """The commit that is due, if one is and nothing else is under way."""
-        if self.ledger is None or self.pending or self.is_record_due(now) or not self.phase.may_commit:
+        if (
+            self.ledger is None
+            or self.pending
+            or self.is_record_due(now)
+            or not self.phase.may_commit
+        ):
             return None
         entry = self.ledger.committable
         if entry is None or entry.done_by is None:
@@ -287,13 +354,18 @@ class OwnedPartition:
         if self.ledger is None:
             msg = f"{self.partition} cannot be claimed before its committed offset is known"
             raise IllegalStateError(msg)
-        return PendingWrite(self._write(self.ledger.claim(batch_id, until), self.last_commit), now, claims=(batch_id, until))
+        return PendingWrite(
+            self._write(self.ledger.claim(batch_id, until), self.last_commit),
+            now,
+            claims=(batch_id, until),
+        )
 
     def first_write(self, now: float) -> PendingWrite | None:
-        """What is written as soon as the partition was taken in, if Kafka does not store it already.
+        """Return the first write of a partition that the member has taken in.
 
-        The first position of a group that has committed nothing must not move on a rebalance; and whoever owns the partition next must
-        find which log its offsets belong to.
+        Return None if Kafka stores it already. The first position of a group that has committed
+        nothing must not move on a rebalance, and the next owner of the partition must find which
+        log its offsets belong to.
         """
         if self.pending or self.ledger is None or self.phase is not Phase.OWNED:
             return None
@@ -302,13 +374,18 @@ class OwnedPartition:
         return PendingWrite(self._write(self.ledger, self.last_commit), now)
 
     def written(self, write: OffsetWrite, now: float) -> OwnedPartition:
-        """The partition after Kafka confirmed a write. An answer to a write that is not under way changes nothing."""
+        """The partition after Kafka confirmed a write.
+
+        An answer to a write that is not under way changes nothing.
+        """
         pending = self.pending
         if pending is None or pending.write != write or self.ledger is None:
             return self
         done = replace(self, stored=write.new, stored_log=self.log, pending=None)
         if pending.claims is not None:
-            return replace(done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None)
+            return replace(
+                done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None
+            )
         entry = pending.commits
         if entry is None:
             return done
@@ -331,7 +408,8 @@ class OwnedPartition:
     def _last_commit(self, entry: Entry) -> LastCommit:
         """The note of a commit.
 
-        It reaches back to the first offset that no record was asked for: the next owner must find them all.
+        It reaches back to the first offset that no record was asked for: the next owner must find
+        them all.
         """
         if entry.done_by is None:
             msg = f"{entry.range} cannot be committed before it is done"

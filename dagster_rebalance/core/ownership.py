@@ -1,8 +1,9 @@
 """The state machine of the ownership of one partition by one member, in one epoch.
 
-Everything that decides which transitions exist lives here, in `TRANSITIONS`. An event that is not in the table for a phase is illegal: it
-raises and nothing changes. The diagram in ARCHITECTURE.md is generated from the table. What a phase allows (planning, claiming, committing)
-is asked of the phase, never of a flag beside it.
+Everything that decides which transitions exist lives here, in `TRANSITIONS`. An event that is not
+in the table for a phase is illegal: it raises and nothing changes. The diagram in ARCHITECTURE.md
+is generated from the table. What a phase allows (planning, claiming, committing) is asked of the
+phase, never of a flag beside it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,27 @@ class Phase(enum.Enum):
     """What this member may do with a partition."""
 
     RESTORING = "restoring"
-    """Assigned. Its committed offset, its claims and their runs are being looked up; nothing may be written yet.
-    Left when they are known, when it has to go again, or when it was lost."""
+    """Assigned. Its committed offset, its claims and their runs are being looked up; nothing may be
+    written yet. Left when they are known, when it has to go again, or when it was lost."""
     OWNED = "owned"
     """Batches are planned, claimed, requested and committed."""
     STOPPED = "stopped"
-    """Owned, but nothing new is planned until a person acts: the reason is shown. A batch that succeeds after all starts it again."""
+    """Owned, but nothing new is planned until a person acts: the reason is shown. A batch that
+    succeeds after all starts it again."""
     DRAINING = "draining"
-    """It has to be given up. No new work starts; live runs are waited for and what succeeds is committed."""
+    """It has to be given up. No new work starts; live runs are waited for and what succeeds is
+    committed."""
     DRAINED = "drained"
-    """No live run touches it and nothing is left to commit, or the deadline passed. Waits for the other partitions of its hold."""
+    """No live run touches it and nothing is left to commit, or the deadline passed. Waits for the
+    other partitions of its hold."""
     RELEASED = "released"
     """Given up in order. Final: a new assignment is a new epoch."""
     LOST = "lost"
-    """Taken away by the broker: the member was fenced or its session ended. Nothing may be written. Final."""
+    """Taken away by the broker: the member was fenced or its session ended. Nothing may be written.
+    Final."""
     SUPERSEDED = "superseded"
-    """Given to somebody else by a rebalance that overtook a hold, without a word to us. Nothing may be written. Final."""
+    """Given to somebody else by a rebalance that overtook a hold, without a word to us. Nothing may
+    be written. Final."""
 
     @property
     def may_plan(self) -> bool:
@@ -60,7 +66,8 @@ class Change(enum.Enum):
     RESTORED = "restored"
     """The committed offset, the claims and their runs are known."""
     DISTRUSTED = "distrusted"
-    """The committed offset or its metadata is not what this member last read or wrote: it is taken in again."""
+    """The committed offset or its metadata is not what this member last read or wrote: it is taken
+    in again."""
     STOP_CAUSED = "stop caused"
     """It cannot go on without a person."""
     STOP_CLEARED = "stop cleared"
@@ -128,5 +135,15 @@ def diagram() -> str:
     for (phase, change), following in TRANSITIONS.items():
         if phase is not following:
             arrows.setdefault((phase.name, following.name), []).append(change.value)
-    lines = [f"    {source} --> {target}: {', '.join(changes)}" for (source, target), changes in arrows.items()]
-    return "\n".join(["stateDiagram-v2", "    [*] --> RESTORING", *lines, *(f"    {p.name} --> [*]" for p in Phase if p.is_final)])
+    lines = [
+        f"    {source} --> {target}: {', '.join(changes)}"
+        for (source, target), changes in arrows.items()
+    ]
+    return "\n".join(
+        [
+            "stateDiagram-v2",
+            "    [*] --> RESTORING",
+            *lines,
+            *(f"    {p.name} --> [*]" for p in Phase if p.is_final),
+        ]
+    )

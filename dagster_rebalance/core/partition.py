@@ -1,7 +1,7 @@
 """Partitions and offsets: the words that everything else is written in.
 
-Owns the half-open offset range, and what may be the name of a topic. An offset to commit is always the *next* offset to be read; only
-`next_offset` adds one to an offset.
+Owns the half-open offset range, and what may be the name of a topic. An offset to commit is always
+the *next* offset to be read; only `next_offset` adds one to an offset.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
 def is_topic_name(text: str) -> bool:
-    """Whether Kafka allows it as the name of a topic. Such a name needs no escaping in a path, in SQL, or in a key of Dagster."""
+    """Whether Kafka allows it as the name of a topic.
+
+    Such a name needs no escaping in a path, in SQL, or in a key of Dagster.
+    """
     return _TOPIC.fullmatch(text) is not None
 
 
@@ -44,12 +47,16 @@ def named(partitions: Iterable[TopicPartition], most: int = 20) -> str:
     """
     rows: list[list[TopicPartition]] = []
     for partition in sorted(partitions):
-        if rows and partition == TopicPartition(rows[-1][0].topic, rows[-1][0].partition + len(rows[-1])):
+        if rows and partition == TopicPartition(
+            rows[-1][0].topic, rows[-1][0].partition + len(rows[-1])
+        ):
             rows[-1].append(partition)
         else:
             rows.append([partition])
     left = sum(map(len, rows[most:]))
-    return ", ".join(map(_row, rows[:most])) + (f" and {left} more" if left else "") or "no partitions"
+    return (
+        ", ".join(map(_row, rows[:most])) + (f" and {left} more" if left else "") or "no partitions"
+    )
 
 
 def _row(row: list[TopicPartition]) -> str:
@@ -68,7 +75,8 @@ class OffsetAndMetadata:
     Attributes:
         offset: The next offset to be read.
         metadata: Free text stored beside it, at most 4,096 bytes.
-        leader_epoch: The leader epoch of the last record before `offset`, where it is known (KIP-320).
+        leader_epoch: The leader epoch of the last record before `offset`, where it is known
+            (KIP-320).
     """
 
     offset: int
@@ -77,7 +85,10 @@ class OffsetAndMetadata:
 
 
 def is_same_commit(one: OffsetAndMetadata | None, other: OffsetAndMetadata | None) -> bool:
-    """Whether both are one commit, or none. The leader epoch does not count: not every broker returns it."""
+    """Whether both are one commit, or none.
+
+    The leader epoch does not count: not every broker returns it.
+    """
     return (one and (one.offset, one.metadata)) == (other and (other.offset, other.metadata))
 
 
@@ -87,9 +98,11 @@ class Bounds:
 
     Attributes:
         start: The first one.
-        until: The one behind the last. In a topic with an open transaction it is where the transaction begins.
+        until: The one behind the last. In a topic with an open transaction it is where the
+            transaction begins.
         leader_epoch: The leader epoch in which they were told; None where it is not known.
-        high_watermark: The one behind the last record, also of open transactions; None where it was not asked for.
+        high_watermark: The one behind the last record, also of open transactions; None where it was
+            not asked for.
     """
 
     start: int
@@ -120,8 +133,8 @@ class Log:
     """Which log an offset belongs to: two logs can have different records at the same offset.
 
     Attributes:
-        topic_id: Kafka gives each topic a new one, also when a topic of the same name is made again;
-            empty where it is not known.
+        topic_id: Kafka gives each topic a new one, also when a topic of the same name is made
+            again; empty where it is not known.
         leader_epoch: Grows with each election of a leader. In this epoch the log was known to reach
             the offset, and every offset that is named beside it; None where it is not known.
     """
@@ -132,10 +145,13 @@ class Log:
 
 @dataclass(frozen=True, slots=True, order=True)
 class OffsetRange:
-    """The offsets `start <= offset < until` of one partition: the unit of claim, adoption, commit and output.
+    """An offset range is the offsets `start <= offset < until` of one partition.
+
+    It is the unit of claim, adoption, commit and output.
 
     Raises:
-        ValueError: `start` is negative or not below `until`, `until` is larger than Kafka's offsets, or Kafka has no topic of such a name.
+        ValueError: `start` is negative or not below `until`, `until` is larger than Kafka's
+            offsets, or Kafka has no topic of such a name.
     """
 
     topic: str
@@ -145,13 +161,22 @@ class OffsetRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.until:
-            msg = f"a range of {self.topic}-{self.partition} must have 0 <= start < until, not [{self.start}, {self.until})"
+            msg = (
+                f"a range of {self.topic}-{self.partition} must have 0 <= start < until, not "
+                f"[{self.start}, {self.until})"
+            )
             raise ValueError(msg)
         if self.until > MAX_OFFSET:
-            msg = f"a range of {self.topic}-{self.partition} cannot end above {MAX_OFFSET}, the largest offset of Kafka"
+            msg = (
+                f"a range of {self.topic}-{self.partition} cannot end above {MAX_OFFSET}, the "
+                "largest offset of Kafka"
+            )
             raise ValueError(msg)
         if not is_topic_name(self.topic):
-            msg = f"{self.topic[:249]!r} cannot be the name of a topic: Kafka takes up to 249 letters, digits, dots, dashes and underscores"
+            msg = (
+                f"{self.topic[:249]!r} cannot be the name of a topic: Kafka takes up to 249 "
+                "letters, digits, dots, dashes and underscores"
+            )
             raise ValueError(msg)
 
     def __len__(self) -> int:
@@ -169,11 +194,15 @@ class OffsetRange:
     def key(self) -> str:
         """A name for the range, to key an output by: `orders-3-120-240`.
 
-        It is unique in a Kafka cluster while the topic lives: a topic that is made again has the same
-        ranges with other records.
+        It is unique in a Kafka cluster while the topic lives: a topic that is made again has the
+        same ranges with other records.
         """
         return f"{self.topic}-{self.partition}-{self.start}-{self.until}"
 
     def overlaps(self, other: OffsetRange) -> bool:
         """Whether both ranges have an offset in common."""
-        return self.topic_partition == other.topic_partition and self.start < other.until and other.start < self.until
+        return (
+            self.topic_partition == other.topic_partition
+            and self.start < other.until
+            and other.start < self.until
+        )

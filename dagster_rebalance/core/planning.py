@@ -1,6 +1,7 @@
 """Planning: which offsets are read next, and by which run.
 
-Owns the batch limits and the choice of ranges. It never looks at a clock or a broker: end offsets and the time are given.
+Owns the batch limits and the choice of ranges. It never looks at a clock or a broker: end offsets
+and the time are given.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 MOST_CLAIMS = 40
-"""So many claims of one partition fit the 4,096 bytes of its metadata, however long their offsets and batch ids are."""
+"""So many claims of one partition fit the 4,096 bytes of its metadata, however long their offsets
+and batch ids are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class BatchLimits:
         max_records_per_range: Offsets that one range may cover.
         max_ranges_per_run: Ranges that one run may process, each of another partition.
         max_runs_in_flight: Runs of this member that may be requested or live at the same time.
-        max_claims_per_partition: Batches of one partition that may be in flight, one behind the other.
+        max_claims_per_partition: Batches of one partition that may be in flight, one behind the
+            other.
         min_records: A partition waits until it has this many offsets to read ...
         max_wait_s: ... but no longer than this, counted from when they were first seen.
 
@@ -42,15 +45,27 @@ class BatchLimits:
     max_wait_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("max_records_per_range", "max_ranges_per_run", "max_runs_in_flight", "max_claims_per_partition", "min_records"):
+        for name in (
+            "max_records_per_range",
+            "max_ranges_per_run",
+            "max_runs_in_flight",
+            "max_claims_per_partition",
+            "min_records",
+        ):
             if getattr(self, name) < 1:
                 msg = f"{name}={getattr(self, name)} must be at least 1"
                 raise ConfigurationError(msg)
         if self.max_claims_per_partition > MOST_CLAIMS:
-            msg = f"max_claims_per_partition={self.max_claims_per_partition} must be at most {MOST_CLAIMS}: Kafka cannot store more claims"
+            msg = (
+                f"max_claims_per_partition={self.max_claims_per_partition} must be at most "
+                f"{MOST_CLAIMS}: Kafka cannot store more claims"
+            )
             raise ConfigurationError(msg)
         if self.min_records > 1 and self.max_wait_s <= 0:
-            msg = f"min_records={self.min_records} needs a max_wait_s above 0: how long a partition may wait for so many records"
+            msg = (
+                f"min_records={self.min_records} needs a max_wait_s above 0: how long a partition "
+                "may wait for so many records"
+            )
             raise ConfigurationError(msg)
 
 
@@ -82,9 +97,17 @@ class Batch:
 
 
 def plan(
-    backlogs: Sequence[Backlog], limits: BatchLimits, *, runs_in_flight: int, new_batch_id: Callable[[], str], now: float
+    backlogs: Sequence[Backlog],
+    limits: BatchLimits,
+    *,
+    runs_in_flight: int,
+    new_batch_id: Callable[[], str],
+    now: float,
 ) -> tuple[Batch, ...]:
-    """Choose the next batches: who has waited longest comes first, so nobody starves; spread over as many runs as there is room for."""
+    """Choose the next batches, spread over as many runs as there is room for.
+
+    The partition that has waited longest comes first, so no partition starves.
+    """
     room = limits.max_runs_in_flight - runs_in_flight
     ready = sorted(
         (backlog for backlog in backlogs if _is_ready(backlog, limits, now)),
@@ -93,7 +116,12 @@ def plan(
     if room <= 0 or not ready:
         return ()
     chosen = [
-        OffsetRange(b.partition.topic, b.partition.partition, b.start, min(b.end, b.start + limits.max_records_per_range))
+        OffsetRange(
+            b.partition.topic,
+            b.partition.partition,
+            b.start,
+            min(b.end, b.start + limits.max_records_per_range),
+        )
         for b in ready[: room * limits.max_ranges_per_run]
     ]
     runs = min(room, len(chosen))

@@ -1,11 +1,15 @@
-"""The pulse of runs: finds those that do no work any more although Dagster shows them at work, or nobody has said that they are over.
+"""The pulse finds runs that do no work any more and are not known to be over.
 
-A run gives a sign of life from time to time. Only whether the sign *changes* is looked at, on the observer's own clock, so that clocks of
-different machines need not agree. Time in which nobody looked does not count: a database that was away kept the runs from giving signs too.
+Dagster shows such a run at work, or nobody has said that it is over. A run gives a sign of life
+from time to time. The pulse looks only at whether the sign *changes*, on the observer's own clock,
+so that clocks of different machines need not agree. Time in which nobody looked does not count: a
+database that was away kept the runs from giving signs too.
 
-Dagster's status alone ends no run that has begun its work, since its code server, run monitoring and people write it too. Such a run is
-named here when its own process has said that it is finished, when that process is known to be gone, or when it gave no sign for the
-time-out. Whoever ends it stops its Spark work and marks it as over. A run that was deleted is watched on, until the same is known of it.
+Dagster's status alone ends no run that has begun its work, since its code server, run monitoring
+and people write it too. The pulse names such a run when its own process has said that it is
+finished, when that process is known to be gone, or when it gave no sign for the time-out. The
+member stops the Spark work of a named run and marks it as over. It watches a deleted run on, until
+it knows the same of it.
 """
 
 from __future__ import annotations
@@ -42,7 +46,8 @@ class Pulse:
     """The last sign of each run and its age.
 
     Attributes:
-        heartbeat_timeout_s: A run that has begun its work and shows the same sign for so long is dead.
+        heartbeat_timeout_s: A run that has begun its work and shows the same sign for so long is
+            dead.
         start_timeout_s: The same for a run that has not begun yet.
         signs: By run id.
         observed_at: When the runs were last looked at.
@@ -54,7 +59,10 @@ class Pulse:
     observed_at: float = float("-inf")
 
     def completed(self, runs: Iterable[RunSeen], batch_ids: Collection[str]) -> tuple[RunSeen, ...]:
-        """The runs that were read, and those of the same batches that have begun their work and are not in Dagster any more."""
+        """Return the runs that were read, with deleted runs of the same batches.
+
+        A deleted run is one that has begun its work and is not in Dagster any more.
+        """
         found = {run.run_id: run for run in runs}
         deleted = {
             run_id: replace(sign.run, state=RunState.DELETED, is_over=False)
@@ -84,26 +92,48 @@ class Pulse:
 
     def without(self, run_id: str) -> Pulse:
         """The pulse after a dead run was ended: one that was deleted is not watched any more."""
-        return replace(self, signs={known: sign for known, sign in self.signs.items() if known != run_id})
+        return replace(
+            self, signs={known: sign for known, sign in self.signs.items() if known != run_id}
+        )
 
     @property
     def batch_ids(self) -> frozenset[str]:
-        """The batches of the runs that have begun their work: all runs of these have to be read, to see what becomes of them."""
-        return frozenset(sign.run.batch_id for sign in self.signs.values() if sign.run.has_begun and sign.run.batch_id)
+        """Return the batches of the runs that have begun their work.
+
+        The member reads all runs of these batches, to see what becomes of them.
+        """
+        return frozenset(
+            sign.run.batch_id
+            for sign in self.signs.values()
+            if sign.run.has_begun and sign.run.batch_id
+        )
 
     @property
     def unconfirmed(self) -> dict[str, float]:
-        """The runs that ended in Dagster and are not known to be over, each with the seconds until it counts as dead."""
-        return {run_id: max(0.0, self.heartbeat_timeout_s - sign.age_s) for run_id, sign in self.signs.items() if not sign.run.is_over}
+        """Return the runs that ended in Dagster and are not known to be over.
+
+        Each comes with the seconds until it counts as dead.
+        """
+        return {
+            run_id: max(0.0, self.heartbeat_timeout_s - sign.age_s)
+            for run_id, sign in self.signs.items()
+            if not sign.run.is_over
+        }
 
     def _aged(self, run: RunSeen, step_s: float) -> Sign:
         before = self.signs.get(run.run_id)
-        if before is None or before.run.heartbeat != run.heartbeat or not (run.has_begun or before.run.state is run.state):
+        if (
+            before is None
+            or before.run.heartbeat != run.heartbeat
+            or not (run.has_begun or before.run.state is run.state)
+        ):
             return Sign(run)
         return replace(before, run=run, age_s=before.age_s + step_s)
 
     def _limit_s(self, run: RunSeen) -> float | None:
-        is_being_launched = run.state is RunState.STARTING or (run.state is RunState.STARTED and not run.has_begun)
+        is_being_launched = run.state is RunState.STARTING or (
+            run.state is RunState.STARTED and not run.has_begun
+        )
         if is_being_launched or (run.state is RunState.CREATED and not run.is_requested):
             return self.start_timeout_s
         return self.heartbeat_timeout_s if run.state in WORKING or not run.is_over else None

@@ -29,7 +29,8 @@ class Outcome(enum.Enum):
     DRAINED = "drained"
     """All live runs ended, and what succeeded is committed."""
     HANDED_OVER = "handed over"
-    """The member left for its successor: what was done is committed, live runs go on, and the successor adopts them."""
+    """The member left for its successor: what was done is committed, live runs go on, and the
+    successor adopts them."""
     DEADLINE = "deadline"
     """Time was up: released with claims in place, which the next owner takes over."""
     SUPERSEDED = "superseded"
@@ -63,7 +64,10 @@ class Receipt:
     handed_over: tuple[TopicPartition, ...]
 
     def __str__(self) -> str:
-        text = f"{self.cause.value} of {named(self.partitions)} {_VERB[self.outcome]} after {self.seconds:.1f} s"
+        text = (
+            f"{self.cause.value} of {named(self.partitions)} {_VERB[self.outcome]} after "
+            f"{self.seconds:.1f} s"
+        )
         if self.run_ids:
             what = "left at work" if self.outcome is Outcome.HANDED_OVER else "waited for"
             text += f", {len(self.run_ids)} run{'s' * (len(self.run_ids) != 1)} {what}"

@@ -1,4 +1,7 @@
-"""What a look at the runs says of one partition: how far each claimed range is, and whether its claims are in doubt."""
+"""A look at the runs tells how far each claimed range of one partition is.
+
+It also tells whether the claims of the partition are in doubt.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ class RunNews(NamedTuple):
     Attributes:
         owned: The partition.
         covers_all: Whether the runs of all its claims were looked up.
-        refused: A run that refused itself and has no successor, so that its claims are to be looked up again; empty for none.
+        refused: A run that refused itself and has no successor, so that its claims are to be looked
+            up again; empty for none.
         notes: Sentences for people.
     """
 
@@ -31,15 +35,25 @@ class RunNews(NamedTuple):
     notes: tuple[str, ...]
 
 
-def taken_in(owned: OwnedPartition, ledger: OffsetLedger, event: RunsRead, settings: DriverSettings, now: float) -> RunNews:
+def taken_in(
+    owned: OwnedPartition,
+    ledger: OffsetLedger,
+    event: RunsRead,
+    settings: DriverSettings,
+    now: float,
+) -> RunNews:
     """Note what the runs say of the claimed ranges of a partition; `ledger` is its ledger."""
     refused, notes = "", []
     for entry in ledger.entries:
         if entry.batch_id not in event.batch_ids:
             continue
-        progress = progress_of(entry.range, entry.batch_id, event.runs, max_attempts=settings.max_attempts)
+        progress = progress_of(
+            entry.range, entry.batch_id, event.runs, max_attempts=settings.max_attempts
+        )
         settled = dead_letters.settled(owned, entry.range, progress)
-        wait_s = settings.pace.wait_s(settled, has_dead_letters=settings.dead_letter_topic is not None)
+        wait_s = settings.pace.wait_s(
+            settled, has_dead_letters=settings.dead_letter_topic is not None
+        )
         ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
         if isinstance(progress, ToRequest | GaveUp):
             refused = refused or refused_last(entry.range, entry.batch_id, event.runs)

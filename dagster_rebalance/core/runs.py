@@ -1,7 +1,9 @@
-"""What the runs of a batch mean for one of its ranges: work is going on, succeeded, has to be asked for again, or failed too often.
+"""Read from the runs of a batch how far each of its ranges is.
 
-Owns the rules for reading Dagster's runs. A run counts for a range when it carries the batch id and lists exactly that range: bounds never
-change once they are claimed. A run that refused itself, or that a member took back before it worked, says nothing about the batch.
+Work on a range is going on, has succeeded, has to be requested again, or has failed too often. This
+module owns the rules for reading Dagster's runs. A run counts for a range when it carries the batch
+id and lists exactly that range: bounds never change once they are claimed. A run that refused
+itself, or that a member took back before it worked, says nothing about the batch.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ class RunState(enum.Enum):
     """Where a run is in its life, in the words that matter here."""
 
     CREATED = "created"
-    """Created and not submitted, so it is in no queue: Dagster submits it when it is requested again."""
+    """Created and not submitted, so it is in no queue: Dagster submits it when it is requested
+    again."""
     WAITING = "waiting"
     """In the queue: it has not started and can be cancelled at no cost."""
     STARTING = "starting"
@@ -36,7 +39,9 @@ class RunState(enum.Enum):
     """Not in Dagster any more, while its process may work."""
 
 
-LIVE = frozenset({RunState.CREATED, RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING})
+LIVE = frozenset(
+    {RunState.CREATED, RunState.WAITING, RunState.STARTING, RunState.STARTED, RunState.CANCELING}
+)
 WORKING = frozenset({RunState.STARTED, RunState.CANCELING})
 NOT_BEGUN = frozenset({RunState.CREATED, RunState.WAITING})
 MOST_IN_A_ROW = 5
@@ -53,20 +58,29 @@ class RunSeen:
         ranges: The ranges that it was given.
         state: Where it is in its life.
         attempt: Which attempt it was requested as; 0 where Dagster does not say.
-        parent_id: The run that Dagster or a person executed again with it; empty for a first run. Only first runs count as attempts.
-        is_automatic: Whether Dagster executed that run again by itself, by its own settings for retries.
-        has_started: Whether its process ever came so far as to look whether it may work. One that did not has touched nothing.
+        parent_id: The run that Dagster or a person executed again with it; empty for a first run.
+            Only first runs count as attempts.
+        is_automatic: Whether Dagster executed that run again by itself, by its own settings for
+            retries.
+        has_started: Whether its process ever came so far as to look whether it may work. One that
+            did not has touched nothing.
         awaits_retry: It failed, and Dagster is about to start it again.
-        is_refused: It refused itself, so it does not work although it may not have ended yet; not an attempt.
-        is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still work until it ended.
-        heartbeat: The last sign of life of its process; changes while it lives. Empty before the process has begun its work.
-        is_gone: Its process has said that it is finished, or is known not to exist any more; its Spark work may go on.
-        is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes. Dagster's word alone does not show it.
-        is_written_off: A member has ended it, because its process was gone or silent. A success that it reports later, when it wakes up,
-            does not count: another run may be at work by then.
+        is_refused: It refused itself, so it does not work although it may not have ended yet; not
+            an attempt.
+        is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still
+            work until it ended.
+        heartbeat: The last sign of life of its process; changes while it lives. Empty before the
+            process has begun its work.
+        is_gone: Its process has said that it is finished, or is known not to exist any more; its
+            Spark work may go on.
+        is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes.
+            Dagster's word alone does not show it.
+        is_written_off: A member has ended it, because its process was gone or silent. A success
+            that it reports later, when it wakes up, does not count: another run may be at work by
+            then.
         refusal: Why it refused itself.
-        left_out: The assets of its job (steps, where a job has none) that it was not asked for. The next two are known only where
-            a run of the batch left something out.
+        left_out: The assets of its job (steps, where a job has none) that it was not asked for. The
+            next two are known only where a run of the batch left something out.
         done: The assets that it was asked for and that succeeded in it.
         undone: The assets that it began and that did not succeed in it.
     """
@@ -98,7 +112,10 @@ class RunSeen:
 
     @property
     def is_requested(self) -> bool:
-        """Whether the sensor has requested it, and will do so again should Dagster have created and not submitted it."""
+        """Tell whether the sensor has requested the run.
+
+        The sensor will request it again if Dagster has created it and not submitted it.
+        """
         return not self.is_retry and self.attempt > 0
 
     @property
@@ -113,7 +130,10 @@ class RunSeen:
 
     @property
     def has_begun(self) -> bool:
-        """Whether its process has given a sign of life, which it does before it looks whether it may work."""
+        """Tell whether the process of the run has given a sign of life.
+
+        It gives the first sign before it looks whether it may work.
+        """
         return self.heartbeat != ""
 
     @property
@@ -139,7 +159,8 @@ class Trouble:
 
     Attributes:
         kind: How they ended.
-        count: The attempts that failed, or the runs in a row that did not start or refused themselves.
+        count: The attempts that failed, or the runs in a row that did not start or refused
+            themselves.
         run_id: The newest of them.
         why: Why it refused itself.
     """
@@ -181,9 +202,11 @@ class InFlight:
         waiting: Those in no process and at no launcher yet.
         launching: Those that are being launched, and have not started.
         started: Those that have started, and that nobody has asked to end.
-        unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are over.
+        unconfirmed: Those that ended in Dagster's eyes, and of which nobody has said that they are
+            over.
         deleted: Those of them that are not in Dagster any more.
-        unsubmitted: The run to be requested again, because Dagster has created all of them and submitted none.
+        unsubmitted: The run to be requested again, because Dagster has created all of them and
+            submitted none.
         despite: What the range is stopped for, while a person or the next attempt tries it again.
     """
 
@@ -210,7 +233,8 @@ class GaveUp:
 
     Attributes:
         run_ids: The runs that count as attempts, oldest first.
-        is_cancelled: Whether one of them was cancelled by a person, which says nothing about the records.
+        is_cancelled: Whether one of them was cancelled by a person, which says nothing about the
+            records.
         attempt: The number of the next run, should one be asked for all the same.
         left_out: The assets that a run has left out which succeeded otherwise.
     """
@@ -233,7 +257,10 @@ class GaveUp:
 
 @dataclass(frozen=True, slots=True)
 class DeadLettered:
-    """The dead-letter topic has the range, and no run works on it: it counts as done. `run_id` is the last run that failed."""
+    """The dead-letter topic has the range, and no run works on it: it counts as done.
+
+    `run_id` is the last run that failed.
+    """
 
     run_id: str
 
@@ -242,15 +269,21 @@ Progress = ToRequest | InFlight | Succeeded | GaveUp | DeadLettered
 
 
 def named_runs(run_ids: Collection[str]) -> str:
-    """Runs as a person finds them in Dagster, whose pages show eight characters of an id: `run ab12cd34`."""
+    """Name runs as a person finds them in Dagster: `run ab12cd34`.
+
+    Dagster's pages show eight characters of an id.
+    """
     return f"run{'s' * (len(run_ids) != 1)} {', '.join(run_id[:8] for run_id in run_ids)}"
 
 
-def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int) -> Progress:
+def progress_of(
+    range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, max_attempts: int
+) -> Progress:
     """Say how far the work on a claimed range is, from all runs of its batch.
 
-    A run is executed again with all of its ranges. If one of them is gone meanwhile, that run has to refuse itself, but a person wants the
-    others to be tried again: so they are requested, once for each such run.
+    A run is executed again with all of its ranges. If one of them is gone meanwhile, that run has
+    to refuse itself, but a person wants the others to be tried again: so they are requested, once
+    for each such run.
     """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     left_out: tuple[str, ...] = ()
@@ -266,20 +299,29 @@ def progress_of(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen], *, 
 
 
 def _is_left_behind(run: RunSeen, runs: Iterable[RunSeen]) -> bool:
-    """Whether a run was created by another sensor, which did not submit it: this one's run with the same key has ended since.
+    """Tell whether another sensor created the run and did not submit it.
 
-    Dagster keeps the keys of each sensor apart, and starts nothing for one that it has used. Should the run come to its process
-    all the same, it looks whether it may work.
+    This sensor's run with the same key has ended since. Dagster keeps the keys of each sensor
+    apart, and starts nothing for a key that a sensor has used. If the run comes to its process all
+    the same, it looks whether it may work.
     """
     return (
         run.state is RunState.CREATED
         and run.is_requested
-        and any(other.attempt == run.attempt and not other.is_retry and not other.is_live for other in runs)
+        and any(
+            other.attempt == run.attempt and not other.is_retry and not other.is_live
+            for other in runs
+        )
     )
 
 
-def _without_live(ended: list[RunSeen], left_out: tuple[str, ...], max_attempts: int) -> ToRequest | GaveUp:
-    """What the runs that have ended say. People delete runs, so the next number is not the count of those that are left."""
+def _without_live(
+    ended: list[RunSeen], left_out: tuple[str, ...], max_attempts: int
+) -> ToRequest | GaveUp:
+    """What the runs that have ended say.
+
+    People delete runs, so the next number is not the count of those that are left.
+    """
     first_runs = [run for run in ended if not run.is_retry]
     attempt = max([len(first_runs), *(run.attempt for run in first_runs)]) + 1
     failed = [run for run in first_runs if _setback(run) is Setback.FAILED]
@@ -298,7 +340,9 @@ def _setback(run: RunSeen) -> Setback | None:
     if run.is_refused:
         return Setback.REFUSED
     # A person who cancels a run in the queue does not want it: that is no trouble of the launcher.
-    return Setback.FAILED if run.has_started or run.state is RunState.CANCELED else Setback.NOT_STARTED
+    return (
+        Setback.FAILED if run.has_started or run.state is RunState.CANCELED else Setback.NOT_STARTED
+    )
 
 
 def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
@@ -306,8 +350,12 @@ def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
     if not told:
         return None
     kind, newest = told[0]
-    in_a_row = next((number for number, (other, _) in enumerate(told) if other is not kind), len(told))
-    return Trouble(kind, failures if kind is Setback.FAILED else in_a_row, newest.run_id, newest.refusal)
+    in_a_row = next(
+        (number for number, (other, _) in enumerate(told) if other is not kind), len(told)
+    )
+    return Trouble(
+        kind, failures if kind is Setback.FAILED else in_a_row, newest.run_id, newest.refusal
+    )
 
 
 def blocking(progress: Progress) -> GaveUp | Trouble | None:
@@ -326,7 +374,11 @@ def blocking(progress: Progress) -> GaveUp | Trouble | None:
 def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
     unsubmitted = all(run.state is RunState.CREATED and run.is_requested for run in live)
     despite = blocking(otherwise)
-    if isinstance(despite, Trouble) and despite.kind is Setback.NOT_STARTED and any(run.state in WORKING for run in live):
+    if (
+        isinstance(despite, Trouble)
+        and despite.kind is Setback.NOT_STARTED
+        and any(run.state in WORKING for run in live)
+    ):
         despite = None
     return InFlight(
         tuple(run.run_id for run in live),
@@ -341,32 +393,41 @@ def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
 
 
 def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
-    """The assets that a range still lacks although a run on it has succeeded: the newest run that tried an asset decides.
+    """Return the assets that a range still lacks although a run on it has succeeded.
 
-    Only a success of the whole job stands whatever comes after it: any later run refuses itself.
+    The newest run that tried an asset decides. Only a success of the whole job stands whatever
+    comes after it: any later run refuses itself.
     """
     if not succeeded.left_out:
         return ()
     missing = []
     for asset in (*succeeded.left_out, *sorted(succeeded.done)):
-        tried = next((run for run in reversed(runs) if asset in run.done or asset in run.undone), None)
+        tried = next(
+            (run for run in reversed(runs) if asset in run.done or asset in run.undone), None
+        )
         if tried is None or asset not in tried.done:
             missing.append(asset)
     return tuple(missing)
 
 
 def refused_last(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen]) -> str:
-    """The newest run on a claimed range if it refused itself, which may mean that the claim is gone; empty otherwise."""
+    """Return the newest run on a claimed range if that run refused itself; empty otherwise.
+
+    The refusal may mean that the claim is gone.
+    """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
     return mine[-1].run_id if mine and mine[-1].is_refused else ""
 
 
 def unclaimed_workers(
-    ranges: Iterable[OffsetRange], claimed: Iterable[tuple[OffsetRange, str]], runs: Iterable[RunSeen]
+    ranges: Iterable[OffsetRange],
+    claimed: Iterable[tuple[OffsetRange, str]],
+    runs: Iterable[RunSeen],
 ) -> tuple[str, ...]:
-    """The runs that work on any of `ranges` without being the work of a claim: nothing may start there until they ended.
+    """Return the runs that work on any of `ranges` without being the work of a claim.
 
-    Happens when an operator moved the committed offset, which erases the claims, while runs were working. Runs that have not started do not
+    Nothing may start there until they have ended. This happens when an operator moves the committed
+    offset, which erases the claims, while runs are working. Runs that have not started do not
     count: they refuse themselves when they find no claim.
     """
     known = set(claimed)
@@ -374,5 +435,10 @@ def unclaimed_workers(
     return tuple(
         run.run_id
         for run in runs
-        if run.may_work and any(mine.overlaps(other) and (mine, run.batch_id) not in known for mine in run.ranges for other in wanted)
+        if run.may_work
+        and any(
+            mine.overlaps(other) and (mine, run.batch_id) not in known
+            for mine in run.ranges
+            for other in wanted
+        )
     )

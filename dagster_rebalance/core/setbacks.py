@@ -1,7 +1,8 @@
-"""Setbacks: how long a range waits before it is tried again, and from when on a person is told why it does not get on.
+"""A setback makes a range wait before its next run.
 
-Owns the delays between runs on one range. They begin when this member first sees a run ended, on its own clock: a new owner begins them
-anew. It never decides what counts as an attempt: `runs` does.
+This module owns the delays between runs on one range, and from when on it tells a person why the
+range does not get on. The delays begin when this member first sees a run ended, on its own clock: a
+new owner begins them anew. The module never decides what counts as an attempt: `runs` does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class RetryPace:
-    """How long a range waits before it is tried again: 5 s, 30 s, 3 min, 15 min, and from then on as long as that.
+    """The retry pace says how long a range waits before its next run.
+
+    By default the wait is 5 s, 30 s, 3 min, 15 min, and from then on 15 min each time.
 
     Attributes:
         first_s: After the first setback.
@@ -39,11 +42,17 @@ class RetryPace:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first_s <= self.limit_s:
-            msg = f"retry_delay_s={self.first_s:g} must be at least 0 and at most retry_delay_limit_s={self.limit_s:g}"
+            msg = (
+                f"retry_delay_s={self.first_s:g} must be at least 0 and at most "
+                f"retry_delay_limit_s={self.limit_s:g}"
+            )
             raise ConfigurationError(msg)
 
     def wait_s(self, progress: Progress, *, has_dead_letters: bool) -> float:
-        """How long after it was first seen nothing is requested. What a person has cancelled too often waits for a person."""
+        """How long after it was first seen nothing is requested.
+
+        What a person has cancelled too often waits for a person.
+        """
         match progress:
             case ToRequest(trouble=trouble) if trouble is not None:
                 return self._after(trouble.count)
@@ -72,14 +81,20 @@ def why_blocked(range_: OffsetRange, blocked: GaveUp | Trouble) -> str:
         text = f"{partition}: {failures(blocked, range_)}. "
         if blocked.left_out:
             text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
-        return text + "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
+        return text + (
+            "Mend the cause, then re-execute that run in Dagster: when it succeeds, the "
+            "partition goes on"
+        )
     if blocked.kind is Setback.NOT_STARTED:
         return (
-            f"{partition}: the runs for {range_} do not start, the last one is {blocked.run_id}; its page in Dagster says why. "
-            "They count as no attempt. Mend the cause (launcher, image, quota, start_timeout_s): it is tried again by itself"
+            f"{partition}: the runs for {range_} do not start, the last one is {blocked.run_id}; "
+            "its page in Dagster says why. "
+            "They count as no attempt. Mend the cause (launcher, image, quota, start_timeout_s): "
+            "it is tried again by itself"
         )
     return (
-        f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: {blocked.why or 'it does not say why'}. "
+        f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: "
+        f"{blocked.why or 'it does not say why'}. "
         "They count as no attempt. Mend the cause: it is tried again by itself"
     )
 
@@ -87,7 +102,9 @@ def why_blocked(range_: OffsetRange, blocked: GaveUp | Trouble) -> str:
 def unanswered(range_: OffsetRange, run_key: str, after_s: float) -> str:
     """Why a range that is requested again and again does not get on."""
     return (
-        f"{range_.topic_partition}: a run for {range_} is requested for more than {after_s:.0f} s, and Dagster starts none. "
+        f"{range_.topic_partition}: a run for {range_} is requested for more than {after_s:.0f} s, "
+        "and Dagster starts none. "
         "Its daemon may be behind: look at the sensor's ticks. Or there is a run with the tag "
-        f"dagster/run_key={run_key} that is not seen, because its other tags or its config were changed: delete it"
+        f"dagster/run_key={run_key} that is not seen, because its other tags or its config were "
+        "changed: delete it"
     )

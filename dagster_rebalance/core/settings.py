@@ -1,4 +1,7 @@
-"""The settings of a member, as the driver knows them. Where they come from (a Dagster resource, a test) is not its business."""
+"""The settings of a member, as the driver knows them.
+
+Where they come from (a Dagster resource, a test) is not its business.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ class HoldBudget:
     """The time that a hold may take.
 
     Attributes:
-        limit_s: Seconds from the request to the release, at most. Kafka's limit (`max.poll.interval.ms`) must be longer.
-        commit_slice_s: The part of it, at its end, that is kept for cancelling runs and for the last commit.
+        limit_s: Seconds from the request to the release, at most. Kafka's limit
+            (`max.poll.interval.ms`) must be longer.
+        commit_slice_s: The part of it, at its end, that is kept for cancelling runs and for the
+            last commit.
 
     Raises:
         ConfigurationError: The slice leaves no time to drain.
@@ -33,7 +38,8 @@ class HoldBudget:
     def __post_init__(self) -> None:
         if not 0 < self.commit_slice_s < self.limit_s:
             msg = (
-                f"hold_commit_slice_s={self.commit_slice_s:g} must be above 0 and below hold_limit_s={self.limit_s:g}: "
+                f"hold_commit_slice_s={self.commit_slice_s:g} must be above 0 and below "
+                f"hold_limit_s={self.limit_s:g}: "
                 "it is the last part of the hold, kept for the final commit"
             )
             raise ConfigurationError(msg)
@@ -56,7 +62,10 @@ class DeadlinePolicy(enum.Enum):
 
 
 class LeavePolicy(enum.Enum):
-    """How a member leaves for its successor: a newer process of its code location, found through the same Dagster instance."""
+    """The leave policy says how a member leaves for its successor.
+
+    The successor is a newer process of its code location, found through the same Dagster instance.
+    """
 
     RELEASE = "release"
     """It commits what is done and leaves at once; the successor adopts the live runs."""
@@ -83,14 +92,17 @@ class DriverSettings:
         on_deadline: What happens to live runs at the deadline of a hold.
         on_leave: Whether a member that leaves for its successor waits for live runs.
         on_lost: What happens to live runs of partitions that were lost.
-        max_attempts: Runs that may fail on a range before it is given up. Dagster's own retries are not counted.
-        dead_letter_topic: Where a range that was given up is recorded, so that its partition goes on; without it, the partition is stopped.
+        max_attempts: Runs that may fail on a range before it is given up. Dagster's own retries are
+            not counted.
+        dead_letter_topic: Where a range that was given up is recorded, so that its partition goes
+            on; without it, the partition is stopped.
         start_from: Where a group without a committed offset begins.
         foreign_metadata: What to do with offsets that another application committed.
         lease_s: Without a tick for so long, the member drains and leaves.
-        plan_patience_s: Without a tick for so long, nothing new is claimed, because nobody would start its run.
-        poll_s: How often runs and end offsets are read; runs twice as often while more is there to be claimed, and four
-            times as often during a hold.
+        plan_patience_s: Without a tick for so long, nothing new is claimed, because nobody would
+            start its run.
+        poll_s: How often runs and end offsets are read; runs twice as often while more is there to
+            be claimed, and four times as often during a hold.
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.

@@ -1,10 +1,10 @@
 """The check that a run makes before it works on its batch.
 
-By the time it looks, its own start and its first sign of life are visible to all others. It may work
-only if every one of its ranges is still claimed by its batch, no other run of the batch has succeeded
-on them, and no other run of the group may be at work on any part of them. *Any* such run makes it
-refuse itself, whichever came first: with a tie-break by age or by clocks both could work. If two runs
-refuse each other, the owner of the partition asks for the batch again.
+By the time it looks, its own start and its first sign of life are visible to all others. It may
+work only if every one of its ranges is still claimed by its batch, no other run of the batch has
+succeeded on them, and no other run of the group may be at work on any part of them. *Any* such run
+makes it refuse itself, whichever came first: with a tie-break by age or by clocks both could work.
+If two runs refuse each other, the owner of the partition asks for the batch again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 
 
-def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPartition, OffsetAndMetadata | None]) -> str | None:
+def refusal(
+    me: RunSeen,
+    others: Iterable[RunSeen],
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None],
+) -> str | None:
     """Why the run `me` must not work, as a sentence; None when it may.
 
     Args:
@@ -30,15 +34,29 @@ def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPart
         committed: What Kafka stores for the partitions of the run now.
     """
     if me.state is not RunState.STARTED:
-        return f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it works"
-    problems = {range_: _claim_problem(range_, me.batch_id, committed.get(range_.topic_partition)) for range_ in me.ranges}
+        return (
+            f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it "
+            "works"
+        )
+    problems = {
+        range_: _claim_problem(range_, me.batch_id, committed.get(range_.topic_partition))
+        for range_ in me.ranges
+    }
     problem = next(filter(None, problems.values()), None)
     if problem is not None:
         rest = ", ".join(str(range_) for range_ in me.ranges if problems[range_] is None)
-        return f"{problem}. The rest of the batch, {rest}, is requested again by its owner" if rest else problem
+        return (
+            f"{problem}. The rest of the batch, {rest}, is requested again by its owner"
+            if rest
+            else problem
+        )
     known = tuple(others)
     for other in known:
-        shared = [range_ for range_ in me.ranges if any(range_.overlaps(theirs) for theirs in other.ranges)]
+        shared = [
+            range_
+            for range_ in me.ranges
+            if any(range_.overlaps(theirs) for theirs in other.ranges)
+        ]
         if other.run_id != me.run_id and shared:
             problem = _rival(other, me.batch_id, shared, known)
             if problem:
@@ -46,24 +64,45 @@ def refusal(me: RunSeen, others: Iterable[RunSeen], committed: Mapping[TopicPart
     return None
 
 
-def _rival(other: RunSeen, batch_id: str, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]) -> str:
+def _rival(
+    other: RunSeen, batch_id: str, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]
+) -> str:
     """What a run does that shares a range and must be alone with it; empty when it does nothing."""
     whose = "the same batch" if other.batch_id == batch_id else f"batch {other.batch_id}"
     if not other.is_over and other.may_work:
-        ended = "was deleted from" if other.state is RunState.DELETED else f"has {other.state.value} in"
-        return f"run {other.run_id} of {whose} {ended} Dagster, and it is not known that its process does no more work"
+        ended = (
+            "was deleted from" if other.state is RunState.DELETED else f"has {other.state.value} in"
+        )
+        return (
+            f"run {other.run_id} of {whose} {ended} Dagster, and it is not known that its process "
+            "does no more work"
+        )
     is_done = other.has_succeeded and other.batch_id == batch_id and _is_done(other, shared, known)
-    return f"run {other.run_id} of {whose} has {other.state.value}" if is_done or other.may_work else ""
+    return (
+        f"run {other.run_id} of {whose} has {other.state.value}"
+        if is_done or other.may_work
+        else ""
+    )
 
 
 def _is_done(other: RunSeen, shared: Iterable[OffsetRange], known: tuple[RunSeen, ...]) -> bool:
-    """Whether a run has succeeded on a range with nothing left out: what is missing may be made up for."""
-    return any(not lacking(other, [run for run in known if range_ in run.ranges]) for range_ in shared)
+    """Tell whether a run has succeeded on a range with nothing left out.
+
+    A later run may make up for missing assets.
+    """
+    return any(
+        not lacking(other, [run for run in known if range_ in run.ranges]) for range_ in shared
+    )
 
 
-def _claim_problem(range_: OffsetRange, batch_id: str, committed: OffsetAndMetadata | None) -> str | None:
+def _claim_problem(
+    range_: OffsetRange, batch_id: str, committed: OffsetAndMetadata | None
+) -> str | None:
     if committed is None:
-        return f"{range_} is not claimed: the group has no committed offset for {range_.topic_partition}"
+        return (
+            f"{range_} is not claimed: the group has no committed offset for "
+            f"{range_.topic_partition}"
+        )
     try:
         claimed = decode(committed).ranges(range_.topic_partition)
     except ClaimError as error:
@@ -72,4 +111,6 @@ def _claim_problem(range_: OffsetRange, batch_id: str, committed: OffsetAndMetad
         return None
     if committed.offset >= range_.until:
         return f"{range_} is committed already (the group is at {committed.offset})"
-    return f"{range_} is not claimed by batch {batch_id} any more (the group is at {committed.offset})"
+    return (
+        f"{range_} is not claimed by batch {batch_id} any more (the group is at {committed.offset})"
+    )

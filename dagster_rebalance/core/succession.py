@@ -1,7 +1,8 @@
-"""Succession: when a process that made way for another one of its code location may join the group again.
+"""Succession decides when a process that made way for another one may join the group again.
 
-Dagster sends ticks to each replica of a code server in turn. Each new member would make the other one leave, and its next
-tick would make a new member: they would hand partitions to each other for ever.
+Both are processes of one code location: Dagster sends ticks to each replica of a code server in
+turn. Without this rule, each new member would make the other one leave, and the next tick of that
+one would make a new member: they would hand partitions to each other for ever.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 PATIENCE_S = 60.0
-"""How long the sign of the successor may stay the same before it counts as gone; it changes every 15 s."""
+"""How long the sign of the successor may stay the same before it counts as gone; it changes every
+15 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,5 +31,8 @@ class MadeWay:
         return self if sign == self.sign else replace(self, sign=sign, since=now)
 
     def may_join(self, now: float) -> bool:
-        """Whether nobody has the seat any more: it was given up, or its sign has not changed for `PATIENCE_S`."""
+        """Tell whether nobody has the seat any more.
+
+        The successor gave it up, or its sign has not changed for `PATIENCE_S`.
+        """
         return not self.sign or now - self.since >= PATIENCE_S

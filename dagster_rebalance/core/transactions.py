@@ -1,6 +1,7 @@
-"""Transactions that stay open: what lies behind the first offset of one is not to be read, so a partition looks idle while records pile up.
+"""An open transaction hides the records behind its first offset.
 
-Owns since when such a transaction is known, and when a person has to hear of it.
+A partition with one looks idle while records pile up. This module owns since when such a
+transaction is known, and when a person has to hear of it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import Bounds, TopicPartition
 
 _HANGING_AFTER_S = 960.0
-"""Brokers abort a transaction after `transaction.max.timeout.ms` at the latest, by default 900 s: one that is older hangs."""
+"""Brokers abort a transaction after `transaction.max.timeout.ms` at the latest, by default 900 s:
+one that is older hangs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,10 @@ class OpenTransaction:
 
 
 def noticed(before: OpenTransaction | None, bounds: Bounds, now: float) -> OpenTransaction | None:
-    """The transaction that bounds show. Without a high watermark they only say whether the one that is known has ended."""
+    """The transaction that bounds show.
+
+    Without a high watermark they only say whether the one that is known has ended.
+    """
     same = before if before is not None and before.offset == bounds.until else None
     if bounds.high_watermark is None:
         return same
@@ -49,7 +54,9 @@ def why_hanging(partition: TopicPartition, open_transaction: OpenTransaction | N
     if open_transaction is None or not open_transaction.is_hanging:
         return None
     return (
-        f"{partition}: {open_transaction.records} records wait behind a transaction that has been open at offset {open_transaction.offset} "
-        "for longer than brokers let one live (transaction.max.timeout.ms): it hangs. Look at it with kafka-transactions find-hanging, "
+        f"{partition}: {open_transaction.records} records wait behind a transaction that has been "
+        f"open at offset {open_transaction.offset} "
+        "for longer than brokers let one live (transaction.max.timeout.ms): it hangs. Look at it "
+        "with kafka-transactions find-hanging, "
         "and end it with kafka-transactions abort; the partition then goes on by itself"
     )

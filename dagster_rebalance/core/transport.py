@@ -24,13 +24,22 @@ def insecurity(config: Mapping[str, object]) -> str | None:
         config: By the names of librdkafka or of the Java client, which are alike here.
     """
     protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
-    tls, login = (sorted(name for name in config if name.startswith(prefix)) for prefix in ("ssl.", "sasl."))
+    tls, login = (
+        sorted(name for name in config if name.startswith(prefix)) for prefix in ("ssl.", "sasl.")
+    )
     if tls and protocol not in _WITH_TLS:
         return (
-            f"'{tls[0]}' is set, but 'security.protocol' is {protocol}, which has no TLS: set it to SASL_SSL or SSL, or remove '{tls[0]}'"
+            f"'{tls[0]}' is set, but 'security.protocol' is {protocol}, which has no TLS: set it "
+            f"to SASL_SSL or SSL, or remove '{tls[0]}'"
         )
     if login and protocol not in _WITH_LOGIN:
-        return f"'{login[0]}' is set, but 'security.protocol' is {protocol}, which has no login: set it to SASL_SSL, or remove '{login[0]}'"
+        return (
+            f"'{login[0]}' is set, but 'security.protocol' is {protocol}, which has no login: set "
+            f"it to SASL_SSL, or remove '{login[0]}'"
+        )
     if str(config.get(_VERIFICATION, "true")).lower() in _OFF:
-        return f"'{_VERIFICATION}' is off, so the client would trust any server: remove it, and name the authority with 'ssl.ca.location'"
+        return (
+            f"'{_VERIFICATION}' is off, so the client would trust any server: remove it, and name "
+            "the authority with 'ssl.ca.location'"
+        )
     return None

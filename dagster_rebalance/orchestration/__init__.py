@@ -1,5 +1,6 @@
-"""The Dagster side: the sensor, the resources of runs, and the member that lives in the code server.
+"""The Dagster side holds the sensor, the resources of runs, and the member in the code server.
 
-Owns everything that talks to Dagster. Decisions are the core's; Kafka is reached through `consumer` alone.
-Must never import private modules of Dagster, or create a member on import, in a run, or for a preview.
+This package owns everything that talks to Dagster. The core makes the decisions; only `consumer`
+talks to Kafka. The package must never import private modules of Dagster, or create a member on
+import, in a run, or for a preview.
 """

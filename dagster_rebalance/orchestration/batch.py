@@ -1,10 +1,12 @@
 """`KafkaBatch`: the resource that an asset takes its batch from.
 
-Owns the check that a run makes before it works: by then Dagster shows it as started, so any other run of the batch can see it. A run that
-must not work marks itself as refused, so that it does not count as a failed attempt, and fails with the reason.
+Owns the check that a run makes before it works: by then Dagster shows it as started, so any other
+run of the batch can see it. A run that must not work marks itself as refused, so that it does not
+count as a failed attempt, and fails with the reason.
 """
 
-# No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.
+# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# evaluated annotation.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +21,13 @@ from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.tags import BATCH_TAG, MOST_REFUSAL_CHARACTERS, REFUSAL_TAG, REFUSED_TAG, read_range
+from dagster_rebalance.orchestration.tags import (
+    BATCH_TAG,
+    MOST_REFUSAL_CHARACTERS,
+    REFUSAL_TAG,
+    REFUSED_TAG,
+    read_range,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -28,7 +36,11 @@ if TYPE_CHECKING:
 
 
 class HasSparkSession(Protocol):
-    """Anything with a Spark session: `KafkaSparkResource`, dagster-pyspark's resources, or one of the user's own."""
+    """This protocol names anything with a Spark session.
+
+    `KafkaSparkResource`, dagster-pyspark's resources, and a resource of the user's own can have
+    one.
+    """
 
     @property
     def spark_session(self) -> "SparkSession":
@@ -48,11 +60,17 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     kafka: dg.ResourceDependency[KafkaConsumerResource]
     batch_id: str = Field(default="", description="Filled in by the sensor.")
-    ranges: list[str] = Field(default_factory=list, description="topic:partition:start:until of each range. Filled in by the sensor.")
+    ranges: list[str] = Field(
+        default_factory=list,
+        description="topic:partition:start:until of each range. Filled in by the sensor.",
+    )
 
     @property
     def offset_ranges(self) -> tuple[OffsetRange, ...]:
-        """The half-open ranges to process. Key the output by range: a range is all that is ever done again, with the same bounds."""
+        """The half-open ranges to process.
+
+        Key the output by range: a range is all that is ever done again, with the same bounds.
+        """
         return tuple(read_range(text) for text in self.ranges)
 
     @property
@@ -64,10 +82,15 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     @property
     def records(self) -> int:
-        """How many offsets the ranges cover. With transactions or compaction there are fewer records."""
+        """How many offsets the ranges cover.
+
+        With transactions or compaction there are fewer records.
+        """
         return sum(len(range_) for range_ in self.offset_ranges)
 
-    def dataframe(self, spark: HasSparkSession, *, options: Mapping[str, str] | None = None) -> "DataFrame":
+    def dataframe(
+        self, spark: HasSparkSession, *, options: Mapping[str, str] | None = None
+    ) -> "DataFrame":
         """A Spark DataFrame over exactly the ranges of the batch.
 
         It has the columns of Spark's Kafka source, and `range_start` and `range_until`.
@@ -81,8 +104,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             ConfigurationError: A security setting cannot be passed on to Spark, or would be in the
                 clear on its way there; or an option would change which offsets are read.
         """
-        from dagster_rebalance.spark.jobs import tag_batch  # noqa: PLC0415 - Spark is an extra
-        from dagster_rebalance.spark.ranges import read_ranges  # noqa: PLC0415
+        from dagster_rebalance.spark.jobs import tag_batch
+        from dagster_rebalance.spark.ranges import read_ranges
 
         session = spark.spark_session
         tag_batch(session, self.batch_id)
@@ -106,7 +129,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         """
         shown = {
             "batch": self.batch_id,
-            "ranges": dg.MetadataValue.md("\n".join(f"- `{range_}`" for range_ in self.offset_ranges)),
+            "ranges": dg.MetadataValue.md(
+                "\n".join(f"- `{range_}`" for range_ in self.offset_ranges)
+            ),
             "offsets": self.records,
         }
         return shown if row_count is None else {**shown, "dagster/row_count": row_count}
@@ -117,8 +142,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         run, instance = context.run, context.instance
         if run is None or instance is None or not self.batch_id or not self.ranges:
             msg = (
-                "This run has no batch of Kafka offsets. Runs of this job are started by its sensor, which gives them one: turn it on. "
-                "To process a batch again after a failure, re-execute its run; to process old offsets again, stop the sensor and move "
+                "This run has no batch of Kafka offsets. Runs of this job are started by its "
+                "sensor, which gives them one: turn it on. "
+                "To process a batch again after a failure, re-execute its run; to process old "
+                "offsets again, stop the sensor and move "
                 "the group's committed offset."
             )
             raise dg.Failure(msg, allow_retries=False)
@@ -127,20 +154,31 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
         if why_not is not None:
             set_mark(instance, run, Mark.REFUSED)
-            instance.add_run_tags(run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why_not[:MOST_REFUSAL_CHARACTERS]})
-            # Nothing of the config is shown: a launcher may have put the name of a variable there, and Dagster its value in the place.
-            msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
+            instance.add_run_tags(
+                run.run_id,
+                {REFUSED_TAG: run.run_id, REFUSAL_TAG: why_not[:MOST_REFUSAL_CHARACTERS]},
+            )
+            # Nothing of the config is shown: a launcher may have put the name of a variable there,
+            # and Dagster its value in the place.
+            msg = (
+                f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
+            )
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
         heartbeat.note_work(self._claims)
         with heartbeat:
             yield self
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
-        runs = RunLedger(instance, self.kafka.group_id).read([self.batch_id], live_too=True, claims=self._claims)
-        me = next((run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None)
+        runs = RunLedger(instance, self.kafka.group_id).read(
+            [self.batch_id], live_too=True, claims=self._claims
+        )
+        me = next(
+            (run for run in runs if run.run_id == run_id and run.batch_id == self.batch_id), None
+        )
         if me is None:
             return (
-                f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its owner looks for it, "
+                f"the batch id in its run config is not that of its tag {BATCH_TAG}, by which its "
+                "owner looks for it, "
                 f"or its job is not the one that a sensor of group {self.kafka.group_id} requests"
             )
         if not me.ranges or me.ranges != self.offset_ranges:
@@ -148,6 +186,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         try:
             with self.kafka.connect() as consumer:
                 committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
-        except BrokerError as error:  # a refusal is no failed attempt: an outage of Kafka must not stop a partition
+        except (
+            BrokerError
+        ) as error:  # a refusal is no failed attempt: an outage of Kafka must not stop a partition
             return f"Kafka could not be asked whether its claim stands: {error}"
         return refusal(me, runs, committed)

@@ -1,6 +1,8 @@
-"""What Kafka says of partitions: the first offset that exists and the next one, what is committed, and whether that fits the log.
+"""Read what Kafka knows of partitions, and whether it fits what is stored.
 
-Owns that a leader which is away keeps nobody waiting but its own partitions: the others are answered, and it is asked again a little later.
+Kafka knows the first offset that exists, the next one, what the group has committed, and whether
+that fits the log. This module owns that a leader which is away keeps only its own partitions
+waiting: it answers for the others, and asks that leader again a little later.
 """
 
 from __future__ import annotations
@@ -24,12 +26,15 @@ READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
 """For so long a member waits for what only some of its partitions need."""
 _LONGEST_PATIENCE_S = 6.0
-"""To verify an offset takes about seven round trips, because each look begins with a new connection."""
+"""To verify an offset takes about seven round trips, because each look begins with a new
+connection."""
 _AGAIN_S = 1.5
 _PATIENCE_AGAIN_S = 0.5
-"""A leader that did not answer is asked again so often, and waited for so long: it comes back some day, and the others must not feel it."""
+"""A leader that did not answer is asked again so often, and waited for so long: it comes back some
+day, and the others must not feel it."""
 _SELDOM_S = 30.0
-"""What moves slowly is asked for so often: the first offset, and what lies behind an open transaction."""
+"""What moves slowly is asked for so often: the first offset, and what lies behind an open
+transaction."""
 
 
 def read_bounds(
@@ -53,7 +58,10 @@ def read_bounds(
     unknown = [partition for partition in partitions if partition not in known]
     starts = {**known, **(consumer.beginning_offsets(unknown, timeout_s) if unknown else {})}
     ends = consumer.cluster.log_ends(partitions, timeout_s)
-    return {partition: Bounds(starts[partition], ends[partition].offset, ends[partition].leader_epoch) for partition in partitions}
+    return {
+        partition: Bounds(starts[partition], ends[partition].offset, ends[partition].leader_epoch)
+        for partition in partitions
+    }
 
 
 def find(
@@ -64,7 +72,9 @@ def find(
     timeout_s: float = READ_LIMIT_S,
     patience_s: float = READ_LIMIT_S,
 ) -> dict[TopicPartition, Found]:
-    """What is to be judged of partitions whose bounds are known; those whose leaders do not verify in time are missing.
+    """Return what the core judges of partitions whose bounds are known.
+
+    The result leaves out partitions whose leaders do not verify in time.
 
     Args:
         consumer: Asks Kafka.
@@ -77,10 +87,17 @@ def find(
         BrokerError: Kafka refuses, or its coordinator does not answer.
     """
     stored = consumer.committed(list(bounds), timeout_s)
-    doubts = {partition: position_to_verify(stored[partition], found) for partition, found in bounds.items()}
+    doubts = {
+        partition: position_to_verify(stored[partition], found)
+        for partition, found in bounds.items()
+    }
     asked = {partition: position for partition, position in doubts.items() if position is not None}
     is_truncated = consumer.cluster.truncated(asked, patience_s) if asked else {}
-    ids = consumer.cluster.topic_ids({partition.topic for partition in bounds}, timeout_s) if bounds else {}
+    ids = (
+        consumer.cluster.topic_ids({partition.topic for partition in bounds}, timeout_s)
+        if bounds
+        else {}
+    )
     return {
         partition: Found(
             stored[partition],
@@ -103,7 +120,12 @@ class BoundsReader:
         note: Gets a sentence when a leader does not answer.
     """
 
-    def __init__(self, consumer: RebalanceAwareConsumer, clock: Callable[[], float], note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        consumer: RebalanceAwareConsumer,
+        clock: Callable[[], float],
+        note: Callable[[str], None],
+    ) -> None:
         self._consumer = consumer
         self._clock = clock
         self._note = note
@@ -112,7 +134,11 @@ class BoundsReader:
         self._starts: dict[TopicPartition, int] = {}
         self._patience_s = PATIENCE_S
 
-    def find(self, partitions: Collection[TopicPartition], recorded: Mapping[TopicPartition, LastRecorded]) -> dict[TopicPartition, Found]:
+    def find(
+        self,
+        partitions: Collection[TopicPartition],
+        recorded: Mapping[TopicPartition, LastRecorded],
+    ) -> dict[TopicPartition, Found]:
         """What is to be judged of the partitions whose leaders answer.
 
         Leaders that do not verify a committed offset in time are waited for longer the next time.
@@ -130,12 +156,17 @@ class BoundsReader:
         if not unverified:
             self._patience_s = PATIENCE_S
         elif self._patience_s < _LONGEST_PATIENCE_S:
-            self._note(f"the leaders of {named(unverified)} did not verify the committed offset within {self._patience_s:g} s")
+            self._note(
+                f"the leaders of {named(unverified)} did not verify the committed offset within "
+                f"{self._patience_s:g} s"
+            )
             self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
         return found
 
     def read(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """The bounds of the partitions whose leaders answer; the others are asked for again by a later call.
+        """Return the bounds of the partitions whose leaders answer.
+
+        A later call asks for the others again.
 
         Raises:
             BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
@@ -143,16 +174,22 @@ class BoundsReader:
         return self._read_all(partitions, {})
 
     def read_beyond(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        """The same with the first offsets of a little while ago, and now and then with the high watermarks.
+        """Return the same with the first offsets of a little while ago.
 
-        Only a high watermark shows what lies behind an open transaction.
+        Now and then the call reads the high watermarks, too. Only a high watermark shows what lies
+        behind an open transaction.
 
         Raises:
             BrokerError: Kafka refuses, and waiting would not help, or nothing of it answers.
         """
         now = self._clock()
-        due = [p for p in partitions if now >= self._seldom_at.get(p, now) and p not in self._ask_again_at]
-        # First, so that a record that is produced in between does not look like one of an open transaction.
+        due = [
+            p
+            for p in partitions
+            if now >= self._seldom_at.get(p, now) and p not in self._ask_again_at
+        ]
+        # First, so that a record that is produced in between does not look like one of an open
+        # transaction.
         marks = self._high_watermarks(due)
         self._seldom_at |= dict.fromkeys(due, now + _SELDOM_S)
         for partition in due:
@@ -162,21 +199,30 @@ class BoundsReader:
 
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         try:
-            return self._consumer.cluster.high_watermarks(partitions, PATIENCE_S) if partitions else {}
+            return (
+                self._consumer.cluster.high_watermarks(partitions, PATIENCE_S) if partitions else {}
+            )
         except BrokerError as error:
             if not error.retriable:
                 raise
             return {}
 
-    def _read_all(self, partitions: Collection[TopicPartition], starts: Mapping[TopicPartition, int]) -> dict[TopicPartition, Bounds]:
+    def _read_all(
+        self, partitions: Collection[TopicPartition], starts: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Bounds]:
         now = self._clock()
         doubtful = [p for p in partitions if p in self._ask_again_at]
         due = [p for p in doubtful if self._ask_again_at[p] <= now]
-        found = self._read([p for p in partitions if p not in self._ask_again_at], PATIENCE_S, starts)
+        found = self._read(
+            [p for p in partitions if p not in self._ask_again_at], PATIENCE_S, starts
+        )
         return found | self._read(due, _PATIENCE_AGAIN_S, starts)
 
     def _read(
-        self, partitions: Collection[TopicPartition], patience_s: float, starts: Mapping[TopicPartition, int]
+        self,
+        partitions: Collection[TopicPartition],
+        patience_s: float,
+        starts: Mapping[TopicPartition, int],
     ) -> dict[TopicPartition, Bounds]:
         if not partitions:
             return {}
@@ -189,7 +235,11 @@ class BoundsReader:
             if silent - self._ask_again_at.keys():
                 self._note(str(error))
             self._ask_again_at |= dict.fromkeys(silent, self._clock() + _AGAIN_S)
-            return self._read([partition for partition in partitions if partition not in silent], patience_s, starts)
+            return self._read(
+                [partition for partition in partitions if partition not in silent],
+                patience_s,
+                starts,
+            )
         for partition, bounds in found.items():
             self._ask_again_at.pop(partition, None)
             self._starts[partition] = bounds.start

@@ -1,9 +1,10 @@
-"""What a member shows in Dagster's catalogue: commits, holds, who is a member, and partitions that are stopped.
+"""The catalogue shows commits, holds, members and stopped partitions in Dagster.
 
-Commits are materialisations of the offsets asset, one for each or for several that are joined. It is partitioned by
-topic-partition (a Dagster partition for each range would pass Dagster's limit within days). Receipts and memberships
-are observations of the group asset, so that they trigger nothing downstream. Everything is reported at once and without
-a run: events in a sensor's result are thrown away when the tick times out.
+Commits are materialisations of the offsets asset, one for each or for several that are joined. The
+asset is partitioned by topic-partition (a Dagster partition for each range would pass Dagster's
+limit within days). Receipts and memberships are observations of the group asset, so that they
+trigger nothing downstream. The member reports everything at once and without a run: Dagster throws
+events in a sensor's result away when the tick times out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 _EVENTS_READ = 100
 _PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
-"""Dagster's UI lets people report materialisations, which have no offsets: the last commit may be behind some of them."""
+"""Dagster's UI lets people report materialisations, which have no offsets: the last commit may be
+behind some of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,10 @@ class GroupAssets:
 
 
 class Seat:
-    """Which process of a code location is the member for a sensor: one value in Dagster's storage, written over and over.
+    """A seat says which process of a code location is the member for a sensor.
 
-    With it two replicas of one code server settle: the one that made way can see whether the other still lives.
+    It is one value in Dagster's storage, which the member writes over and over. With it two
+    replicas of one code server settle: the one that made way can see whether the other still lives.
 
     Args:
         instance: Where the value is stored.
@@ -74,7 +77,9 @@ class Seat:
         sensor: The sensor.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, assets: GroupAssets, location: str, sensor: str) -> None:
+    def __init__(
+        self, instance: dg.DagsterInstance, assets: GroupAssets, location: str, sensor: str
+    ) -> None:
         self._storage = instance.run_storage
         name = json.dumps([assets.group.path, location, sensor])
         self._key = f"dagster_rebalance/seat/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
@@ -138,7 +143,9 @@ class Catalogue:
             self._instance.add_dynamic_partitions(self._assets.partitions_name, sorted(keys))
             self._known |= keys
 
-    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
+    def last_recorded(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
         wanted = tuple(partitions)
         found: dict[TopicPartition, LastRecorded] = {}
@@ -146,20 +153,33 @@ class Catalogue:
             found |= self._recorded_last(wanted[start : start + _PARTITIONS_PER_QUERY])
         return found
 
-    def _recorded_last(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
-        """The same in two queries, save for partitions of which somebody else has reported the last materialisation."""
+    def _recorded_last(
+        self, partitions: Sequence[TopicPartition]
+    ) -> dict[TopicPartition, LastRecorded]:
+        """Return the same for one slice of the partitions, in two queries.
+
+        Each partition whose last materialisation somebody else has reported takes one query more.
+        """
         names = {str(partition) for partition in partitions}
         kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-        newest = self._instance.get_latest_storage_id_by_partition(self._assets.offsets, kind, names)
+        newest = self._instance.get_latest_storage_id_by_partition(
+            self._assets.offsets, kind, names
+        )
         if not newest:
             return {}
-        these = dg.AssetRecordsFilter(asset_key=self._assets.offsets, storage_ids=sorted(newest.values()))
+        these = dg.AssetRecordsFilter(
+            asset_key=self._assets.offsets, storage_ids=sorted(newest.values())
+        )
         records = self._instance.fetch_materializations(these, limit=len(newest)).records
         commits = {record.partition_key: _metadata_of(record) for record in records}
         found: dict[TopicPartition, LastRecorded] = {}
         for partition in partitions:
             name = str(partition)
-            known = (_commits([commits.get(name, {})]) or _commits(self._recorded(partition))) if name in newest else []
+            known = (
+                (_commits([commits.get(name, {})]) or _commits(self._recorded(partition)))
+                if name in newest
+                else []
+            )
             if known:
                 found[partition] = known[0]
         return found
@@ -167,7 +187,10 @@ class Catalogue:
     def _recorded(self, partition: TopicPartition) -> Iterator[dict[str, object]]:
         """What the last commits of a partition were recorded with, newest first."""
         records = self._instance.fetch_materializations(
-            dg.AssetRecordsFilter(asset_key=self._assets.offsets, asset_partitions=[str(partition)]), limit=_COMMITS_READ
+            dg.AssetRecordsFilter(
+                asset_key=self._assets.offsets, asset_partitions=[str(partition)]
+            ),
+            limit=_COMMITS_READ,
         ).records
         yield from map(_metadata_of, records)
 
@@ -176,7 +199,9 @@ class Catalogue:
 
         A successor may have done it, or this member before the answer was lost.
         """
-        known = {found for said in self._recorded(commit.range.topic_partition) for found in _said(said)}
+        known = {
+            found for said in self._recorded(commit.range.topic_partition) for found in _said(said)
+        }
         rest = commit.without(known)
         if rest is not None:
             self._record(rest)
@@ -206,9 +231,16 @@ class Catalogue:
             metadata["joined"] = dg.MetadataValue.json([list(end) for end in commit.joined])
             description = f"{description} in {len(commit.ends)} commits"
         if commit.is_dead_letter:
-            description = f"{commit.range} given up after failed runs, the last one is {commit.run_id}: the dead-letter topic has it"
+            description = (
+                f"{commit.range} given up after failed runs, the last one is {commit.run_id}: the "
+                "dead-letter topic has it"
+            )
             metadata["dead_letter"] = True
-            self._observe("dead_letter", description, {"partitions": dg.MetadataValue.json([str(partition)]), **metadata})
+            self._observe(
+                "dead_letter",
+                description,
+                {"partitions": dg.MetadataValue.json([str(partition)]), **metadata},
+            )
         self._instance.report_runless_asset_event(
             dg.AssetMaterialization(
                 asset_key=self._assets.offsets,
@@ -226,22 +258,34 @@ class Catalogue:
             {
                 "outcome": receipt.outcome.value,
                 "cause": receipt.cause.value,
-                "partitions": dg.MetadataValue.json([str(partition) for partition in receipt.partitions]),
+                "partitions": dg.MetadataValue.json(
+                    [str(partition) for partition in receipt.partitions]
+                ),
                 "seconds": round(receipt.seconds, 3),
                 "ended_at": dg.MetadataValue.timestamp(time.time()),
-                "committed": dg.MetadataValue.json({str(partition): offset for partition, offset in receipt.committed.items()}),
+                "committed": dg.MetadataValue.json(
+                    {str(partition): offset for partition, offset in receipt.committed.items()}
+                ),
                 "runs": dg.MetadataValue.json(list(receipt.run_ids)),
                 "cancelled": dg.MetadataValue.json(list(receipt.cancelled)),
-                "handed_over": dg.MetadataValue.json([str(partition) for partition in receipt.handed_over]),
+                "handed_over": dg.MetadataValue.json(
+                    [str(partition) for partition in receipt.handed_over]
+                ),
             },
         )
 
     def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
-        """Show which partitions of the group are stopped, with the reasons; none, and the check passes."""
+        """Show which partitions of the group are stopped, with the reasons.
+
+        The check passes when no partition is stopped.
+        """
         self._instance.report_runless_asset_event(evaluation(stopped, self._assets.offsets))
 
     def record_joined(self) -> None:
-        """Record that this process is a member from now on. A predecessor of it finds that with `successor`."""
+        """Record that this process is a member from now on.
+
+        A predecessor of it finds that with `successor`.
+        """
         self._observe("joined", f"{self._host.location} joined the group", {})
         for storage_id, said in self._observed(limit=_EVENTS_READ):
             if said.get("incarnation") == self._host.incarnation:
@@ -253,7 +297,10 @@ class Catalogue:
         self._observe(
             "assigned",
             f"{self._host.location} was assigned {named(partitions)}",
-            {"partitions": dg.MetadataValue.json([str(partition) for partition in partitions]), "member_id": member_id},
+            {
+                "partitions": dg.MetadataValue.json([str(partition) for partition in partitions]),
+                "member_id": member_id,
+            },
         )
 
     def record_left(self, reason: str) -> None:
@@ -261,27 +308,45 @@ class Catalogue:
         self._observe("left", f"{self._host.location} left the group: {reason}", {"reason": reason})
 
     def successor(self) -> str | None:
-        """The incarnation of a newer process for the same sensor of the same code location, if one joined after this one did."""
+        """Return the incarnation of a newer process, if one joined after this one did.
+
+        Both processes serve the same sensor of the same code location.
+        """
         if self._newest_event is None:
-            # Storage was away when this process joined: without the place of its own event, older processes would look like newer ones.
+            # Storage was away when this process joined: without the place of its own event, older
+            # processes would look like newer ones.
             self.record_joined()
             return None
         mine = ("joined", self._host.location, self._host.sensor)
-        for storage_id, said in self._observed(limit=_EVENTS_READ, after=self._newest_event, ascending=True):
+        for storage_id, said in self._observed(
+            limit=_EVENTS_READ, after=self._newest_event, ascending=True
+        ):
             self._newest_event = storage_id
-            if (said.get("event"), said.get("code_location"), said.get("sensor")) == mine and said.get(
-                "incarnation"
-            ) != self._host.incarnation:
+            if (
+                said.get("event"),
+                said.get("code_location"),
+                said.get("sensor"),
+            ) == mine and said.get("incarnation") != self._host.incarnation:
                 return str(said.get("incarnation"))
         return None
 
-    def _observed(self, *, limit: int, after: int | None = None, ascending: bool = False) -> Iterator[tuple[int, dict[str, object]]]:
+    def _observed(
+        self, *, limit: int, after: int | None = None, ascending: bool = False
+    ) -> Iterator[tuple[int, dict[str, object]]]:
         records = self._instance.fetch_observations(
-            dg.AssetRecordsFilter(asset_key=self._assets.group, after_storage_id=after), limit=limit, ascending=ascending
+            dg.AssetRecordsFilter(asset_key=self._assets.group, after_storage_id=after),
+            limit=limit,
+            ascending=ascending,
         ).records
         for record in records:
             if record.asset_observation is not None:
-                yield record.storage_id, {name: value.value for name, value in record.asset_observation.metadata.items()}
+                yield (
+                    record.storage_id,
+                    {
+                        name: value.value
+                        for name, value in record.asset_observation.metadata.items()
+                    },
+                )
 
     def _observe(self, event: str, description: str, metadata: Mapping[str, Any]) -> None:
         self._instance.report_runless_asset_event(
@@ -306,20 +371,28 @@ def _metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
 
 def _said(record: dict[str, object]) -> Iterator[tuple[int, int, str]]:
     """The commits of a record; none of what somebody else has reported."""
-    start, until, run_id, joined = (record.get(name) for name in ("start", "until", "run", "joined"))
+    start, until, run_id, joined = (
+        record.get(name) for name in ("start", "until", "run", "joined")
+    )
     if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
         ends = [(end, run) for end, run in joined] if isinstance(joined, list) else []
         yield from recorded_commits(start, (*ends, (until, run_id)))
 
 
 def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:
-    return [LastRecorded(until, str(record.get("run", ""))) for record in records if isinstance(until := record.get("until"), int)]
+    return [
+        LastRecorded(until, str(record.get("run", "")))
+        for record in records
+        if isinstance(until := record.get("until"), int)
+    ]
 
 
 def _key_part(group_id: str) -> str:
-    """A group id as a part of an asset key: as it is if Dagster's selections and pages can take it, else made so, and told from others.
+    """Return a group id as a part of an asset key.
 
-    Kafka takes anything for a group id: slashes, quotes, line ends, and thousands of characters.
+    The part is the id itself if Dagster's selections and pages can take it; otherwise it is a
+    cleaned id with a digest that tells it from others. Kafka takes anything for a group id:
+    slashes, quotes, line ends, and thousands of characters.
     """
     if _PLAIN_PART.fullmatch(group_id):
         return group_id

@@ -1,7 +1,8 @@
 """What a run was to do of its job, and what of that it did: people execute any part of a run again.
 
-Owns how Dagster shows that. The plan of a run names all steps of its job, and those that it was asked for; where assets were selected, the
-job itself is only a part, and the whole is known from the other runs of the batch alone. Checks of assets are no part of a range.
+Owns how Dagster shows that. The plan of a run names all steps of its job, and those that it was
+asked for; where assets were selected, the job itself is only a part, and the whole is known from
+the other runs of the batch alone. Checks of assets are no part of a range.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ _DONE = {"SUCCESS", "SKIPPED"}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The assets of each step that a run was asked for (the step itself, where it has none), and of the whole job.
+    """A plan names the assets of each step that a run executes, and those of the whole job.
+
+    A step without assets stands for itself.
 
     Attributes:
         asked: By step key.
@@ -40,25 +43,46 @@ class Plan:
 
 
 class Coverage:
-    """Looks only at what may be a part: a run that the sensor's request has made costs nothing before it has succeeded."""
+    """The coverage looks only at runs that may be a part of the job.
+
+    A run that the sensor has requested costs nothing before it has succeeded.
+    """
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._instance = instance
         self._plans: dict[str, Plan | None] = {}
 
     def added(self, runs: Sequence[tuple[dg.DagsterRun, RunSeen]]) -> Iterable[RunSeen]:
-        """The runs, with what they left out and did where a run of their batch has succeeded with a part of the job."""
-        partial = {seen.batch_id for run, seen in runs if seen.has_succeeded and self._left_out(run, self._wholes(seen.batch_id, runs))}
-        return [self._with_parts(run, seen, self._wholes(seen.batch_id, runs)) if seen.batch_id in partial else seen for run, seen in runs]
+        """Return the runs, with the assets that each of them did and left out.
+
+        The call adds them only where a run of the same batch has succeeded with a part of the job.
+        """
+        partial = {
+            seen.batch_id
+            for run, seen in runs
+            if seen.has_succeeded and self._left_out(run, self._wholes(seen.batch_id, runs))
+        }
+        return [
+            self._with_parts(run, seen, self._wholes(seen.batch_id, runs))
+            if seen.batch_id in partial
+            else seen
+            for run, seen in runs
+        ]
 
     def _with_parts(self, run: dg.DagsterRun, seen: RunSeen, whole: frozenset[str]) -> RunSeen:
         plan = self._plan(run)
         asked = plan.asked if plan else {}
         if seen.has_succeeded:
             unplanned = frozenset[str]() if _may_be_a_part(run) else whole
-            return replace(seen, left_out=self._left_out(run, whole), done=plan.names if plan else unplanned)
-        tried = {stats.step_key: stats.status for stats in self._instance.get_run_step_stats(run.run_id)}
-        done = {key for key, status in tried.items() if status is not None and status.value in _DONE}
+            return replace(
+                seen, left_out=self._left_out(run, whole), done=plan.names if plan else unplanned
+            )
+        tried = {
+            stats.step_key: stats.status for stats in self._instance.get_run_step_stats(run.run_id)
+        }
+        done = {
+            key for key, status in tried.items() if status is not None and status.value in _DONE
+        }
         return replace(
             seen,
             done=frozenset(name for key in done for name in asked.get(key, ())),
@@ -74,10 +98,15 @@ class Coverage:
         known = whole if plan.whole is None else plan.whole
         return tuple(sorted(known - plan.names)) if known else (UNKNOWN,)
 
-    def _wholes(self, batch_id: str, runs: Iterable[tuple[dg.DagsterRun, RunSeen]]) -> frozenset[str]:
+    def _wholes(
+        self, batch_id: str, runs: Iterable[tuple[dg.DagsterRun, RunSeen]]
+    ) -> frozenset[str]:
         """All assets of the job, as the runs of the batch show that are of the whole job."""
         parts = [run for run, seen in runs if seen.batch_id == batch_id]
-        if not any(run.asset_selection or run.asset_check_selection or run.resolved_op_selection for run in parts):
+        if not any(
+            run.asset_selection or run.asset_check_selection or run.resolved_op_selection
+            for run in parts
+        ):
             return frozenset()  # each plan shows its own whole
         plans = (self._plan(run) for run in parts)
         return frozenset(name for plan in plans if plan and plan.whole for name in plan.whole)
@@ -96,15 +125,31 @@ class Coverage:
         plan = self._instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
         names: dict[str, tuple[str, ...]] = {}
         for step in plan.steps:
-            properties = [output.properties for output in step.outputs if output.properties is not None]
-            assets = tuple(found.asset_key.to_user_string() for found in properties if found.asset_key is not None)
-            is_check = bool(properties) and all(found.asset_check_key is not None for found in properties)
+            properties = [
+                output.properties for output in step.outputs if output.properties is not None
+            ]
+            assets = tuple(
+                found.asset_key.to_user_string()
+                for found in properties
+                if found.asset_key is not None
+            )
+            is_check = bool(properties) and all(
+                found.asset_check_key is not None for found in properties
+            )
             names[step.key] = () if is_check else assets or (step.key,)
         is_part = self._instance.get_job_snapshot(run.job_snapshot_id).lineage_snapshot is not None
         asked = {key: names.get(key, ()) for key in plan.step_keys_to_execute}
-        return Plan(asked, None if is_part else frozenset(name for found in names.values() for name in found))
+        return Plan(
+            asked,
+            None if is_part else frozenset(name for found in names.values() for name in found),
+        )
 
 
 def _may_be_a_part(run: dg.DagsterRun) -> bool:
-    chosen = (run.step_keys_to_execute, run.asset_selection, run.asset_check_selection, run.resolved_op_selection)
+    chosen = (
+        run.step_keys_to_execute,
+        run.asset_selection,
+        run.asset_check_selection,
+        run.resolved_op_selection,
+    )
     return any(part is not None for part in chosen)

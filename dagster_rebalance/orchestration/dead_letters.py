@@ -1,7 +1,8 @@
-"""What a member writes into the dead-letter topic: one JSON record for each range that was given up, keyed by the range.
+"""A dead letter is one JSON record for each range that was given up, keyed by the range.
 
-Owns the fields of the record, and which range a record that comes back may name: others may write to the topic as well. It
-holds no record of the range itself: those stay in their topic for as long as its retention lets them.
+This module owns the fields of the record, and which range a record that comes back may name: others
+may write to the topic as well. A dead letter holds no record of the range itself: those stay in
+their topic for as long as its retention lets them.
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class DeadLetters:
         now: The time that a record carries.
     """
 
-    def __init__(self, sender: Sender, group_id: str, *, now: Callable[[], datetime] = _now) -> None:
+    def __init__(
+        self, sender: Sender, group_id: str, *, now: Callable[[], datetime] = _now
+    ) -> None:
         self._sender = sender
         self._group_id = group_id
         self._now = now
@@ -81,7 +84,11 @@ class DeadLetters:
         while self._ended:
             delivery = self._ended.popleft()
             letter = self._under_way.pop(delivery.key)
-            yield DeadLetterFailed(letter, delivery.problem) if delivery.problem else DeadLetterStored(letter)
+            yield (
+                DeadLetterFailed(letter, delivery.problem)
+                if delivery.problem
+                else DeadLetterStored(letter)
+            )
 
     def _value(self, letter: StoreDeadLetter, error: str) -> str:
         range_ = letter.range
@@ -100,10 +107,13 @@ class DeadLetters:
         )
 
 
-def given_up_range(instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes) -> OffsetRange:
-    """The range that a dead letter names, if the group really gave it up: what may be processed again, under the same range.
+def given_up_range(
+    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes
+) -> OffsetRange:
+    """Return the range that a dead letter names, if the group really gave it up.
 
-    The letter alone is not believed, because whoever may write to its topic could name a range that is done, or one of another topic.
+    The caller may process that range again, under the same range. The letter alone proves nothing,
+    because whoever may write to its topic could name a range that is done, or one of another topic.
 
     Args:
         instance: Where the group records its commits.
@@ -111,26 +121,41 @@ def given_up_range(instance: dg.DagsterInstance, kafka: KafkaConsumerResource, l
         letter: The value of the record.
 
     Raises:
-        BatchRefusedError: It is no dead letter of the group, or Dagster has no record that the range was given up.
+        BatchRefusedError: It is no dead letter of the group, or Dagster has no record that the
+            range was given up.
     """
     try:
         value = json.loads(letter)
-        range_ = OffsetRange(value["topic"], *(operator.index(value[name]) for name in ("partition", "start", "until")))
+        range_ = OffsetRange(
+            value["topic"],
+            *(operator.index(value[name]) for name in ("partition", "start", "until")),
+        )
         group_id = value["group_id"]
     except (ValueError, TypeError, KeyError) as error:
-        msg = "this is not a dead letter: it needs the fields topic, partition, start, until and group_id"
+        msg = (
+            "this is not a dead letter: it needs the fields topic, partition, start, until and "
+            "group_id"
+        )
         raise BatchRefusedError(msg) from error
     if group_id != kafka.group_id or range_.topic not in kafka.topics:
-        msg = f"this dead letter is not of group {kafka.group_id} and one of its topics ({', '.join(kafka.topics)})"
+        msg = (
+            f"this dead letter is not of group {kafka.group_id} and one of its topics "
+            f"({', '.join(kafka.topics)})"
+        )
         raise BatchRefusedError(msg)
     if not _was_given_up(instance, kafka.group_id, range_):
-        msg = f"Dagster has no record that group {kafka.group_id} gave up {range_}: processed again, its records could be doubled"
+        msg = (
+            f"Dagster has no record that group {kafka.group_id} gave up {range_}: processed again, "
+            "its records could be doubled"
+        )
         raise BatchRefusedError(msg)
     return range_
 
 
 def _was_given_up(instance: dg.DagsterInstance, group_id: str, range_: OffsetRange) -> bool:
-    wanted = dg.AssetRecordsFilter(GroupAssets.of(group_id).offsets, asset_partitions=[str(range_.topic_partition)])
+    wanted = dg.AssetRecordsFilter(
+        GroupAssets.of(group_id).offsets, asset_partitions=[str(range_.topic_partition)]
+    )
     cursor: str | None = None
     while True:
         found = instance.fetch_materializations(wanted, limit=_RECORDS_PER_QUERY, cursor=cursor)

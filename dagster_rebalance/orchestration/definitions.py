@@ -1,6 +1,7 @@
-"""`build_kafka_batch_defs`: everything that a team needs to process topics with its assets, as one `Definitions`.
+"""`build_kafka_batch_defs` gives a team one `Definitions` to process topics with its assets.
 
-Owns how the pieces are put together: the job, its sensor, and the assets that stand for the group in the catalogue.
+This module owns how the pieces are put together: the job, its sensor, and the assets that stand for
+the group in the catalogue.
 """
 
 from __future__ import annotations
@@ -41,9 +42,11 @@ def build_kafka_batch_defs(
 ) -> dg.Definitions:
     """Process the topics of a consumer group with assets, one run for each batch of offsets.
 
-    The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, if `spark` is given, their session from the resource
-    `spark`. They are materialised together, in one process: Spark is the parallelism, and a process for each step would cost seconds.
-    For several groups in one code location, give each its own name and resource keys, and join them with `dg.Definitions.merge`.
+    The assets take their offsets from the resource `kafka_batch` (a `KafkaBatch`) and, if `spark`
+    is given, their session from the resource `spark`. They are materialised together, in one
+    process: Spark is the parallelism, and a process for each step would cost seconds. For several
+    groups in one code location, give each its own name and resource keys, and join them with
+    `dg.Definitions.merge`.
 
     Args:
         kafka: The group to join.
@@ -59,23 +62,28 @@ def build_kafka_batch_defs(
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
-        The assets, the job, the sensor, the assets of the group (committed offsets, and members and holds), their check, and the resources.
+        The assets, the job, the sensor, the assets of the group (committed offsets, and members and
+        holds), their check, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, one does not take a batch, a name or a resource key is taken, or a secret is written in the
-            code.
+        ConfigurationError: There is no asset, one does not take a batch, a name or a resource key
+            is taken, or a secret is written in the code.
     """
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
-        msg = f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another name"
+        msg = (
+            f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another "
+            "name"
+        )
         raise ConfigurationError(msg)
     check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
     for setting in written_secrets(kafka, spark):
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
-            "Put the secret into an environment variable, and give it as dg.EnvVar with the variable's name"
+            "Put the secret into an environment variable, and give it as dg.EnvVar with the "
+            "variable's name"
         )
         raise ConfigurationError(msg)
     own: dict[str, Any] = {kafka_key: fixed(kafka), batch_key: KafkaBatch(kafka=kafka)}
@@ -86,7 +94,9 @@ def build_kafka_batch_defs(
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
         raise ConfigurationError(msg)
     group_id = _now(kafka.group_id)
-    job = dg.define_asset_job(name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {}))
+    job = dg.define_asset_job(
+        name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {})
+    )
     sensor = build_kafka_batch_sensor(
         name=f"{name}_sensor",
         job=job,
@@ -101,19 +111,29 @@ def build_kafka_batch_defs(
         group.offsets,
         deps=[key for asset in assets for key in asset.keys],
         partitions_def=dg.DynamicPartitionsDefinition(name=group.partitions_name),
-        description=f"The committed offsets of consumer group {group_id}: each materialisation is one commit.",
+        description=(
+            f"The committed offsets of consumer group {group_id}: each materialisation is one "
+            "commit."
+        ),
         group_name="streaming",
         kinds={"kafka"},
     )
     members = dg.AssetSpec(
         group.group,
-        description=f"The members of consumer group {group_id} and the receipts of its holds, as observations.",
+        description=(
+            f"The members of consumer group {group_id} and the receipts of its holds, as "
+            "observations."
+        ),
         group_name="streaming",
         kinds={"kafka"},
     )
     return dg.Definitions(
         assets=[*assets, offsets, members],
-        asset_checks=[build_stopped_check(group.offsets, kafka_key, lambda instance: Catalogue(instance, group, NOBODY))],
+        asset_checks=[
+            build_stopped_check(
+                group.offsets, kafka_key, lambda instance: Catalogue(instance, group, NOBODY)
+            )
+        ],
         jobs=[job],
         sensors=[sensor],
         resources={**own, **(resources or {})},
@@ -130,6 +150,9 @@ def _now(setting: str) -> str:
         return setting
     value = setting.get_value()
     if not value:
-        msg = f"group_id is taken from the environment variable {setting.env_var_name}, which is not set"
+        msg = (
+            f"group_id is taken from the environment variable {setting.env_var_name}, which is not "
+            "set"
+        )
         raise ConfigurationError(msg)
     return value

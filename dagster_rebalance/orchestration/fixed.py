@@ -5,7 +5,8 @@ setting of a resource, also with the value of an environment variable, so an add
 replaced by one that collects the login.
 """
 
-# No `from __future__ import annotations` here: Dagster recognises a nested resource by its evaluated annotation.
+# No `from __future__ import annotations` here: Dagster recognises a nested resource by its
+# evaluated annotation.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,9 +18,11 @@ _FIXED: dict[int, tuple[Any, "FixedResource"]] = {}
 
 
 class FixedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
-    """A resource without a config schema: assets, sensors and checks get the resource inside, configured once and for all.
+    """A fixed resource has no config schema.
 
-    `build_kafka_batch_defs` gives its resources to the job in this way. Do the same in definitions of your own.
+    Assets, sensors and checks get the resource inside, configured once and for all.
+    `build_kafka_batch_defs` gives its resources to the job in this way. Do the same in definitions
+    of your own.
 
     Example:
         ```python
@@ -36,5 +39,8 @@ class FixedResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
 
 def fixed(resource: Any) -> FixedResource:  # noqa: ANN401 - Dagster's resources have no common type that mypy knows
-    """The one `FixedResource` of a resource: definitions that share the resource can be merged only if they share this as well."""
+    """Return the one `FixedResource` of a resource.
+
+    Dagster merges definitions that share the resource only if they share this as well.
+    """
     return _FIXED.setdefault(id(resource), (resource, FixedResource(resource=resource)))[1]

@@ -1,4 +1,7 @@
-"""A look at a whole group: which of its partitions cannot go on, as Kafka and the runs show it, whoever owns them."""
+"""A look at a whole group finds the partitions that cannot go on, whoever owns them.
+
+Kafka and the runs show them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,13 @@ class GroupLook:
 
     def without(self, partitions: Collection[TopicPartition]) -> GroupLook:
         """The same without some partitions."""
-        return GroupLook({partition: found for partition, found in self.found.items() if partition not in partitions})
+        return GroupLook(
+            {
+                partition: found
+                for partition, found in self.found.items()
+                if partition not in partitions
+            }
+        )
 
 
 def look_at_group(
@@ -51,19 +60,26 @@ def look_at_group(
     Args:
         consumer: Asks Kafka.
         topics: The topics of the group.
-        read: Reads the bounds of partitions; of one that it leaves out, it is not known whether offsets are missing.
+        read: Reads the bounds of partitions; of one that it leaves out, it is not known whether
+            offsets are missing.
         timeout_s: How long Kafka may take for each other answer.
 
     Raises:
         BrokerError: Kafka did not answer.
     """
-    partitions = [TopicPartition(topic, info.partition) for topic in topics for info in consumer.partitions_for(topic, timeout_s)]
+    partitions = [
+        TopicPartition(topic, info.partition)
+        for topic in topics
+        for info in consumer.partitions_for(topic, timeout_s)
+    ]
     bounds = read(partitions)
     known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
     return GroupLook(find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s))
 
 
-def stopped_in(look: GroupLook, runs: RunsPort, catalogue: RecordedCommits, settings: DriverSettings) -> dict[TopicPartition, str]:
+def stopped_in(
+    look: GroupLook, runs: RunsPort, catalogue: RecordedCommits, settings: DriverSettings
+) -> dict[TopicPartition, str]:
     """The partitions that cannot go on, each with the reason, as Kafka and Dagster show them.
 
     Args:
@@ -75,20 +91,32 @@ def stopped_in(look: GroupLook, runs: RunsPort, catalogue: RecordedCommits, sett
     without = [partition for partition, found in look.found.items() if found.stored is None]
     recorded = catalogue.last_recorded(without) if without else {}
     judged = {
-        partition: judge(partition, replace(found, recorded=recorded.get(partition)), settings.foreign_metadata)
+        partition: judge(
+            partition, replace(found, recorded=recorded.get(partition)), settings.foreign_metadata
+        )
         for partition, found in look.found.items()
     }
-    claimed = {partition: read.ranges(partition) for partition, read in judged.items() if isinstance(read, StoredPartition)}
+    claimed = {
+        partition: read.ranges(partition)
+        for partition, read in judged.items()
+        if isinstance(read, StoredPartition)
+    }
     found = _runs(runs, (batch_id for ranges in claimed.values() for _, batch_id in ranges))
     stopped = {}
     for partition, verdict in judged.items():
-        reason = verdict.reason if isinstance(verdict, Refused) else _failed(claimed.get(partition, ()), found, settings.max_attempts)
+        reason = (
+            verdict.reason
+            if isinstance(verdict, Refused)
+            else _failed(claimed.get(partition, ()), found, settings.max_attempts)
+        )
         if reason is not None:
             stopped[partition] = reason
     return stopped
 
 
-def _failed(claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int) -> str | None:
+def _failed(
+    claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int
+) -> str | None:
     for range_, batch_id in claimed:
         progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
         blocked = blocking(progress)

@@ -1,11 +1,14 @@
-"""The heartbeat of a run: its process says again and again that it lives, and stops when it may not work any more.
+"""The heartbeat of a run shows again and again that its process lives.
 
-Owns the run's side of the lease. A member that saw no new sign for `heartbeat_timeout_s` requests the batch again. Before
-that, this process must have ended: when it could give no sign for two thirds of that time, by its own clock, or finds that its
-run has ended in Dagster or was deleted, it interrupts itself, which takes its Spark work along, and a sixth of that time later
-it ends hard. The thread that watches the time calls nothing that could hang.
+The process stops when it may not work any more. This module owns the run's side of the lease. A
+member that saw no new sign for `heartbeat_timeout_s` requests the batch again. Before that, this
+process must have ended: when it could give no sign for two thirds of that time, by its own clock,
+or finds that its run has ended in Dagster or was deleted, it interrupts itself, which takes its
+Spark work along, and a sixth of that time later it ends hard. The thread that watches the time
+calls nothing that could hang.
 
-A process that exists for this run alone keeps giving signs after the steps are done, until Dagster shows the end of the run.
+A process that exists for this run alone keeps giving signs after the steps are done, until Dagster
+shows the end of the run.
 """
 
 from __future__ import annotations
@@ -55,7 +58,9 @@ class Heartbeat:
         timeout_s: The `heartbeat_timeout_s` of the group.
     """
 
-    def __init__(self, instance: dg.DagsterInstance, run: dg.DagsterRun, *, timeout_s: float) -> None:
+    def __init__(
+        self, instance: dg.DagsterInstance, run: dg.DagsterRun, *, timeout_s: float
+    ) -> None:
         self._instance = instance
         self._run = run
         self._timeout_s = timeout_s
@@ -69,14 +74,18 @@ class Heartbeat:
         self._interrupted_because = ""
         self._is_cut_off = False
         self._has_own_process = run_process.is_of_one_run()
-        self._finished, self._told, self._over = threading.Event(), threading.Event(), threading.Event()
+        self._finished, self._told, self._over = (
+            threading.Event(),
+            threading.Event(),
+            threading.Event(),
+        )
         self._wake = threading.Event()
 
     def begin(self) -> None:
         """Give the first sign of life. From here on only a proof ends the run.
 
-        It comes before the process looks whether it may work: a member that sees no sign of a run that has ended in Dagster knows
-        that this process will look later, and find that end.
+        It comes before the process looks whether it may work: a member that sees no sign of a run
+        that has ended in Dagster knows that this process will look later, and find that end.
 
         Raises:
             IllegalStateError: The run is not in Dagster.
@@ -92,12 +101,16 @@ class Heartbeat:
         return f"it {silence}, so others may do its work" if silence else None
 
     def note_work(self, claims: Collection[Claimed]) -> None:
-        """Note what this run works on, from here on: so that it is known of also when the run is deleted.
+        """Note what this run works on, from here on.
+
+        The note shows its work to the members even when the run is deleted.
 
         Raises:
             IllegalStateError: The run was deleted before that.
         """
-        WorkNotes(self._instance).write(WorkNote(self._run.run_id, self._number, is_finished=False), claims)
+        WorkNotes(self._instance).write(
+            WorkNote(self._run.run_id, self._number, is_finished=False), claims
+        )
         self._claims = claims
         self._check_that_it_is_there()
 
@@ -110,28 +123,44 @@ class Heartbeat:
 
     def __enter__(self) -> Self:
         ref = self._instance.get_ref()
-        for name, target in (("heartbeat", lambda: self._keep_beating(ref)), ("lease", self._keep_watch)):
-            threading.Thread(target=target, name=f"{name} of {self._run.run_id}", daemon=True).start()
+        for name, target in (
+            ("heartbeat", lambda: self._keep_beating(ref)),
+            ("lease", self._keep_watch),
+        ):
+            threading.Thread(
+                target=target, name=f"{name} of {self._run.run_id}", daemon=True
+            ).start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """Say that the steps are done.
 
         Raises:
-            DagsterExecutionInterruptedError: Others may do the work of this run by now, so it must not end as a success.
+            DagsterExecutionInterruptedError: Others may do the work of this run by now, so it must
+                not end as a success.
         """
         self._finished.set()
         self._see_to_lease()
         self._wake.set()
-        # A storage that hangs must not keep a run from ending. Without this word a member waits for the time-out.
+        # A storage that hangs must not keep a run from ending. Without this word a member waits for
+        # the time-out.
         self._told.wait(_LAST_WORD_LIMIT_S)
         if not self._has_own_process:
             run_process.disown_children()
             self._over.set()
             self._wake.set()
         if self._interrupted_because:
-            # Dagster takes any other error of a resource that ends for a note, and the run for a success.
-            msg = f"run {self._run.run_id} {self._interrupted_because}, so others may do its work: its output does not count"
+            # Dagster takes any other error of a resource that ends for a note, and the run for a
+            # success.
+            msg = (
+                f"run {self._run.run_id} {self._interrupted_because}, so others may do its work: "
+                "its output does not count"
+            )
             raise dg.DagsterExecutionInterruptedError(msg)
 
     def _keep_beating(self, ref: dg.InstanceRef) -> None:
@@ -151,15 +180,23 @@ class Heartbeat:
 
     def _turn(self, instance: dg.DagsterInstance) -> None:
         """Look at the run, beat when it is time, and say that the steps are done."""
-        is_finished = self._finished.is_set()  # first: what Dagster says of the run must not be older than that
+        is_finished = (
+            self._finished.is_set()
+        )  # first: what Dagster says of the run must not be older than that
         run = instance.get_run_by_id(self._run.run_id)
         works = run is not None and run.status in _WORKING
         # A process that wakes up does not renew its lease: a member may have ended its run.
-        if not self._see_to_lease() and works and time.monotonic() - self._beaten_at >= self.interval_s:
+        if (
+            not self._see_to_lease()
+            and works
+            and time.monotonic() - self._beaten_at >= self.interval_s
+        ):
             self._beat(instance)
         has_ended = run is None or run.status not in {*_WORKING, dg.DagsterRunStatus.SUCCESS}
         if has_ended and not self._told.is_set():
-            self._interrupt(f"is {run.status.value} in Dagster" if run else "was deleted from Dagster")
+            self._interrupt(
+                f"is {run.status.value} in Dagster" if run else "was deleted from Dagster"
+            )
         if is_finished and not self._told.is_set():
             self._tell(instance, run)
         if self._told.is_set() and not works:
@@ -172,11 +209,15 @@ class Heartbeat:
                 set_mark(instance, run, Mark.TAKEN_BACK)
             set_mark(instance, run, Mark.FINISHED)
         if self._claims:
-            WorkNotes(instance).write(WorkNote(self._run.run_id, self._number, is_finished=True), self._claims)
+            WorkNotes(instance).write(
+                WorkNote(self._run.run_id, self._number, is_finished=True), self._claims
+            )
         self._told.set()
 
     def _beat(self, instance: dg.DagsterInstance) -> None:
-        asked_at = time.monotonic()  # a member may see the sign from here on, whenever the answer comes
+        asked_at = (
+            time.monotonic()
+        )  # a member may see the sign from here on, whenever the answer comes
         SignsOfLife(instance).give(self._run, self._number, f"{next(self._beats)} {self._process}")
         self._beaten_at = asked_at
 
@@ -187,10 +228,16 @@ class Heartbeat:
     def _keep_watch(self) -> None:
         while not self._over.wait(self._timeout_s / _LOOKS_PER_TIMEOUT):
             is_silent = self._see_to_lease()
-            if self._interrupted_at is None or time.monotonic() - self._interrupted_at < _GRACE * self._timeout_s:
+            if (
+                self._interrupted_at is None
+                or time.monotonic() - self._interrupted_at < _GRACE * self._timeout_s
+            ):
                 continue
             if self._has_own_process and (is_silent or not self._told.is_set()):
-                _log.critical("run %s was interrupted and has not ended: its process is killed", self._run.run_id)
+                _log.critical(
+                    "run %s was interrupted and has not ended: its process is killed",
+                    self._run.run_id,
+                )
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def _see_to_lease(self) -> bool:
@@ -204,7 +251,11 @@ class Heartbeat:
     def _silence(self) -> str:
         """What is to be said of this run when its lease is over; empty while it is not."""
         silence_s = time.monotonic() - self._beaten_at
-        return f"could give no sign of life for {silence_s:.0f} s" if silence_s >= _LEASE * self._timeout_s else ""
+        return (
+            f"could give no sign of life for {silence_s:.0f} s"
+            if silence_s >= _LEASE * self._timeout_s
+            else ""
+        )
 
     def _interrupt(self, why: str) -> None:
         if self._interrupted_at is None:

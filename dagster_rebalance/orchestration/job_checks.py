@@ -1,7 +1,8 @@
 """What a job must be like for its runs to be known: whether they live, and whether they may work.
 
-A `KafkaBatch` looks whether its run may work, gives the signs of life and says that the run is finished. It does so for the steps that take
-it, in the one process that it is in. A run of other steps alone, such as Dagster's "re-execute from failure" makes, would do none of it.
+A `KafkaBatch` looks whether its run may work, gives the signs of life and says that the run is
+finished. It does so for the steps that take it, in the one process that it is in. A run of other
+steps alone, such as Dagster's "re-execute from failure" makes, would do none of it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefin
     executor = job.executor_def
     if executor is None or executor.name != dg.in_process_executor.name:
         msg = (
-            f"the job {job.name} of sensor {name} runs its steps in processes of their own, and between two of them nobody would show "
-            "that its run lives: give the job executor_def=dg.in_process_executor. Spark is the parallelism"
+            f"the job {job.name} of sensor {name} runs its steps in processes of their own, and "
+            "between two of them nobody would show "
+            "that its run lives: give the job executor_def=dg.in_process_executor. Spark is the "
+            "parallelism"
         )
         raise ConfigurationError(msg)
 
@@ -45,8 +48,10 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
     for op in _ops(nodes):
         if batch_key not in op.required_resource_keys:
             msg = (
-                f"{op.name} of job {job} does not take the resource {batch_key!r}. Dagster can execute it again alone, and nobody would "
-                f"look whether that run may work, or show that it lives: give it a parameter `{batch_key}: KafkaBatch`, or materialise it "
+                f"{op.name} of job {job} does not take the resource {batch_key!r}. Dagster can "
+                "execute it again alone, and nobody would "
+                "look whether that run may work, or show that it lives: give it a parameter "
+                f"`{batch_key}: KafkaBatch`, or materialise it "
                 "in another job behind this one"
             )
             raise ConfigurationError(msg)

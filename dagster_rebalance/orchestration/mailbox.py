@@ -1,7 +1,7 @@
 """The mailbox between the ticks of a sensor and the thread of a member.
 
-All that the two share. A tick puts in that it came, and takes what is there; it never waits for the member, and the member never for a
-tick.
+All that the two share. A tick puts in that it came, and takes what is there; it never waits for the
+member, and the member never for a tick.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Mailbox:
 
     Attributes:
         doing: What the member does at the moment, as the end of a sentence.
-        is_abandoned: Whether another member has taken its place, so that it must do nothing any more.
+        is_abandoned: Whether another member has taken its place, so that it must do nothing any
+            more.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -56,7 +57,10 @@ class Mailbox:
 
     @property
     def silent_s(self) -> float:
-        """For how long the member has said nothing. It does so many times a second while all is well."""
+        """For how long the member has said nothing.
+
+        It does so many times a second while all is well.
+        """
         return self._clock() - self._posted_at
 
     def post(self, mail: Mail) -> None:

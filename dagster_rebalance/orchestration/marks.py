@@ -1,7 +1,9 @@
-"""Marks of a run: what its process or a member says about this one run, as events in the run's own log.
+"""A mark is what the process of a run, or a member, says about this one run.
 
-Tags would not do: Dagster rewrites all tags of a run to add one, so that two writers lose what the other one wrote, and it
-copies them to retries. An event is appended, belongs to its run, and goes with it. Never says what a run did to the records.
+Marks are events in the run's own log. Tags would not do: Dagster rewrites all tags of a run to add
+one, so that two writers lose what the other one wrote, and it copies them to retries. Dagster
+appends an event, which belongs to its run and goes with it. A mark never says what a run did to the
+records.
 """
 
 from __future__ import annotations
@@ -22,13 +24,15 @@ class Mark(enum.Enum):
     """A mark, by the word that stands in the event."""
 
     BEGAN = "began"
-    """By the process, before it looks whether it may work: from here on only a proof ends the run."""
+    """By the process, before it looks whether it may work: from here on only a proof ends the
+    run."""
     REFUSED = "refused"
     """By the process: it has found that it must not work, and has not."""
     FINISHED = "finished"
     """By the process: the steps are done with the batch."""
     TAKEN_BACK = "taken back"
-    """By a member before it cancels the run, or by a process that stops itself: not a failed attempt."""
+    """By a member before it cancels the run, or by a process that stops itself: not a failed
+    attempt."""
     OVER = "over"
     """By a member: the process is gone and its Spark work was stopped."""
 
@@ -37,7 +41,9 @@ _SENTENCES = {
     Mark.BEGAN: "the process of this run has begun",
     Mark.REFUSED: "this run must not work on its batch",
     Mark.FINISHED: "the process of this run does no more work on its batch",
-    Mark.TAKEN_BACK: "this run is stopped for a reason that is not its own, and does not count as an attempt",
+    Mark.TAKEN_BACK: (
+        "this run is stopped for a reason that is not its own, and does not count as an attempt"
+    ),
     Mark.OVER: "the process of this run is gone, and its Spark work is stopped",
 }
 

@@ -1,8 +1,9 @@
-"""The members of this process: at most one for each sensor, in a daemon thread, from its first real tick to its departure.
+"""The registry keeps the members of this process: at most one for each sensor.
 
-A process-wide registry, because Dagster builds resources anew for every tick. It must never be filled on import or in a run: run
-processes import the user's code too. After a reload the old process gets no more ticks, but lives until its runs have ended: its members
-drain, commit and leave without them.
+A member lives in a daemon thread, from its first real tick to its departure. The registry is
+process-wide, because Dagster builds resources anew for every tick. Nothing may fill it on import or
+in a run: run processes import the user's code too. After a reload the old process gets no more
+ticks, but lives until its runs have ended: its members drain, commit and leave without them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dagster_rebalance")
 _EXIT_MARGIN_S = 5.0
 _STANDS_BACK = (
-    "another process of this code location is the member of the group, so this one stays out of it: "
+    "another process of this code location is the member of the group, so this one stays out of "
+    "it: "
     "run one replica of the code server, or give each replica a code location of its own"
 )
 _SILENCE_S = 30.0
@@ -60,7 +62,9 @@ class HostedMember:
         self._mailbox = Mailbox(clock)
         self._failure: Exception | None = None
         self.made_way = False
-        self._thread = threading.Thread(target=self._main, name=f"dagster_rebalance member {name}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._main, name=f"dagster_rebalance member {name}", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -72,7 +76,8 @@ class HostedMember:
         """Exchange a tick for what the member has to say: its mail, and notes for the log.
 
         Raises:
-            DagsterRebalanceError: The member has failed or hangs; the message says why and what to do.
+            DagsterRebalanceError: The member has failed or hangs; the message says why and what to
+                do.
         """
         if self._failure is not None:
             raise self._failure
@@ -84,7 +89,10 @@ class HostedMember:
                 if self.is_lost
                 else f"after {_ABANDONED_AFTER_S:.0f} s a new member takes its place"
             )
-            msg = f"the member {self._name} hangs: it has not turned for {silent_s:.0f} s, while {self._mailbox.doing}; {after}"
+            msg = (
+                f"the member {self._name} hangs: it has not turned for {silent_s:.0f} s, while "
+                f"{self._mailbox.doing}; {after}"
+            )
             raise DagsterRebalanceError(msg)
         return self._mailbox.mail, self._mailbox.take_notes()
 
@@ -94,7 +102,10 @@ class HostedMember:
         return not self.is_over and self._mailbox.silent_s > _ABANDONED_AFTER_S
 
     def abandon(self) -> None:
-        """Let it do nothing any more but leave, should it ever wake up. What it had claimed is adopted through its claims."""
+        """Let it do nothing any more but leave, should it ever wake up.
+
+        What it had claimed is adopted through its claims.
+        """
         self._mailbox.is_abandoned = True
 
     @property
@@ -133,7 +144,9 @@ class Members:
         call_on_shutdown: Has a function called when the process is told to end.
     """
 
-    def __init__(self, call_on_shutdown: Callable[[Callable[[], None]], None] | None = None) -> None:
+    def __init__(
+        self, call_on_shutdown: Callable[[Callable[[], None]], None] | None = None
+    ) -> None:
         self._members: dict[Hashable, HostedMember] = {}
         self._made_way: dict[Hashable, MadeWay] = {}
         self._call_on_shutdown = call_on_shutdown
@@ -145,23 +158,33 @@ class Members:
         with self._lock:
             return self._members.get(key)
 
-    def tick(self, key: Hashable, make: Callable[[], HostedMember], sign_of_seat: Callable[[], str] = str) -> tuple[Mail, list[str]]:
-        """Exchange a tick with the member for a key; one is made if there is none, or the last one is over.
+    def tick(
+        self, key: Hashable, make: Callable[[], HostedMember], sign_of_seat: Callable[[], str] = str
+    ) -> tuple[Mail, list[str]]:
+        """Exchange a tick with the member for a key.
+
+        The registry makes a member if there is none, or the last one is over.
 
         Args:
             key: Names the member.
             make: Makes one.
-            sign_of_seat: The last sign of the process that has the seat of the sensor; empty when it is free.
+            sign_of_seat: The last sign of the process that has the seat of the sensor; empty when
+                it is free.
 
         Raises:
-            DagsterRebalanceError: The member has failed, or hangs. If that is for good, the next tick makes another one.
+            DagsterRebalanceError: The member has failed, or hangs. If that is for good, the next
+                tick makes another one.
         """
         if self._stands_back(key, sign_of_seat):
             return Mail(summary=(_STANDS_BACK,)), []
         with self._lock:
             member = self._members.get(key)
             if member is None and self._is_retired:
-                return Mail(summary=("this code server is being shut down: it takes part in no group any more",)), []
+                return Mail(
+                    summary=(
+                        "this code server is being shut down: it takes part in no group any more",
+                    )
+                ), []
             if member is None:
                 self._watch()
                 member = self._members[key] = make()
@@ -171,7 +194,10 @@ class Members:
         return member.tick()
 
     def _stands_back(self, key: Hashable, sign_of_seat: Callable[[], str]) -> bool:
-        """Whether another process of this code location is the member: a replica, which gets every other tick."""
+        """Tell whether another process of this code location is the member.
+
+        That process is a replica, which gets every other tick.
+        """
         member = self.get(key)
         left = member is not None and member.is_over and member.made_way
         if not left and key not in self._made_way:
@@ -188,7 +214,10 @@ class Members:
         return True
 
     def retire(self) -> None:
-        """Ask all members to drain and leave, and make no others. Does not wait: a handler of a signal calls this."""
+        """Ask all members to drain and leave, and make no others.
+
+        Does not wait: a handler of a signal calls this.
+        """
         with self._lock:
             self._is_retired = True
             members = list(self._members.values())
@@ -213,5 +242,6 @@ class Members:
 MEMBERS = Members(call_on_shutdown)
 """The members of this process."""
 
-# The end of the process waits for them. Daemon threads and `atexit` are the only clean-up that ran in every graceful end of a code server.
+# The end of the process waits for them. Daemon threads and `atexit` are the only clean-up that ran
+# in every graceful end of a code server.
 atexit.register(MEMBERS.shut_down)

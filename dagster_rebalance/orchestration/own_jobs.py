@@ -1,11 +1,13 @@
 """The jobs whose runs count for a group: those that the sensors of its members request runs of.
 
-Every member adds its own job before it looks at any run, and never takes one away: what a former owner has at work under another name is
-adopted. A run of any other job counts for nothing, whatever its tags say: they can be copied, or written by who may launch runs. The set is
-kept as dynamic partitions of no asset, which no page of Dagster and no request of its API can change.
+Every member adds its own job before it looks at any run, and never takes one away: what a former
+owner has at work under another name is adopted. A run of any other job counts for nothing, whatever
+its tags say: they can be copied, or written by who may launch runs. The set is kept as dynamic
+partitions of no asset, which no page of Dagster and no request of its API can change.
 
-The code location is no part of a job's name: the same job counts in all of them (blue and green, say). A member of 0.1.0 adds nothing to
-the set, and a location may be renamed while its runs are at work; either would get company otherwise.
+The code location is no part of a job's name: the same job counts in all of them (blue and green,
+say). A member of 0.1.0 adds nothing to the set, and a location may be renamed while its runs are at
+work; either would get company otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +21,10 @@ if TYPE_CHECKING:
 
 
 class JobName(NamedTuple):
-    """A job, as Dagster names it in a run; without a repository where a run was executed in a process of its own."""
+    """This is the name of a job, as Dagster gives it in a run.
+
+    The repository is empty for a run that was executed in a process of its own.
+    """
 
     repository: str
     job: str
@@ -47,14 +52,20 @@ class OwnJobs:
         self._known: frozenset[str] = frozenset()
 
     def have(self, run: dg.DagsterRun) -> bool:
-        """Whether a run counts. Before any member was there, all do: nobody commits anything for them."""
+        """Whether a run counts.
+
+        Before any member was there, all do: nobody commits anything for them.
+        """
         wanted = json.dumps(JobName.of(run))
         if wanted not in self._known:
             self._known = frozenset(self._instance.get_dynamic_partitions(self._name))
         return wanted in self._known or not self._known
 
     def add_mine(self) -> None:
-        """Add the member's own job, once. Must come before it claims anything: others find its runs by that."""
+        """Add the member's own job, once.
+
+        Must come before it claims anything: others find its runs by that.
+        """
         if self._mine is not None:
             self._instance.add_dynamic_partitions(self._name, [json.dumps(self._mine)])
             self._mine = None

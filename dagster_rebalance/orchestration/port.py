@@ -1,7 +1,8 @@
 """What a pump needs of whoever starts runs and shows what happened: ports, as protocols.
 
-Dagster implements them in `runs`, `catalogue` and `dead_letters`, and the simulator in its own way. Nothing here, and
-nothing that needs only a port, imports dagster. Any call may raise whatever its library raises: the pump asks again.
+Dagster implements them in `runs`, `catalogue` and `dead_letters`, and the simulator in its own way.
+Nothing here, and nothing that needs only a port, imports dagster. Any call may raise whatever its
+library raises: the pump asks again.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ class RunsToEnd(Protocol):
     """Ends runs, and may wait for whoever launched them. Called by several threads."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel a run, and mark it as taken back; one that has started is left alone if `only_unstarted`."""
+        """Cancel a run, and mark it as taken back.
+
+        With `only_unstarted`, leave a run alone that has started.
+        """
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         """Stop the Spark work of a run whose process is gone, and mark it as over.
@@ -35,7 +39,9 @@ class RunsToEnd(Protocol):
 class RunsPort(RunsToEnd, Protocol):
     """The runs of one group."""
 
-    def read(self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+    def read(
+        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
         """All runs of the batches, oldest first, and all live runs of the group if `live_too`.
 
         Args:
@@ -51,7 +57,9 @@ class RunsPort(RunsToEnd, Protocol):
 class RecordedCommits(Protocol):
     """What is recorded of a group."""
 
-    def last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LastRecorded]:
+    def last_recorded(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
 
 

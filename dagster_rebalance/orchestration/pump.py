@@ -1,9 +1,12 @@
-"""The pump: the one thread that owns a member. It polls Kafka all the time, so that membership depends on no tick, run or callback.
+"""The pump: the one thread that owns a member.
 
-It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the driver what happened, and delays each revoke that the driver
-holds. It decides nothing: it tells the driver what happened and carries out what the driver says. A command that failed is not
-answered; the driver gives it again. It never waits for Dagster's storage: what needs that is done by a `StorageWorker`, and the answers
-are events like any other.
+It polls Kafka all the time, so that membership depends on no tick, run or callback.
+
+It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the driver what happened,
+and delays each revoke that the driver holds. It decides nothing: it tells the driver what happened
+and carries out what the driver says. A command that failed is not answered; the driver gives it
+again. It never waits for Dagster's storage: what needs that is done by a `StorageWorker`, and the
+answers are events like any other.
 """
 
 from __future__ import annotations
@@ -20,7 +23,12 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.dead_letters import is_wanted
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    ConfigurationError,
+    IllegalStateError,
+    PartitionLostError,
+)
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
@@ -50,18 +58,20 @@ _HEARTBEAT_S = 2.0
 _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
 _SHOW_STOPPED_S = 10.0
-"""At most so often what is stopped is looked up and shown: that asks for all partitions of the group, however many of them have news."""
+"""At most so often what is stopped is looked up and shown: that asks for all partitions of the
+group, however many of them have news."""
 _SHOWN_IS_PROVEN_S = 30.0
-"""So long after it has shown what is stopped a member looks once more: another one may have shown newer
-things before it, and has no more news."""
+"""So long after it has shown what is stopped a member looks once more: another one may have shown
+newer things before it, and has no more news."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
 """How long a member that has left may take to record what it still has to."""
 LETTERS_PER_TURN = 20
-"""Of so many letters at most the answers are taken between two polls: with 1,000 partitions at work each
-takes the driver 10 ms."""
+"""Of so many letters at most the answers are taken between two polls: with 1,000 partitions at work
+each takes the driver 10 ms."""
 _COMMIT_PATIENCE_S = 10.0
-"""In the classic protocol no coordinator answers a member that waits for others in a rebalance, and one of those may hold a revoke."""
+"""In the classic protocol no coordinator answers a member that waits for others in a rebalance, and
+one of those may hold a revoke."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,8 @@ class Parts:
     """What a pump works with; made and owned by its thread.
 
     Attributes:
-        clock_with_suspension: A clock that also counts while the machine is suspended; None if `clock` does.
+        clock_with_suspension: A clock that also counts while the machine is suspended; None if
+            `clock` does.
     """
 
     consumer: RebalanceAwareConsumer
@@ -100,7 +111,9 @@ class Pump:
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._stop_news = self._stop_news_told = 0
         self._unproven: frozenset[TopicPartition] | None = None
-        self._ender = RunEnder(parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock)
+        self._ender = RunEnder(
+            parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
+        )
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
 
@@ -119,7 +132,9 @@ class Pump:
         while self._left is None:
             self._turn()
             if self._mailbox.is_abandoned:
-                self._left = "it had not answered for too long, and another member has taken its place"
+                self._left = (
+                    "it had not answered for too long, and another member has taken its place"
+                )
         parts.consumer.close()  # first, so that the others need not wait for the storage
         self._show(partial(parts.catalogue.record_left, self._left))
         if not self.made_way and not self._mailbox.is_abandoned:
@@ -130,7 +145,8 @@ class Pump:
         topic = self.parts.driver.settings.dead_letter_topic
         if topic is not None and topic not in self.parts.consumer.list_topics():
             msg = (
-                f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: create it, and grant the principal the "
+                f"dead_letter_topic '{topic}' does not exist, or the principal may not see it: "
+                "create it, and grant the principal the "
                 "ACLs WRITE and DESCRIBE on it"
             )
             raise ConfigurationError(msg)
@@ -139,17 +155,24 @@ class Pump:
         parts = self.parts
         events = self._poll(_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
-            # This process was suspended, perhaps for longer than its session. What it finds done by its successor is not its own to record.
-            # A poll releases what was not delayed since the last one.
+            # This process was suspended, perhaps for longer than its session. What it finds done by
+            # its successor is not its own to record. A poll releases what was not delayed since the
+            # last one.
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
             events += self._poll(_HEARTBEAT_S)
         for event in events:
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
-                self._show(partial(parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id))
+                self._show(
+                    partial(
+                        parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id
+                    )
+                )
                 self._stop_news += 1
         told = self._mailbox.take_events()
-        for letter in islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ():
+        for letter in (
+            islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ()
+        ):
             self._feed(letter)
         for answer in (*told, *self._from_storage()):
             if answer is not None:
@@ -161,13 +184,24 @@ class Pump:
         self._storage.look_after()
         parts.consumer.delay_revoke(parts.driver.held)
         self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
-        if any(isinstance(event, seen.TickArrived) for event in told) or self._turned_at - self._summed_up_at >= _SUMMARY_S:
-            self._summary, self._summed_up_at = summary(parts.driver, self._turned_at), self._turned_at
+        if (
+            any(isinstance(event, seen.TickArrived) for event in told)
+            or self._turned_at - self._summed_up_at >= _SUMMARY_S
+        ):
+            self._summary, self._summed_up_at = (
+                summary(parts.driver, self._turned_at),
+                self._turned_at,
+            )
         silence = self._storage.silence
-        self._mailbox.post(Mail(parts.driver.offers, (*self._summary, silence) if silence else self._summary))
+        self._mailbox.post(
+            Mail(parts.driver.offers, (*self._summary, silence) if silence else self._summary)
+        )
 
     def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
-        """What happened to the assignment. What a poll has found that failed is told by the next one."""
+        """What happened to the assignment.
+
+        What a poll has found that failed is told by the next one.
+        """
         try:
             with self._timed("polling Kafka"):
                 return self.parts.consumer.poll_with_rebalance(timeout_s).events
@@ -186,7 +220,10 @@ class Pump:
                 todo.extend(event for event in (answer, *self._from_storage()) if event is not None)
 
     def _from_storage(self) -> list[seen.Event | None]:
-        return [self._carry_out("taking in what Dagster's storage answered", answer) for answer in self._storage.answers()]
+        return [
+            self._carry_out("taking in what Dagster's storage answered", answer)
+            for answer in self._storage.answers()
+        ]
 
     def _carry_out(self, what: str, action: Callable[[], seen.Event | None]) -> seen.Event | None:
         try:
@@ -205,7 +242,12 @@ class Pump:
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
-                self._ask(command, partial(self._last_recorded, epochs), partial(self._stored, epochs), slot="offsets")
+                self._ask(
+                    command,
+                    partial(self._last_recorded, epochs),
+                    partial(self._stored, epochs),
+                    slot="offsets",
+                )
             case do.ReadRuns(batch_ids, live_too, look, claims):
                 self._ask(
                     command,
@@ -236,7 +278,11 @@ class Pump:
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
             case do.ShowStop(partition, reason, is_given_up):
-                ended = f"{partition} was stopped when it was given up" if is_given_up else f"{partition} goes on"
+                ended = (
+                    f"{partition} was stopped when it was given up"
+                    if is_given_up
+                    else f"{partition} goes on"
+                )
                 self._note(f"stopped: {reason}" if reason else ended)
                 self._stop_news += 1
             case do.Note(text):
@@ -245,30 +291,42 @@ class Pump:
                 self._left = reason
         return None
 
-    def _last_recorded(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, LastRecorded]:
+    def _last_recorded(
+        self, partitions: Collection[TopicPartition]
+    ) -> Mapping[TopicPartition, LastRecorded]:
         self.parts.catalogue.add_partitions(partitions)
         return self.parts.catalogue.last_recorded(partitions)
 
-    def _stored(self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, LastRecorded]) -> seen.Event:
+    def _stored(
+        self, epochs: Mapping[TopicPartition, int], recorded: Mapping[TopicPartition, LastRecorded]
+    ) -> seen.Event:
         """Kafka is asked last, and of what is still owned: the storage may have taken its time."""
         parts = self.parts
         owned = parts.driver.partitions
-        found = self._bounds.find([p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded)
+        found = self._bounds.find(
+            [p for p, epoch in epochs.items() if p in owned and owned[p].epoch == epoch], recorded
+        )
         return seen.StoredOffsetsRead({partition: epochs[partition] for partition in found}, found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event:
         """Read before write: what is not as the driver expects is left alone."""
-        done, due, changed = do.compared(writes, self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S))
+        done, due, changed = do.compared(
+            writes, self.parts.consumer.committed([write.partition for write in writes], PATIENCE_S)
+        )
         failed = [(write, seen.WriteFailure.CHANGED) for write in changed]
         refused: list[tuple[do.OffsetWrite, str]] = []
         if due:
-            result = self.parts.consumer.commit_offsets({write.partition: write.new for write in due}, _COMMIT_PATIENCE_S)
+            result = self.parts.consumer.commit_offsets(
+                {write.partition: write.new for write in due}, _COMMIT_PATIENCE_S
+            )
             done += [write for write in due if write.partition in result.committed]
             for write in due:
                 error = result.failed.get(write.partition)
                 if error is None:
                     continue
-                if error.retriable or isinstance(error, PartitionLostError):  # a loss is told by the assignment
+                if error.retriable or isinstance(
+                    error, PartitionLostError
+                ):  # a loss is told by the assignment
                     failed.append((write, seen.WriteFailure.RETRIABLE))
                     self._note(f"the offset of {write.partition} could not be written yet: {error}")
                 else:
@@ -277,7 +335,10 @@ class Pump:
 
     def _recorded(self, commit: do.RecordCommit) -> seen.Event:
         if commit.is_dead_letter:
-            self._note(f"{commit.range} is committed although no run succeeded: the dead-letter topic has it")
+            self._note(
+                f"{commit.range} is committed although no run succeeded: the dead-letter topic has "
+                "it"
+            )
             self._stop_news += 1  # another member may have shown it as stopped meanwhile
         return seen.CommitRecorded(commit)
 
@@ -289,7 +350,10 @@ class Pump:
 
     def _store(self, letter: do.StoreDeadLetter, error: str) -> None:
         if self.parts.dead_letters is None:
-            msg = f"{letter.range} cannot be stored: the member was made without a producer of dead letters"
+            msg = (
+                f"{letter.range} cannot be stored: the member was made without a producer of dead "
+                "letters"
+            )
             raise IllegalStateError(msg)
         if is_wanted(self.parts.driver.partitions.get(letter.range.topic_partition), letter):
             self.parts.dead_letters.store(letter, error)
@@ -303,13 +367,25 @@ class Pump:
             self._carry_out("looking up what is stopped in the group", self._show_stopped)
 
     def _show_stopped(self) -> None:
-        """Show what is stopped in the whole group; of its own partitions the member knows best, once it has taken them in."""
+        """Show which partitions of the whole group are stopped.
+
+        The member knows its own partitions best, once it has taken them in.
+        """
         parts = self.parts
         mine = parts.driver.partitions
-        own = {partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason}
-        known = {partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING} | own.keys()
-        look = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S).without(known)
-        news, unproven = self._stop_news, self._unproven if self._stop_news == self._stop_news_told else None
+        own = {
+            partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason
+        }
+        known = {
+            partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING
+        } | own.keys()
+        look = look_at_group(
+            parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S
+        ).without(known)
+        news, unproven = (
+            self._stop_news,
+            self._unproven if self._stop_news == self._stop_news_told else None,
+        )
 
         def show() -> tuple[int, frozenset[TopicPartition] | None]:
             stopped = stopped_in(look, parts.runs, parts.catalogue, parts.driver.settings) | own
@@ -326,7 +402,9 @@ class Pump:
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()
-        wait_s = _SUCCESSOR_POLL_S if self.parts.driver.leaving is None else _SUCCESSOR_POLL_LEAVING_S
+        wait_s = (
+            _SUCCESSOR_POLL_S if self.parts.driver.leaving is None else _SUCCESSOR_POLL_LEAVING_S
+        )
         if now - self._looked_for_successor_at < wait_s:
             return
         self._looked_for_successor_at = now
@@ -336,7 +414,9 @@ class Pump:
         if newer is None:
             return None
         self.made_way = True
-        return seen.LeaveRequested(f"a newer process of this code location has taken over ({newer})", has_successor=True)
+        return seen.LeaveRequested(
+            f"a newer process of this code location has taken over ({newer})", has_successor=True
+        )
 
     def _keep_seat(self) -> None:
         """Show other processes of this code location that the member lives."""
@@ -345,12 +425,28 @@ class Pump:
             self._seat_kept_at = now
             self._show(self.parts.catalogue.keep_seat, slot="seat")
 
-    def _ask(self, command: do.Command, work: Callable[[], Any], then: Callable[[Any], seen.Event | None], *, slot: Hashable) -> None:
-        """Have the storage answer a command. It may take its time: the driver gives the command again, and once is enough."""
-        self._storage.ask(Job(type(command).__name__, work, then, slot=slot, subject=command, is_repeated=True))
+    def _ask(
+        self,
+        command: do.Command,
+        work: Callable[[], Any],
+        then: Callable[[Any], seen.Event | None],
+        *,
+        slot: Hashable,
+    ) -> None:
+        """Have the storage answer a command.
+
+        It may take its time: the driver gives the command again, and once is enough.
+        """
+        self._storage.ask(
+            Job(type(command).__name__, work, then, slot=slot, subject=command, is_repeated=True)
+        )
 
     def _show(
-        self, work: Callable[[], Any], then: Callable[[Any], seen.Event | None] = lambda _: None, *, slot: Hashable | None = None
+        self,
+        work: Callable[[], Any],
+        then: Callable[[Any], seen.Event | None] = lambda _: None,
+        *,
+        slot: Hashable | None = None,
     ) -> None:
         """Do something with the catalogue that the member's work does not depend on."""
         self._storage.ask(Job("showing the state of the group in Dagster", work, then, slot=slot))

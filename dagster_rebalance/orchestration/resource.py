@@ -1,7 +1,8 @@
-"""`KafkaConsumerResource`: how a group is joined, how long it may hold partitions, and how large its batches get.
+"""`KafkaConsumerResource` says how a member joins its group, holds partitions and sizes batches.
 
-A value with settings only: Dagster builds a new one for each tick and each run, so it owns no consumer and no thread. Secrets stay in it
-and in the client that it configures; nothing here prints them.
+It is a value with settings only: Dagster builds a new one for each tick and each run, so it owns no
+consumer and no thread. Secrets stay in it and in the client that it configures; nothing here prints
+them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
 from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LeavePolicy, LossPolicy
+from dagster_rebalance.core.settings import (
+    DeadlinePolicy,
+    DriverSettings,
+    HoldBudget,
+    LeavePolicy,
+    LossPolicy,
+)
 
 _POSITIVE = (
     "hold_limit_s",
@@ -66,78 +73,153 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     # A value of the wrong type may be a secret, which pydantic would show.
     model_config = ConfigDict(hide_input_in_errors=True)
 
-    bootstrap_servers: str = Field(description="Brokers to start from, as host:port, separated by commas.")
-    group_id: str = Field(description="The consumer group. Each code location with this group takes a share of the partitions.")
+    bootstrap_servers: str = Field(
+        description="Brokers to start from, as host:port, separated by commas."
+    )
+    group_id: str = Field(
+        description=(
+            "The consumer group. Each code location with this group takes a share of the "
+            "partitions."
+        )
+    )
     topics: list[str] = Field(description="The topics to read.")
     group_protocol: Literal["consumer", "classic"] = Field(
         default="consumer",
-        description="`consumer` (KIP-848, brokers 4.0 and newer) or `classic` (cooperative-sticky) for older brokers.",
+        description=(
+            "`consumer` (KIP-848, brokers 4.0 and newer) or `classic` (cooperative-sticky) for "
+            "older brokers."
+        ),
     )
-    security_protocol: str | None = Field(default=None, description="For example SASL_SSL. Kafka's default is PLAINTEXT.")
+    security_protocol: str | None = Field(
+        default=None, description="For example SASL_SSL. Kafka's default is PLAINTEXT."
+    )
     sasl_mechanism: str | None = Field(default=None, description="For example SCRAM-SHA-512.")
     sasl_username: str | None = Field(default=None, description="Give it as dg.EnvVar.")
     sasl_password: str | None = Field(default=None, repr=False, description="Give it as dg.EnvVar.")
-    ssl_ca_location: str | None = Field(default=None, description="File with the certificates to trust.")
-    client_config: dict[str, str] = Field(default_factory=dict, repr=False, description="More librdkafka settings, by their own names.")
+    ssl_ca_location: str | None = Field(
+        default=None, description="File with the certificates to trust."
+    )
+    client_config: dict[str, str] = Field(
+        default_factory=dict,
+        repr=False,
+        description="More librdkafka settings, by their own names.",
+    )
 
-    start_from: Literal["earliest", "latest"] = Field(default="earliest", description="Where a group without a committed offset begins.")
-    hold_limit_s: float = Field(default=300.0, description="Seconds that a revoke may be held while its runs drain.")
+    start_from: Literal["earliest", "latest"] = Field(
+        default="earliest", description="Where a group without a committed offset begins."
+    )
+    hold_limit_s: float = Field(
+        default=300.0, description="Seconds that a revoke may be held while its runs drain."
+    )
     hold_commit_slice_s: float = Field(
-        default=10.0, description="The end of the hold that is kept for cancelling runs and the last commit."
+        default=10.0,
+        description="The end of the hold that is kept for cancelling runs and the last commit.",
     )
     on_deadline: Literal["cancel", "release"] = Field(
         default="cancel",
-        description="Runs still live at the deadline: `cancel` them, or `release` the partitions and let the next owner adopt them.",
+        description=(
+            "Runs still live at the deadline: `cancel` them, or `release` the partitions and let "
+            "the next owner adopt them."
+        ),
     )
     on_lost: Literal["leave", "cancel"] = Field(
-        default="leave", description="Runs of partitions that were lost: `leave` them to be adopted by the next owner, or `cancel` them."
+        default="leave",
+        description=(
+            "Runs of partitions that were lost: `leave` them to be adopted by the next owner, or "
+            "`cancel` them."
+        ),
     )
     on_leave: Literal["release", "drain"] = Field(
         default="release",
-        description="A reload or deploy: `release` commits what is done and leaves live runs to the newer process, `drain` waits for them.",
+        description=(
+            "A reload or deploy: `release` commits what is done and leaves live runs to the newer "
+            "process, `drain` waits for them."
+        ),
     )
     foreign_metadata: Literal["refuse", "overwrite"] = Field(
-        default="refuse", description="What to do with offsets that another application committed in this group with a text of its own."
+        default="refuse",
+        description=(
+            "What to do with offsets that another application committed in this group with a text "
+            "of its own."
+        ),
     )
-    max_records_per_range: int = Field(default=100_000, description="Offsets of one partition that one run processes.")
+    max_records_per_range: int = Field(
+        default=100_000, description="Offsets of one partition that one run processes."
+    )
     max_ranges_per_run: int = Field(default=8, description="Partitions that one run processes.")
     max_runs_in_flight: int = Field(default=4, description="Runs of one member at the same time.")
-    max_claims_per_partition: int = Field(default=1, description="Batches of one partition in flight at the same time.")
+    max_claims_per_partition: int = Field(
+        default=1, description="Batches of one partition in flight at the same time."
+    )
     min_records: int = Field(default=1, description="A partition waits for so many records ...")
-    max_wait_s: float = Field(default=0.0, description="... but no longer than this. Only of use with min_records above 1.")
-    max_attempts: int = Field(default=3, description="Runs that may fail on a range before it is given up; Dagster's retries not counted.")
+    max_wait_s: float = Field(
+        default=0.0,
+        description="... but no longer than this. Only of use with min_records above 1.",
+    )
+    max_attempts: int = Field(
+        default=3,
+        description=(
+            "Runs that may fail on a range before it is given up; Dagster's retries not counted."
+        ),
+    )
     retry_delay_s: float = Field(
-        default=5.0, description="Wait before a range is tried again; six times as long after each further run that did not succeed ..."
+        default=5.0,
+        description=(
+            "Wait before a range is tried again; six times as long after each further run that "
+            "did not succeed ..."
+        ),
     )
     retry_delay_limit_s: float = Field(default=900.0, description="... up to this.")
     retry_stopped: bool = Field(
-        default=True, description="Whether a range that was given up, with on_failure=pause, is tried again every retry_delay_limit_s."
+        default=True,
+        description=(
+            "Whether a range that was given up, with on_failure=pause, is tried again every "
+            "retry_delay_limit_s."
+        ),
     )
     on_failure: Literal["pause", "dead_letter"] = Field(
         default="pause",
-        description="A range that was given up: `pause` stops its partition, `dead_letter` records it in `dead_letter_topic` and goes on.",
+        description=(
+            "A range that was given up: `pause` stops its partition, `dead_letter` records it in "
+            "`dead_letter_topic` and goes on."
+        ),
     )
-    dead_letter_topic: str | None = Field(default=None, description="Gets a record for each range that was given up. It must exist.")
+    dead_letter_topic: str | None = Field(
+        default=None, description="Gets a record for each range that was given up. It must exist."
+    )
     record_every_s: float = Field(
         default=0.0,
-        description="For so long the commits of a partition are joined into one record. 0: each has its own.",
+        description=(
+            "For so long the commits of a partition are joined into one record. 0: each has its "
+            "own."
+        ),
     )
     lease_s: float = Field(
-        default=60.0, description="Without a sensor tick for so long the member drains and leaves. At least 4 sensor intervals."
+        default=60.0,
+        description=(
+            "Without a sensor tick for so long the member drains and leaves. At least 4 sensor "
+            "intervals."
+        ),
     )
-    shutdown_timeout_s: float = Field(default=50.0, description="Seconds for draining when the code server is shut down.")
+    shutdown_timeout_s: float = Field(
+        default=50.0, description="Seconds for draining when the code server is shut down."
+    )
     heartbeat_timeout_s: float = Field(
         default=60.0,
         description=(
-            "A run that has begun and shows no new sign of life for this long is dead, and its batch is requested again. "
-            "It gives a sign every sixth of this time, and stops itself when it could give none for two thirds of it."
+            "A run that has begun and shows no new sign of life for this long is dead, and its "
+            "batch is requested again. "
+            "It gives a sign every sixth of this time, and stops itself when it could give none "
+            "for two thirds of it."
         ),
     )
     start_timeout_s: float = Field(
         default=300.0,
         description=(
-            "A run that was launched and has given no first sign of life for this long is dead: the time of the launcher, "
-            "the code's import and all resources that start before `kafka_batch`. Above what your platform takes for these."
+            "A run that was launched and has given no first sign of life for this long is dead: "
+            "the time of the launcher, "
+            "the code's import and all resources that start before `kafka_batch`. Above what your "
+            "platform takes for these."
         ),
     )
 
@@ -147,7 +229,11 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(values, dict):
             for name in values.keys() - cls.model_fields.keys():
                 near = difflib.get_close_matches(name, cls.model_fields, n=1)
-                hint = f"did you mean {near[0]}?" if near else "settings of librdkafka belong into client_config"
+                hint = (
+                    f"did you mean {near[0]}?"
+                    if near
+                    else "settings of librdkafka belong into client_config"
+                )
                 msg = f"KafkaConsumerResource has no setting {name!r}: {hint}"
                 raise ConfigurationError(msg)
         return values
@@ -156,19 +242,29 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The settings of the Kafka client, secrets included.
 
         Raises:
-            ConfigurationError: `client_config` sets what has a field of its own, or a setting cannot work.
+            ConfigurationError: `client_config` sets what has a field of its own, or a setting
+                cannot work.
         """
-        config: dict[str, str] = {name: value for name, field in _CLIENT_FIELDS.items() if (value := getattr(self, field)) is not None}
+        config: dict[str, str] = {
+            name: value
+            for name, field in _CLIENT_FIELDS.items()
+            if (value := getattr(self, field)) is not None
+        }
         for name in sorted(self.client_config):
             own = _ALIASES.get(name, name)
             if own in config:
-                msg = f"client_config of group {self.group_id} sets {name}, which has a field of its own: {_CLIENT_FIELDS[own]}"
+                msg = (
+                    f"client_config of group {self.group_id} sets {name}, which has a field of its "
+                    f"own: {_CLIENT_FIELDS[own]}"
+                )
                 raise ConfigurationError(msg)
         config |= self.client_config
         if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
             msg = (
-                f"client_config of group {self.group_id} sets partition.assignment.strategy to an eager one: each hold would stop the "
-                "whole group. Remove it, for cooperative-sticky; docs/upgrading.md says how a group moves"
+                f"client_config of group {self.group_id} sets partition.assignment.strategy to an "
+                "eager one: each hold would stop the "
+                "whole group. Remove it, for cooperative-sticky; docs/upgrading.md says how a "
+                "group moves"
             )
             raise ConfigurationError(msg)
         return config
@@ -179,7 +275,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             ConfigurationError: A setting cannot work.
         """
-        return RebalanceAwareConsumer(self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False)
+        return RebalanceAwareConsumer(
+            self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False
+        )
 
     def dead_letters(self) -> DeadLetterProducer | None:
         """What sends to the dead-letter topic, if there is one.
@@ -187,7 +285,11 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         Raises:
             ConfigurationError: A setting cannot work.
         """
-        return None if self.dead_letter_topic is None else DeadLetterProducer(self.consumer_config(), self.dead_letter_topic)
+        return (
+            None
+            if self.dead_letter_topic is None
+            else DeadLetterProducer(self.consumer_config(), self.dead_letter_topic)
+        )
 
     def driver_settings(self) -> DriverSettings:
         """The settings of the core.
@@ -200,7 +302,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
                 raise ConfigurationError(msg)
         if self.record_every_s < 0:
-            msg = f"record_every_s={self.record_every_s:g} of group {self.group_id} must be 0, for a record of each commit, or above"
+            msg = (
+                f"record_every_s={self.record_every_s:g} of group {self.group_id} must be 0, for a "
+                "record of each commit, or above"
+            )
             raise ConfigurationError(msg)
         if not self.topics:
             msg = f"group {self.group_id} has no topics: name at least one in topics"
@@ -208,8 +313,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         for topic in self.topics:
             if not is_topic_name(topic):
                 msg = (
-                    f"topics of group {self.group_id} has {topic[:249]!r}, which cannot be the name of a topic: Kafka takes up to 249 "
-                    "letters, digits, dots, dashes and underscores (and a pattern cannot be given here)"
+                    f"topics of group {self.group_id} has {topic[:249]!r}, which cannot be the "
+                    "name of a topic: Kafka takes up to 249 "
+                    "letters, digits, dots, dashes and underscores (and a pattern cannot be given "
+                    "here)"
                 )
                 raise ConfigurationError(msg)
         self._check_dead_letters()
@@ -233,20 +340,31 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=self.record_every_s,
             lease_s=self.lease_s,
-            pulse=Pulse(heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s),
+            pulse=Pulse(
+                heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s
+            ),
         )
 
     def _check_dead_letters(self) -> None:
         topic = self.dead_letter_topic
         problem = None
         if self.on_failure == "dead_letter" and topic is None:
-            problem = "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and that nobody reads with this group"
+            problem = (
+                "on_failure='dead_letter' needs a dead_letter_topic: name one that exists and "
+                "that nobody reads with this group"
+            )
         elif self.on_failure == "pause" and topic is not None:
-            problem = f"dead_letter_topic={topic!r} has no effect with on_failure='pause': remove it, or set on_failure to 'dead_letter'"
+            problem = (
+                f"dead_letter_topic={topic!r} has no effect with on_failure='pause': remove it, or "
+                "set on_failure to 'dead_letter'"
+            )
         elif topic is not None and not is_topic_name(topic):
             problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
         elif topic in self.topics:
-            problem = f"dead_letter_topic={topic!r} is one of topics: what failed would be read again as if it was work. Name another one"
+            problem = (
+                f"dead_letter_topic={topic!r} is one of topics: what failed would be read again as "
+                "if it was work. Name another one"
+            )
         if problem is not None:
             msg = f"group {self.group_id}: {problem}"
             raise ConfigurationError(msg)

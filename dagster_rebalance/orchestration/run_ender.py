@@ -1,8 +1,9 @@
 """Ends runs while their member goes on.
 
-Owns that ending a run keeps nobody waiting: Dagster asks the process that launched it, and one that is suspended answers after a minute or
-never. In that time a member would not poll Kafka, and would hear neither of its own partitions nor of a revoke. A thread that
-hangs is overtaken after a while by a new one.
+Owns that ending a run keeps nobody waiting: Dagster asks the process that launched it, and one that
+is suspended answers after a minute or never. In that time a member would not poll Kafka, and would
+hear neither of its own partitions nor of a revoke. A thread that hangs is overtaken after a while
+by a new one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ SLOW_S = 5.0
 _MOST_SLOW = 12
 PATIENCE_S = 120.0
 _LONGEST_PATIENCE_S = 1920.0
-"""It doubles each time that the same run hangs, so that a launcher that stays silent for a day holds few threads."""
+"""It doubles each time that the same run hangs, so that a launcher that stays silent for a day
+holds few threads."""
 MOST_OVERTAKEN = 48
 """So many threads may hang beside those at work; another one that hangs keeps its place."""
 
@@ -47,7 +49,9 @@ def at_once(_name: str, work: Callable[[], None]) -> None:
 
 
 class RunEnder:
-    """Ends the runs of one member, a few at once: a launcher that takes a minute for one keeps the others waiting no longer.
+    """The run ender ends the runs of one member, a few at once.
+
+    A launcher that takes a minute for one run does not keep the others waiting.
 
     Args:
         runs: End a run, and wait for it.
@@ -79,7 +83,9 @@ class RunEnder:
 
     def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
         """Begin to cancel runs; or those of them that have not started when it comes to them."""
-        self._begin(("taking back" if only_unstarted else "cancelling", run_id, "") for run_id in run_ids)
+        self._begin(
+            ("taking back" if only_unstarted else "cancelling", run_id, "") for run_id in run_ids
+        )
 
     def end_dead(self, signs: Mapping[str, str]) -> None:
         """Begin to end runs whose process has gone; each comes with its last sign of life."""
@@ -92,16 +98,24 @@ class RunEnder:
             under_way = {task for task, _ in self._at_work.values()}
             self._waiting.update((task, None) for task in tasks if task not in under_way)
             slow = sum(now - since >= SLOW_S for _, since in self._at_work.values())
-            wanted = min(MOST_AT_ONCE + min(slow, _MOST_SLOW) - len(self._at_work), len(self._waiting))
+            wanted = min(
+                MOST_AT_ONCE + min(slow, _MOST_SLOW) - len(self._at_work), len(self._waiting)
+            )
             begun = [next(self._numbers) for _ in range(wanted)]
             self._at_work |= dict.fromkeys(begun, (None, now))
         for what, run_id, _ in hung:
-            self._note(f"{what} run {run_id} hangs: nobody has answered. It is tried again in another thread")
+            self._note(
+                f"{what} run {run_id} hangs: nobody has answered. It is tried again in another "
+                "thread"
+            )
         for number in begun:
             self._start("ending runs", partial(self._work, number))
 
     def _overtake(self, now: float) -> list[_Task]:
-        """Give up the threads that have hung for too long: what they were to do may be begun again."""
+        """Give up the threads that have hung for too long.
+
+        Return their tasks, which other threads may begin again.
+        """
         hung = []
         for number, (task, since) in list(self._at_work.items()):
             patience_s = self._patience_s.get(task, PATIENCE_S) if task else float("inf")

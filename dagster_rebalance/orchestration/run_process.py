@@ -1,8 +1,9 @@
-"""The process of a run: who it is among all processes, whether it still exists, and whether it may be ended hard.
+"""The process of a run has an identity, which shows whether it still exists.
 
-Owns the proof that a process is gone, which only Linux gives, and only to an observer on the same machine, in the same
-namespace of process ids and with the same user. In all other cases nothing is known. Ids of processes are used again, so the
-time at which the process was started belongs to its name.
+This module owns that identity, the proof that a process is gone, and whether a process may be ended
+hard. Only Linux gives that proof, and only to an observer on the same machine, in the same
+namespace of process ids and with the same user. In all other cases nothing is known. Systems use
+ids of processes again, so the start time of the process belongs to its name.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ _FIELDS_BEFORE_START = 19
 
 
 def identity() -> str:
-    """The name of this process: the same on no other machine, in no other container, and at no other time."""
+    """Return the name of this process.
+
+    No process on another machine, in another container, or at another time has the same name.
+    """
     started = _started(os.getpid())
     try:
         place = _place()
@@ -31,7 +35,10 @@ def identity() -> str:
 
 
 def is_gone(process: str, run_id: str) -> bool:
-    """Whether a process that called itself so, and all that it started for its run, certainly do not exist any more."""
+    """Tell whether a process and all that it started for its run certainly do not exist any more.
+
+    `process` is the name that the process gave itself.
+    """
     place, *numbers = process.rsplit(":", 2)
     if len(numbers) != len(("pid", "started")) or not identity().startswith(f"{place}:"):
         return False
@@ -50,7 +57,10 @@ def disown_children() -> None:
 
 
 def is_of_one_run() -> bool:
-    """Whether this process exists for one run, as Dagster's launchers start it, so that ending it hard hurts nobody else."""
+    """Tell whether this process exists for one run, as Dagster's launchers start it.
+
+    Ending such a process hard hurts no other run.
+    """
     return multiprocessing.parent_process() is not None or sys.argv[1:3] == ["api", "execute_run"]
 
 
@@ -70,10 +80,18 @@ def _exists(pid: int, started: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When a process was started, in ticks since the machine was; empty when that cannot be read."""
+    """Return when a process was started, in ticks since the start of the machine.
+
+    The result is empty when that cannot be read.
+    """
     try:
         # Its name comes before, in parentheses, and may have spaces in it.
-        return (_PROC / str(pid) / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[_FIELDS_BEFORE_START]
+        return (
+            (_PROC / str(pid) / "stat")
+            .read_text(encoding="ascii", errors="replace")
+            .rpartition(")")[2]
+            .split()[_FIELDS_BEFORE_START]
+        )
     except (OSError, IndexError):
         return ""
 
@@ -84,7 +102,9 @@ def _has_children(run_id: str) -> bool:
         if folder.name.isdecimal():
             try:
                 environment = (folder / "environ").read_bytes()
-            except OSError:  # it ended, or belongs to another user, so that no run of ours has started it
+            except (
+                OSError
+            ):  # it ended, or belongs to another user, so that no run of ours has started it
                 continue
             if wanted in environment.split(b"\0"):
                 return True

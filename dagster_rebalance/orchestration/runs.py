@@ -1,6 +1,7 @@
 """The run ledger: Dagster's runs, as the core sees them, and what a member does to them.
 
-Looks runs up by one tag only: two tags at once took 11 s on SQLite with 10,000 runs, one takes milliseconds.
+Looks runs up by one tag only: two tags at once took 11 s on SQLite with 10,000 runs, one takes
+milliseconds.
 """
 
 from __future__ import annotations
@@ -58,13 +59,16 @@ _ENDED = {*_UNSURE, dg.DagsterRunStatus.SUCCESS}
 _FINAL = {Mark.REFUSED, Mark.OVER}
 _WILL_RETRY_TAG = "dagster/will_retry"
 _RETRY_NUMBER_TAG = "dagster/retry_number"
-"""Of runs that Dagster executed again by itself. It leaves the tag out when a person executes one of them again."""
+"""Of runs that Dagster executed again by itself. It leaves the tag out when a person executes one
+of them again."""
 _BATCHES_PER_QUERY = 100
 _STOP_AGAIN_S = 5.0
-"""How soon a launcher that could not stop a run is asked again; it adds to the run's log each time."""
+"""How soon a launcher that could not stop a run is asked again; it adds to the run's log each
+time."""
 _STOPS_KEPT = 1_000
 RETRY_PATIENCE_S = 300.0
-"""For so long a failed run that Dagster announced to retry counts as live; a retry that never came must not stall a partition."""
+"""For so long a failed run that Dagster announced to retry counts as live; a retry that never came
+must not stall a partition."""
 
 
 class RunLedger:
@@ -96,8 +100,12 @@ class RunLedger:
         self._own_jobs = OwnJobs(instance, group_id, own_job)
         self._coverage = Coverage(instance)
 
-    def read(self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
-        """All runs of the batches, and all live runs of the group if `live_too`; oldest first. Other groups and jobs do not count.
+    def read(
+        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
+        """All runs of the batches, and all live runs of the group if `live_too`; oldest first.
+
+        Other groups and jobs do not count.
 
         After them come those that were deleted and may be at work on one of `claims`.
         """
@@ -107,17 +115,30 @@ class RunLedger:
             record
             for start in range(0, len(wanted), _BATCHES_PER_QUERY)
             for record in self._instance.get_run_records(
-                dg.RunsFilter(tags={BATCH_TAG: wanted[start : start + _BATCHES_PER_QUERY]}), ascending=True
+                dg.RunsFilter(tags={BATCH_TAG: wanted[start : start + _BATCHES_PER_QUERY]}),
+                ascending=True,
             )
         ]
         if live_too:
-            # Not by the tag as well: that reads all runs that the group ever had, while there are few live ones at any time.
-            records += self._instance.get_run_records(dg.RunsFilter(statuses=_LIVE_STATUSES), ascending=True)
-        unique = {record.dagster_run.run_id: record for record in records if self._counts(record.dagster_run)}
+            # Not by the tag as well: that reads all runs that the group ever had, while there are
+            # few live ones at any time.
+            records += self._instance.get_run_records(
+                dg.RunsFilter(statuses=_LIVE_STATUSES), ascending=True
+            )
+        unique = {
+            record.dagster_run.run_id: record
+            for record in records
+            if self._counts(record.dagster_run)
+        }
         retried = {record.dagster_run.parent_run_id for record in unique.values()}
         ordered = sorted(unique.values(), key=lambda record: record.storage_id)
-        # The status of a run was read before its marks and its signs: a run that ended without them looks later whether it may work.
-        marks = {run_id: self._marks(run_id) for run_id, record in unique.items() if record.dagster_run.status in _ENDED}
+        # The status of a run was read before its marks and its signs: a run that ended without them
+        # looks later whether it may work.
+        marks = {
+            run_id: self._marks(run_id)
+            for run_id, record in unique.items()
+            if record.dagster_run.status in _ENDED
+        }
         self._final_marks = {
             run_id: found
             for run_id, found in marks.items()
@@ -126,7 +147,8 @@ class RunLedger:
         watched = {
             run_id: record.storage_id
             for run_id, record in unique.items()
-            if record.dagster_run.status in _AT_WORK or (run_id in marks and run_id not in self._final_marks)
+            if record.dagster_run.status in _AT_WORK
+            or (run_id in marks and run_id not in self._final_marks)
         }
         signs = self._signs.read(watched)
         found = [
@@ -146,9 +168,20 @@ class RunLedger:
 
     def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSeen]:
         """The runs that have noted their work on claims, and are not in Dagster any more."""
-        notes = {claim: note for claim, note in self._notes.read(claims).items() if note.run_id not in known}
-        gone = {note.run_id: note for note in notes.values() if self._instance.get_run_by_id(note.run_id) is None}
-        self._noted = {run_id: [claim for claim, note in notes.items() if note.run_id == run_id] for run_id in gone}
+        notes = {
+            claim: note
+            for claim, note in self._notes.read(claims).items()
+            if note.run_id not in known
+        }
+        gone = {
+            note.run_id: note
+            for note in notes.values()
+            if self._instance.get_run_by_id(note.run_id) is None
+        }
+        self._noted = {
+            run_id: [claim for claim, note in notes.items() if note.run_id == run_id]
+            for run_id in gone
+        }
         signs = self._signs.read({run_id: note.number for run_id, note in gone.items()})
         for run_id, note in gone.items():
             sign = signs.get(run_id, "")
@@ -171,7 +204,10 @@ class RunLedger:
         return marks_of(self._instance, run_id) if known is None else known
 
     def why_failed(self, run_id: str) -> str:
-        """What a run failed with: its error and the causes of that, as Dagster has noted them, without stack traces."""
+        """Return the error that a run failed with, and the causes of that error.
+
+        The text is as Dagster has noted it, without stack traces.
+        """
         entries = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.RUN_FAILURE)
         event = entries[-1].dagster_event if entries else None
         if event is None:
@@ -187,8 +223,9 @@ class RunLedger:
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run, and mark it first, so that it does not count as a failed attempt.
 
-        A launcher may cancel a run that is being launched, by deleting a pod that waits for its node for example. The default
-        one can only interrupt a process that is there; the core asks again.
+        A launcher may cancel a run that is being launched, by deleting a pod that waits for its
+        node for example. The default one can only interrupt a process that is there; the core asks
+        again.
 
         Args:
             run_id: The run.
@@ -201,13 +238,19 @@ class RunLedger:
         run = instance.get_run_by_id(run_id)
         if run is None or not self._may_cancel(run, only_unstarted=only_unstarted):
             return
-        if run.status is not dg.DagsterRunStatus.CANCELING and Mark.TAKEN_BACK not in marks_of(instance, run_id):
+        if run.status is not dg.DagsterRunStatus.CANCELING and Mark.TAKEN_BACK not in marks_of(
+            instance, run_id
+        ):
             set_mark(instance, run, Mark.TAKEN_BACK)
-            run = instance.get_run_by_id(run_id)  # a write may take its time, and the run begin meanwhile
+            run = instance.get_run_by_id(
+                run_id
+            )  # a write may take its time, and the run begin meanwhile
             if run is None or not self._may_cancel(run, only_unstarted=only_unstarted):
                 return
         if run.status is dg.DagsterRunStatus.NOT_STARTED:
-            instance.report_run_canceled(run)  # it was never submitted, so no queue and no launcher knows it
+            instance.report_run_canceled(
+                run
+            )  # it was never submitted, so no queue and no launcher knows it
             return
         self._note_asked(run_id, again_at=time.monotonic() + _STOP_AGAIN_S)
         if instance.run_coordinator.cancel_run(run_id):
@@ -216,20 +259,26 @@ class RunLedger:
         now = instance.get_run_by_id(run_id)
         if now is not None and not now.is_finished:
             msg = (
-                "Dagster's launcher could not stop it; the last events of the run say why. On Kubernetes the service account "
+                "Dagster's launcher could not stop it; the last events of the run say why. On "
+                "Kubernetes the service account "
                 "of the code server needs the right to delete jobs"
             )
             raise ConfigurationError(msg)
 
     def _may_cancel(self, run: dg.DagsterRun, *, only_unstarted: bool) -> bool:
-        """Whether to ask for the end of a run. Launchers show it as canceling first: it is one only once they have asked its process."""
+        """Whether to ask for the end of a run.
+
+        Launchers show it as canceling first: it is one only once they have asked its process.
+        """
         match run.status:
             case dg.DagsterRunStatus.STARTING:
                 return not isinstance(self._instance.run_launcher, dg.DefaultRunLauncher)
             case dg.DagsterRunStatus.STARTED:
                 return not only_unstarted
             case dg.DagsterRunStatus.CANCELING:
-                return not only_unstarted and time.monotonic() >= self._ask_again_at.get(run.run_id, 0.0)
+                return not only_unstarted and time.monotonic() >= self._ask_again_at.get(
+                    run.run_id, 0.0
+                )
             case _:
                 return not run.is_finished
 
@@ -239,20 +288,24 @@ class RunLedger:
             self._ask_again_at.popitem(last=False)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """End a run whose process has gone: first its Spark work, so that nothing of it is left, then the run in Dagster.
+        """End a run whose process has gone.
+
+        End its Spark work first, so that nothing of it is left, then the run in Dagster.
 
         Args:
             run_id: The run.
             sign: The last sign of life that was seen of it; empty if it has given none.
 
         Returns:
-            Whether nothing of it works any more. One that has given another sign meanwhile lives. If it gave its first sign
-            before this has ended it in Dagster, it may be at work, and stops when it finds that end; if later, it looks
-            after its sign whether it may work, and finds the end then. One that had given none, and is not in Dagster any
-            more, may have begun and been deleted since: the next look finds it by its note.
+            Whether nothing of it works any more. One that has given another sign meanwhile lives.
+            If it gave its first sign before this has ended it in Dagster, it may be at work, and
+            stops when it finds that end; if later, it looks after its sign whether it may work, and
+            finds the end then. One that had given none, and is not in Dagster any more, may have
+            begun and been deleted since: the next look finds it by its note.
 
         Raises:
-            Exception: Whatever the Spark client raises; its work may go on, so the run is not over yet.
+            Exception: Whatever the Spark client raises; its work may go on, so the run is not over
+                yet.
         """
         if self._has_given_another(run_id, sign):
             return False
@@ -263,7 +316,11 @@ class RunLedger:
             try:
                 self._instance.run_launcher.terminate(run_id)
             except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
-                _log.info("the launcher could not end run %s, whose process gives no sign of life", run_id, exc_info=True)
+                _log.info(
+                    "the launcher could not end run %s, whose process gives no sign of life",
+                    run_id,
+                    exc_info=True,
+                )
             run = self._instance.get_run_by_id(run_id)
         if run is None:
             self._notes.erase(run_id, self._noted.get(run_id, ()))
@@ -271,7 +328,9 @@ class RunLedger:
             return True
         if not run.is_finished:  # else it ended meanwhile: what it says of itself stands
             self._instance.report_run_failed(
-                run, "dagster_rebalance: the process of this run gave no sign of life; its batch is requested again"
+                run,
+                "dagster_rebalance: the process of this run gave no sign of life; its batch is "
+                "requested again",
             )
         if self._has_given_another(run_id, sign):
             return False
@@ -279,13 +338,18 @@ class RunLedger:
         return True
 
     def _has_given_another(self, run_id: str, sign: str) -> bool:
-        """Whether a run has given another sign, or may have: one that had given none may have begun and been deleted since."""
+        """Tell whether a run has given another sign, or may have.
+
+        A run that had given none may have begun and been deleted since.
+        """
         record = self._instance.get_run_record_by_id(run_id)
         if record is None:
             return not sign and run_id not in self._noted
         return self._signs.read({run_id: record.storage_id}).get(run_id, sign) != sign
 
-    def _seen(self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str) -> RunSeen:
+    def _seen(
+        self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str
+    ) -> RunSeen:
         run = record.dagster_run
         batch_id = run.tags.get(BATCH_TAG, "")
         state = _STATES[run.status]
@@ -300,30 +364,41 @@ class RunLedger:
             parent_id=run.parent_run_id or "",
             is_automatic=_RETRY_NUMBER_TAG in run.tags,
             has_started=has_begun or (record.start_time is not None and run.status not in _UNSURE),
-            awaits_retry=state is RunState.FAILED and not is_retried and self._will_be_retried(record),
+            awaits_retry=state is RunState.FAILED
+            and not is_retried
+            and self._will_be_retried(record),
             is_refused=Mark.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
-            is_taken_back=Mark.TAKEN_BACK in marks or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
+            is_taken_back=Mark.TAKEN_BACK in marks
+            or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
             heartbeat=sign or old_sign,
-            is_gone=Mark.FINISHED in marks or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
+            is_gone=Mark.FINISHED in marks
+            or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
             is_written_off=Mark.OVER in marks,
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
             refusal=run.tags.get(REFUSAL_TAG, ""),
         )
 
     def _will_be_retried(self, record: dg.RunRecord) -> bool:
-        """Whether Dagster is about to retry a failed run. It says so 20 to 30 ms after the failure: until then, assume it.
+        """Whether Dagster is about to retry a failed run.
 
-        In Dagster+ the setting is one of the deployment, which user code cannot read; there its tag alone tells.
+        It says so 20 to 30 ms after the failure: until then, assume it.
+
+        In Dagster+ the setting is one of the deployment, which user code cannot read; there its tag
+        alone tells.
         """
         default = "true" if self._instance.run_retries_enabled else "false"
         if record.dagster_run.tags.get(_WILL_RETRY_TAG, default).lower() != "true":
             return False
-        # Not `update_timestamp`: Postgres keeps it in the time zone of whoever wrote it, and does not say in which.
+        # Not `update_timestamp`: Postgres keeps it in the time zone of whoever wrote it, and does
+        # not say in which.
         return record.end_time is not None and time.time() - record.end_time < RETRY_PATIENCE_S
 
 
 def _old_sign(record: dg.RunRecord) -> str:
-    """The sign of life of a run of 0.1.0; empty where the tag is a copy of that of the run that this one executes again."""
+    """Return the sign of life of a run of 0.1.0.
+
+    The sign is empty where the tag is a copy from the run that this one executes again.
+    """
     at = _number(record.dagster_run.tags.get(OLD_HEARTBEAT_TAG, ""))
     return str(at) if record.start_time is not None and at >= int(record.start_time) else ""
 

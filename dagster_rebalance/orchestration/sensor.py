@@ -1,8 +1,8 @@
-"""The sensor: a short exchange between Dagster's daemon and the member that lives in the code server.
+"""The sensor lets Dagster's daemon exchange ticks with the member in the code server.
 
-A tick makes no network call: it reads a mailbox and returns the runs that are wanted. It may time out, be previewed or be resumed a day
-later; so what it returns is offered again until the run exists, a preview touches nothing, and a run checks for itself whether it may
-still work.
+A tick makes no network call: it reads a mailbox and returns the runs that the member wants. A tick
+may time out, be a preview, or resume a day later. So the sensor offers a run again until it exists,
+a preview touches nothing, and a run checks for itself whether it may still work.
 """
 
 from __future__ import annotations
@@ -46,19 +46,24 @@ def build_kafka_batch_sensor(
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
-    """Build the sensor that makes its code location a member of a consumer group and requests a run for each batch.
+    """Build the sensor that makes its code location a member of a consumer group.
+
+    The sensor requests a run for each batch.
 
     Args:
         name: The name of the sensor.
-        job: What processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, and the job `dg.in_process_executor`.
+        job: What processes a batch. Each of its steps needs a `KafkaBatch` under `batch_key`, and
+            the job `dg.in_process_executor`.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         batch_key: The resource key of the `KafkaBatch`.
-        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can be stopped.
+        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
+            be stopped.
         minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
         default_status: Whether the sensor runs without being turned on.
 
     Raises:
-        ConfigurationError: The steps of the job run in processes of their own, or one does not take its batch.
+        ConfigurationError: The steps of the job run in processes of their own, or one does not take
+            its batch.
     """
     check_executor(name, job)
     if isinstance(job, dg.JobDefinition):
@@ -70,22 +75,33 @@ def build_kafka_batch_sensor(
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
         required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
-        description="A member of a Kafka consumer group: requests a run for each batch of offsets, and drains them before partitions move.",
+        description=(
+            "A member of a Kafka consumer group: requests a run for each batch of offsets, and "
+            "drains them before partitions move."
+        ),
     )
     def kafka_batches(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
-        spark: KafkaSparkResource | None = getattr(context.resources, spark_key) if spark_key else None
+        spark: KafkaSparkResource | None = (
+            getattr(context.resources, spark_key) if spark_key else None
+        )
         key = (kafka.group_id, context.sensor_name, kafka.bootstrap_servers)
         if not is_real_tick(context):
             return _preview(key)
         lease_s = _LEASE_TICKS * minimum_interval_seconds
         if kafka.lease_s < lease_s:
             msg = (
-                f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} (4 intervals of sensor {name}): "
+                f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} "
+                f"(4 intervals of sensor {name}): "
                 "the member would leave between two ticks"
             )
             raise ConfigurationError(msg)
-        seat = Seat(context.instance, GroupAssets.of(kafka.group_id), _location(context), context.sensor_name)
+        seat = Seat(
+            context.instance,
+            GroupAssets.of(kafka.group_id),
+            _location(context),
+            context.sensor_name,
+        )
         mail, notes = MEMBERS.tick(key, lambda: _host(context, job.name, kafka, spark), seat.sign)
         for note in notes:
             context.log.info(note)
@@ -95,7 +111,11 @@ def build_kafka_batch_sensor(
         context.log.info(skip)
         return dg.SensorResult(
             run_requests=[
-                dg.RunRequest(run_key=offer.run_key, tags=run_tags(offer, kafka.group_id), run_config=run_config(offer, batch_key))
+                dg.RunRequest(
+                    run_key=offer.run_key,
+                    tags=run_tags(offer, kafka.group_id),
+                    run_config=run_config(offer, batch_key),
+                )
                 for offer in mail.offers[:MOST_REQUESTS_PER_TICK]
             ]
         )
@@ -104,7 +124,10 @@ def build_kafka_batch_sensor(
 
 
 def is_real_tick(context: dg.SensorEvaluationContext) -> bool:
-    """Whether Dagster's daemon evaluates the sensor. "Preview tick result" runs the same function and must touch nothing."""
+    """Whether Dagster's daemon evaluates the sensor.
+
+    "Preview tick result" runs the same function and must touch nothing.
+    """
     return bool(context.log_key and context.log_key[-1].isdigit())
 
 
@@ -113,41 +136,65 @@ def _preview(key: tuple[str, str, str]) -> dg.SkipReason:
     if member is None:
         return dg.SkipReason("preview: nothing is started. Turn the sensor on to join the group")
     mail = member.mail
-    wanted = "; ".join(f"would request {offer.run_key} for {', '.join(map(str, offer.ranges))}" for offer in mail.offers)
-    return dg.SkipReason(f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}")
+    wanted = "; ".join(
+        f"would request {offer.run_key} for {', '.join(map(str, offer.ranges))}"
+        for offer in mail.offers
+    )
+    return dg.SkipReason(
+        f"preview, nothing is requested: {wanted or 'no run is wanted'}; {'; '.join(mail.summary)}"
+    )
 
 
-def _host(context: dg.SensorEvaluationContext, job: str, kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> HostedMember:
+def _host(
+    context: dg.SensorEvaluationContext,
+    job: str,
+    kafka: KafkaConsumerResource,
+    spark: KafkaSparkResource | None,
+) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
     settings = kafka.driver_settings()
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin
     own_job = JobName((context.repository_name or "") if origin else "", job)
-    host = Host(location=_location(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12])
+    host = Host(
+        location=_location(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
+    )
 
     @contextmanager
     def parts() -> Iterator[Parts]:
         with ExitStack() as stack:
             instance = stack.enter_context(dg.DagsterInstance.from_ref(instance_ref))
             consumer = stack.enter_context(kafka.connect())
-            ledger = RunLedger(instance, kafka.group_id, own_job=own_job, stop_spark_work=spark.stop_abandoned_work if spark else None)
+            ledger = RunLedger(
+                instance,
+                kafka.group_id,
+                own_job=own_job,
+                stop_spark_work=spark.stop_abandoned_work if spark else None,
+            )
             producer = kafka.dead_letters()
             yield Parts(
                 consumer=consumer,
                 driver=Driver(settings, new_batch_id=_new_batch_id, now=time.monotonic()),
                 runs=ledger,
-                dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id) if producer else None,
+                dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id)
+                if producer
+                else None,
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
                 topics=kafka.topics,
                 clock_with_suspension=_clock_with_suspension,
             )
 
-    return HostedMember(f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s)
+    return HostedMember(
+        f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s
+    )
 
 
 def _clock_with_suspension() -> float:
-    """Seconds that also pass while a laptop sleeps or a virtual machine is suspended; Linux's monotonic clock stands still then."""
+    """Return seconds that also pass while a laptop sleeps or a virtual machine is suspended.
+
+    Linux's monotonic clock stands still then.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 

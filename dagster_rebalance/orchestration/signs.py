@@ -1,8 +1,9 @@
 """Signs of life: what the process of a run writes again and again, and a member compares.
 
-They are kept in the values that Dagster's run storage keeps for its own daemons: a write touches one value and nothing else,
-one query reads many, and people do not see them. Nobody can delete such a value, so runs share a fixed number of them, in the
-order of their creation. A run whose place was taken by a later one, ten thousand runs on, takes it back with its next sign.
+They are kept in the values that Dagster's run storage keeps for its own daemons: a write touches
+one value and nothing else, one query reads many, and people do not see them. Nobody can delete such
+a value, so runs share a fixed number of them, in the order of their creation. A run whose place was
+taken by a later one, ten thousand runs on, takes it back with its next sign.
 
 Dagster+ has no such values for user code. There a sign is an event in the run's own log.
 """
@@ -27,8 +28,13 @@ class SignsOfLife:
         self._instance = instance
 
     def give(self, run: dg.DagsterRun, number: int, sign: str) -> None:
-        """Write the sign of a run over its last one. `number` is the one that Dagster's storage has given the run."""
-        stored: object = self._instance.run_storage.set_cursor_values({_place(number): f"{run.run_id} {sign}"})
+        """Write the sign of a run over its last one.
+
+        `number` is the one that Dagster's storage has given the run.
+        """
+        stored: object = self._instance.run_storage.set_cursor_values(
+            {_place(number): f"{run.run_id} {sign}"}
+        )
         if stored is not None:  # the storage of Dagster+ returns an error instead of raising it
             self._instance.report_engine_event(f"{_IN_LOG}{sign}", run)
 
@@ -36,7 +42,9 @@ class SignsOfLife:
         """The last sign of each run, by run id; without those that gave none."""
         if not numbers:
             return {}
-        stored: object = self._instance.run_storage.get_cursor_values({_place(number) for number in numbers.values()})
+        stored: object = self._instance.run_storage.get_cursor_values(
+            {_place(number) for number in numbers.values()}
+        )
         if not isinstance(stored, dict):
             return {run_id: sign for run_id in numbers if (sign := self._in_log(run_id))}
         signs = {}
@@ -49,7 +57,10 @@ class SignsOfLife:
     def _in_log(self, run_id: str) -> str:
         entries = self._instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT)
         messages = [entry.dagster_event.message or "" for entry in entries if entry.dagster_event]
-        return next((text.removeprefix(_IN_LOG) for text in reversed(messages) if text.startswith(_IN_LOG)), "")
+        return next(
+            (text.removeprefix(_IN_LOG) for text in reversed(messages) if text.startswith(_IN_LOG)),
+            "",
+        )
 
 
 def _place(number: int) -> str:

@@ -1,7 +1,8 @@
 """The Spark session of a run: local, on a cluster, or on a Spark Connect server, by config.
 
-Owns when a session starts (at its first use, so never in a sensor), which id it has, and that a run leaves no Spark work behind when it
-ends, however it ends. Never ends a session that the process had before, nor one that another step of the same run still needs.
+Owns when a session starts (at its first use, so never in a sensor), which id it has, and that a run
+leaves no Spark work behind when it ends, however it ends. Never ends a session that the process had
+before, nor one that another step of the same run still needs.
 """
 
 # No `from __future__ import annotations`: Dagster reads the annotations of resources at run time.
@@ -36,8 +37,9 @@ _FOR_THE_BUILDER = ("spark.master", "spark.app.name")
 class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """A Spark session that can read Kafka, made through dagster-pyspark.
 
-    A cancelled or failed run stops its Spark jobs; a run that was killed leaves none behind on a Spark Connect server either, because its
-    session carries the run's id, by which its work is stopped before the batch is processed again.
+    A cancelled or failed run stops its Spark jobs; a run that was killed leaves none behind on a
+    Spark Connect server either, because its session carries the run's id, by which its work is
+    stopped before the batch is processed again.
 
     Example:
         ```python
@@ -50,18 +52,33 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     """
 
     remote: str | None = Field(
-        default=None, repr=False, description="A Spark Connect server: sc://host:port, then parameters as /;key=value."
+        default=None,
+        repr=False,
+        description="A Spark Connect server: sc://host:port, then parameters as /;key=value.",
     )
-    master: str | None = Field(default=None, description="A cluster, for a session without Spark Connect. Default: local[*].")
+    master: str | None = Field(
+        default=None,
+        description="A cluster, for a session without Spark Connect. Default: local[*].",
+    )
     app_name: str = Field(default="dagster-rebalance", description="The name that Spark shows.")
     spark_config: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Spark settings, flat or nested. Secrets as dg.EnvVar."
+        default_factory=dict,
+        repr=False,
+        description="Spark settings, flat or nested. Secrets as dg.EnvVar.",
     )
     kafka_options: dict[str, str] = Field(
-        default_factory=dict, repr=False, description="Options of Spark's Kafka connector (`kafka.X`) in place of what is translated."
+        default_factory=dict,
+        repr=False,
+        description=(
+            "Options of Spark's Kafka connector (`kafka.X`) in place of what is translated."
+        ),
     )
     allow_plaintext: bool = Field(
-        default=False, description="Send a Kafka login to a `remote` without TLS, because something else encrypts (a service mesh)."
+        default=False,
+        description=(
+            "Send a Kafka login to a `remote` without TLS, because something else encrypts (a "
+            "service mesh)."
+        ),
     )
 
     # A value of the wrong type may be a secret, which pydantic would show.
@@ -74,7 +91,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     _tag: str = PrivateAttr(default_factory=lambda: f"dagster-rebalance-{uuid.uuid4()}")
 
     def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - of all kinds
-        # Not a validator: Dagster looks up variables in what it was given, which has to be flat by then.
+        # Not a validator: Dagster looks up variables in what it was given, which has to be flat by
+        # then.
         if isinstance(settings.get("spark_config"), dict):
             settings["spark_config"] = spark_settings(settings["spark_config"])
         super().__init__(**settings)
@@ -84,7 +102,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _only_kafka_options(cls, given: dict[str, str]) -> dict[str, str]:
         for name in given:
             if not name.startswith("kafka."):
-                msg = f"kafka_options of the Spark resource has {name!r}: the options of Kafka's client all begin with `kafka.`"
+                msg = (
+                    f"kafka_options of the Spark resource has {name!r}: the options of Kafka's "
+                    "client all begin with `kafka.`"
+                )
                 raise ConfigurationError(msg)
         return given
 
@@ -93,7 +114,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """The session. It starts at the first use, which takes seconds.
 
         Raises:
-            ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or no server answers at `remote`.
+            ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or
+                no server answers at `remote`.
         """
         if self._session is not None:
             known: SparkSession = self._session
@@ -105,9 +127,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return session
 
     def stop_abandoned_work(self, run_id: str) -> None:
-        """Stop all Spark work of a run whose process is gone, and keep the run from submitting more.
+        """Stop all Spark work of a run whose process is gone.
 
-        Without Spark Connect there is nothing to do: the driver is a child of the run's process and ends with it.
+        The server then keeps the run from submitting more. Without Spark Connect there is nothing
+        to do: the driver is a child of the run's process and ends with it.
 
         Raises:
             ConfigurationError: The server did not answer, so the work may still run.
@@ -131,7 +154,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
 
     def _connect(self) -> "SparkSession":
         if self.master:
-            msg = "the Spark resource has both `remote` and `master`: a Spark Connect server has a master of its own. Remove one of them."
+            msg = (
+                "the Spark resource has both `remote` and `master`: a Spark Connect server has a "
+                "master of its own. Remove one of them."
+            )
             raise ConfigurationError(msg)
         remote = self.remote or ""
         session_id = sessions.connect_session_id(self._run_id or str(uuid.uuid4()))
@@ -142,8 +168,10 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         session: Any = make_session({**self.spark_config, "spark.remote": url})
         if not jobs.is_connect(session) or session.session_id != session_id:
             msg = (
-                "this process has another Spark session already, which pyspark gives back instead of one with the run's id: its work "
-                "could not be stopped from elsewhere. Stop that session first; in assets use only the session of the resource."
+                "this process has another Spark session already, which pyspark gives back instead "
+                "of one with the run's id: its work "
+                "could not be stopped from elsewhere. Stop that session first; in assets use only "
+                "the session of the resource."
             )
             raise ConfigurationError(msg)
         connected: SparkSession = session
@@ -166,7 +194,9 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             config["spark.master"] = self.master
         given = [config.get(_PACKAGES), config.get("spark.jars")]
         if not any("spark-sql-kafka" in str(jars) for jars in given if jars):
-            config[_PACKAGES] = ",".join(filter(None, [config.get(_PACKAGES), kafka_connector_package()]))
+            config[_PACKAGES] = ",".join(
+                filter(None, [config.get(_PACKAGES), kafka_connector_package()])
+            )
         return config
 
     def _disconnect(self, remote: str, session_id: str, *, is_over: bool) -> None:
@@ -176,14 +206,23 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             else:
                 sessions.interrupt_tag(remote, session_id, self._tag)
         except DagsterRebalanceError:
-            # The run ends as its steps did. If it has to be done again, its owner stops its work first.
-            _log.warning("the Spark work of run %s could not be stopped at its end", self._run_id, exc_info=True)
+            # The run ends as its steps did. If it has to be done again, its owner stops its work
+            # first.
+            _log.warning(
+                "the Spark work of run %s could not be stopped at its end",
+                self._run_id,
+                exc_info=True,
+            )
         if self._session is not None:
             _within(CLOSE_LIMIT_S, self._session.client.close)
 
 
 def stop_abandoned_work(remote: str, run_id: str) -> None:
-    """Stop all Spark work of a run on a Spark Connect server, and keep the run from submitting more. Works from any process.
+    """Stop all Spark work of a run on a Spark Connect server.
+
+    The server then keeps the run from submitting more. This works from any process.
+
+    This works from any process.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.
@@ -193,9 +232,12 @@ def stop_abandoned_work(remote: str, run_id: str) -> None:
 
 def _session_maker() -> "Callable[[dict[str, Any]], Any]":
     try:
-        from dagster_pyspark import LazyPySparkResource  # noqa: PLC0415 - Spark is an extra
+        from dagster_pyspark import LazyPySparkResource
     except ImportError as error:
-        msg = "the Spark resource needs dagster-pyspark and pyspark: install them with `pip install 'dagster-rebalance[spark]'`."
+        msg = (
+            "the Spark resource needs dagster-pyspark and pyspark: install them with `pip install "
+            "'dagster-rebalance[spark]'`."
+        )
         raise ConfigurationError(msg) from error
     return lambda config: LazyPySparkResource(spark_config=config).spark_session
 
@@ -204,7 +246,8 @@ def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, st
     """Spark settings by their full names, from flat or nested ones.
 
     Raises:
-        ConfigurationError: A value is neither text nor a number, or is Dagster's form of a variable, which is not resolved here.
+        ConfigurationError: A value is neither text nor a number, or is Dagster's form of a
+            variable, which is not resolved here.
     """
     settings: dict[str, str] = {}
     for key, value in given.items():
@@ -218,13 +261,19 @@ def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, st
         elif type(value) in {int, float}:
             settings[name] = str(value)
         else:
-            msg = f"spark_config has a {type(value).__name__} for {name}: give text, a number, or dg.EnvVar with the name of a variable"
+            msg = (
+                f"spark_config has a {type(value).__name__} for {name}: give text, a number, or "
+                "dg.EnvVar with the name of a variable"
+            )
             raise ConfigurationError(msg)
     return settings
 
 
 def _is_over(context: dg.InitResourceContext) -> bool:
-    """Whether no step of the run needs its session any more. With an executor of many processes, each step's process tears down its own."""
+    """Whether no step of the run needs its session any more.
+
+    With an executor of many processes, each step's process tears down its own.
+    """
     run, instance = context.run, context.instance
     if run is None or instance is None or run.execution_plan_snapshot_id is None:
         return True
@@ -232,9 +281,17 @@ def _is_over(context: dg.InitResourceContext) -> bool:
     if now is None or now.is_finished or now.status == dg.DagsterRunStatus.CANCELING:
         return True
     plan = instance.get_execution_plan_snapshot(run.execution_plan_snapshot_id)
-    ended = {step.step_key: step.status for step in instance.get_run_step_stats(run.run_id) if step.end_time is not None}
-    never = {key for key, status in ended.items() if status is not None and status.value == "FAILURE"}
-    while following := {key for key, upstream in plan.step_deps.items() if upstream & never} - never:
+    ended = {
+        step.step_key: step.status
+        for step in instance.get_run_step_stats(run.run_id)
+        if step.end_time is not None
+    }
+    never = {
+        key for key, status in ended.items() if status is not None and status.value == "FAILURE"
+    }
+    while (
+        following := {key for key, upstream in plan.step_deps.items() if upstream & never} - never
+    ):
         never |= following  # Dagster starts no step behind one that failed
     return never.union(ended).issuperset(plan.step_keys_to_execute)
 

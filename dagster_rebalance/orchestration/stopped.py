@@ -1,7 +1,8 @@
 """The asset check that fails while a partition is stopped.
 
-A member reports it whenever it stops a partition, lets one go on, or is assigned some: its own partitions as it knows them, those of others
-as Kafka and the runs show them. Executed by hand, it looks at Kafka and the runs alone, so that it also answers while no member is there.
+A member reports it whenever it stops a partition, lets one go on, or is assigned some: its own
+partitions as it knows them, those of others as Kafka and the runs show them. Executed by hand, it
+looks at Kafka and the runs alone, so that it also answers while no member is there.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
@@ -30,7 +31,9 @@ _MOST_NAMES_CHARACTERS = 2_000
 """However many partitions are stopped, an evaluation stays small: Dagster stores each one."""
 
 
-def evaluation(stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey) -> dg.AssetCheckEvaluation:
+def evaluation(
+    stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey
+) -> dg.AssetCheckEvaluation:
     """The state of the check, as a member reports it."""
     result = _result(stopped)
     return dg.AssetCheckEvaluation(
@@ -44,7 +47,9 @@ def evaluation(stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey) ->
 
 
 def build_stopped_check(
-    asset_key: dg.AssetKey, kafka_key: str, catalogue_of: Callable[[dg.DagsterInstance], RecordedCommits]
+    asset_key: dg.AssetKey,
+    kafka_key: str,
+    catalogue_of: Callable[[dg.DagsterInstance], RecordedCommits],
 ) -> dg.AssetChecksDefinition:
     """Build the check for the offsets asset of a group.
 
@@ -53,9 +58,14 @@ def build_stopped_check(
         kafka_key: The resource key of the group's `KafkaConsumerResource`.
         catalogue_of: What an instance has recorded of the group.
     """
-    spec = dg.AssetCheckSpec(STOPPED_CHECK, asset=asset_key, description="Fails while a partition is stopped, and says why.")
+    spec = dg.AssetCheckSpec(
+        STOPPED_CHECK,
+        asset=asset_key,
+        description="Fails while a partition is stopped, and says why.",
+    )
 
-    # `asset_check` would name its op by the key with dots and dashes taken away, so that the groups `a.b` and `a-b` could not be together.
+    # `asset_check` would name its op by the key with dots and dashes taken away, so that the groups
+    # `a.b` and `a-b` could not be together.
     @dg.multi_asset_check(
         name=f"{STOPPED_CHECK}_{hashlib.sha256(json.dumps(asset_key.path).encode()).hexdigest()[:12]}",
         specs=[spec],
@@ -66,7 +76,9 @@ def build_stopped_check(
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
             look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
-        return _result(stopped_in(look, ledger, catalogue_of(context.instance), kafka.driver_settings()))
+        return _result(
+            stopped_in(look, ledger, catalogue_of(context.instance), kafka.driver_settings())
+        )
 
     return no_partition_stopped
 
@@ -79,8 +91,12 @@ def _result(stopped: Mapping[TopicPartition, str]) -> dg.AssetCheckResult:
         severity=dg.AssetCheckSeverity.ERROR,
         description="; ".join(shown.values()) + more if stopped else "every partition goes on",
         metadata={
-            "stopped": dg.MetadataValue.json({str(partition): reason for partition, reason in shown.items()}),
+            "stopped": dg.MetadataValue.json(
+                {str(partition): reason for partition, reason in shown.items()}
+            ),
             "stopped_partitions": len(stopped),
-            "partitions": dg.MetadataValue.text(textwrap.shorten(named(stopped), _MOST_NAMES_CHARACTERS, placeholder=" ...")),
+            "partitions": dg.MetadataValue.text(
+                textwrap.shorten(named(stopped), _MOST_NAMES_CHARACTERS, placeholder=" ...")
+            ),
         },
     )

@@ -1,9 +1,9 @@
 """What needs Dagster's storage, in a thread of its own while the member polls on.
 
-Owns that storage which hangs costs no membership. Its clients have no time-out: a connection that a firewall has dropped,
-or a database that is frozen, keeps its caller for minutes or hours. Jobs are done one at a time and in order. One that hangs
-is overtaken after a while by a new thread with a new connection; its answer, should it ever come, is thrown away, and whoever
-needs it asks again.
+Owns that storage which hangs costs no membership. Its clients have no time-out: a connection that a
+firewall has dropped, or a database that is frozen, keeps its caller for minutes or hours. Jobs are
+done one at a time and in order. One that hangs is overtaken after a while by a new thread with a
+new connection; its answer, should it ever come, is thrown away, and whoever needs it asks again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dagster_rebalance")
 _PATIENCE_S = 60.0
 _LONGEST_PATIENCE_S = 960.0
-"""It doubles with each thread that hangs, so that a database that stays away for a day holds a dozen threads and not a thousand."""
+"""It doubles with each thread that hangs, so that a database that stays away for a day holds a
+dozen threads and not a thousand."""
 _SLOW_S = 3.0
 _SAID_AFTER_S = 10.0
 
@@ -38,8 +39,10 @@ class Job:
         what: What it is, for people, as the beginning of a sentence.
         work: Does it, in the thread of the storage.
         then: Makes an event of what `work` returned, in the thread of the member.
-        slot: Of the jobs with the same slot only the newest waits; None for a job that nothing replaces.
-        subject: While a job with an equal subject is being done, this one is not wanted; None for a job that is always wanted.
+        slot: Of the jobs with the same slot only the newest waits; None for a job that nothing
+            replaces.
+        subject: While a job with an equal subject is being done, this one is not wanted; None for a
+            job that is always wanted.
         is_repeated: Whether the member asks again if it fails.
     """
 
@@ -56,11 +59,17 @@ class StorageWorker:
 
     Args:
         note: Gets a sentence when a job fails, is slow or hangs. It is called from any thread.
-        start: Starts work, with a name for people. It should not wait; a simulator with a single thread does the work at once.
+        start: Starts work, with a name for people. It should not wait; a simulator with a single
+            thread does the work at once.
         clock: A monotonic clock.
     """
 
-    def __init__(self, note: Callable[[str], None], start: Callable[[str, Callable[[], None]], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        note: Callable[[str], None],
+        start: Callable[[str, Callable[[], None]], None],
+        clock: Callable[[], float],
+    ) -> None:
         self._note = note
         self._start = start
         self._clock = clock
@@ -77,7 +86,11 @@ class StorageWorker:
     def ask(self, job: Job) -> None:
         """Have a job done. Does not wait."""
         with self._changed:
-            if job.subject is not None and self._running is not None and self._running.subject == job.subject:
+            if (
+                job.subject is not None
+                and self._running is not None
+                and self._running.subject == job.subject
+            ):
                 return
             self._waiting[object() if job.slot is None else job.slot] = job
             if self._is_at_work:
@@ -87,14 +100,20 @@ class StorageWorker:
         self._start("storage", partial(self._work, shift))
 
     def answers(self) -> list[Callable[[], Event | None]]:
-        """What became of jobs, oldest first: each is called in the thread of the member and may raise."""
+        """Return the answers to jobs that are over, oldest first.
+
+        The member calls each in its thread; an answer may raise.
+        """
         found = []
         while not self._answers.empty():
             found.append(self._answers.get())
         return found
 
     def look_after(self) -> None:
-        """Let another thread go on when the one at work has hung for too long. The member calls this from time to time."""
+        """Let another thread go on when the one at work has hung for too long.
+
+        The member calls this from time to time.
+        """
         with self._changed:
             job, hung_s = self._running, self._clock() - self._began_at
             if job is None or hung_s < self._patience_s:
@@ -104,7 +123,10 @@ class StorageWorker:
             self._running = None
             self._is_at_work = bool(self._waiting)
             shift, goes_on = self._shift, self._is_at_work
-        self._note(f"{job.what}: no answer of Dagster's storage for {hung_s:.0f} s; what needs it goes on over a new connection")
+        self._note(
+            f"{job.what}: no answer of Dagster's storage for {hung_s:.0f} s; what needs it goes on "
+            "over a new connection"
+        )
         if goes_on:
             self._start("storage", partial(self._work, shift))
 
@@ -117,7 +139,8 @@ class StorageWorker:
         if job is None or silent_s < _SAID_AFTER_S:
             return None
         return (
-            f"Dagster's storage has not answered for {silent_s:.0f} s ({job.what}): the member stays in its group, and what needs "
+            f"Dagster's storage has not answered for {silent_s:.0f} s ({job.what}): the member "
+            "stays in its group, and what needs "
             "the storage waits"
         )
 
@@ -140,7 +163,9 @@ class StorageWorker:
                     return
                 job = self._running = self._waiting.pop(next(iter(self._waiting)))
                 self._began_at = self._clock()
-                self._silent_since = self._began_at if self._silent_since is None else self._silent_since
+                self._silent_since = (
+                    self._began_at if self._silent_since is None else self._silent_since
+                )
             answer = self._done(job)
             with self._changed:
                 if shift != self._shift:

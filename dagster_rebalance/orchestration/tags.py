@@ -1,6 +1,7 @@
 """Names that are stored in Dagster: run tags, and where a batch is found in a run's config.
 
-Tags are copied to retries and re-executions. What is true of one run only (refused, taken back) therefore names that run as its value.
+Tags are copied to retries and re-executions. What is true of one run only (refused, taken back)
+therefore names that run as its value.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ RANGES_TAG = "dagster_rebalance/ranges"
 REFUSED_TAG = "dagster_rebalance/refused"
 """The id of the run that refused itself."""
 REFUSAL_TAG = "dagster_rebalance/refusal"
-"""Why the run refused itself, for people and for the member, which shows it when it happens again and again."""
+"""Why the run refused itself, for people and for the member, which shows it when it happens again
+and again."""
 OLD_HEARTBEAT_TAG = "dagster_rebalance/heartbeat"
-"""The time of the last sign of life of a run of 0.1.0; now `SignsOfLife` has it. Retries have a copy of it."""
+"""The time of the last sign of life of a run of 0.1.0; now `SignsOfLife` has it. Retries have a
+copy of it."""
 OLD_TAKEN_BACK_TAG = "dagster_rebalance/taken_back"
 """The id of a run that a member of 0.1.0 cancelled; now it is a `Mark`."""
 
@@ -52,16 +55,24 @@ def run_config(offer: Offer, batch_key: str) -> dict[str, Any]:
 
 
 def ranges_in(config: Mapping[str, Any], batch_id: str) -> tuple[OffsetRange, ...]:
-    """The ranges of a batch in the config of a run; empty when the run was not given that batch, or a person has spoilt its ranges."""
+    """Return the ranges of a batch in the config of a run.
+
+    The result is empty when the run has another batch or none, or a person has spoilt its ranges.
+    """
     resources = config.get("resources")
     for resource in resources.values() if isinstance(resources, Mapping) else ():
         given = resource.get("config") if isinstance(resource, Mapping) else None
         if isinstance(given, Mapping) and given.get("batch_id") == batch_id:
             ranges = given.get("ranges")
             try:
-                return tuple(read_range(str(text)) for text in ranges) if isinstance(ranges, Sequence) else ()
+                return (
+                    tuple(read_range(str(text)) for text in ranges)
+                    if isinstance(ranges, Sequence)
+                    else ()
+                )
             except ValueError:
-                # One such run must not keep its batch, and all that are read with it, from being looked up.
+                # One such run must not keep its batch, and all that are read with it, from being
+                # looked up.
                 return ()
     return ()
 
@@ -78,7 +89,9 @@ def read_range(text: str) -> OffsetRange:
         ValueError: The text is not a range.
     """
     parts = text.split(":")
-    if len(parts) != len(("topic", "partition", "start", "until")) or not all(part.isdecimal() for part in parts[1:]):
+    if len(parts) != len(("topic", "partition", "start", "until")) or not all(
+        part.isdecimal() for part in parts[1:]
+    ):
         msg = f"{text!r} is not a range: expected topic:partition:start:until"
         raise ValueError(msg)
     return OffsetRange(parts[0], int(parts[1]), int(parts[2]), int(parts[3]))

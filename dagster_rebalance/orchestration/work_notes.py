@@ -1,10 +1,12 @@
 """Work notes: which run works on which range, where nobody who deletes runs takes it away.
 
-People delete runs, and Dagster forgets all of them with that: tags, marks, and where their signs of life are. The process may work on.
-So a run notes its ranges before it works, and an owner looks whether a claimed range has the note of a run that is not in Dagster any
-more. Only one run at a time works on a range, so nobody else writes its note.
+People delete runs, and Dagster forgets all of them with that: tags, marks, and where their signs of
+life are. The process may work on. So a run notes its ranges before it works, and an owner looks
+whether a claimed range has the note of a run that is not in Dagster any more. Only one run at a
+time works on a range, so nobody else writes its note.
 
-Notes are kept where the signs of life are, and share a fixed number of places like these. Dagster+ has no such place for user code.
+Notes are kept where the signs of life are, and share a fixed number of places like these. Dagster+
+has no such place for user code.
 """
 
 from __future__ import annotations
@@ -55,7 +57,13 @@ class WorkNotes:
 
     def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
         """Forget a run of which nothing works any more."""
-        self._put({_place(claim): "" for claim, note in self.read(claims).items() if note.run_id == run_id})
+        self._put(
+            {
+                _place(claim): ""
+                for claim, note in self.read(claims).items()
+                if note.run_id == run_id
+            }
+        )
 
     def read(self, claims: Iterable[Claimed]) -> dict[Claimed, WorkNote]:
         """The notes on claimed ranges, of those that have one."""
@@ -74,9 +82,15 @@ class WorkNotes:
         return stored if isinstance(stored, dict) else {}
 
     def _put(self, texts: Mapping[str, str]) -> None:
-        """Write all, at best in two steps: on SQLite, Dagster drops what is new from a write in which something is not."""
+        """Write all texts, at best in two steps.
+
+        On SQLite, Dagster drops new places from a write that also has known ones.
+        """
         known = self._get(texts).keys()
-        for part in ({p: text for p, text in texts.items() if (p in known) is is_known} for is_known in (True, False)):
+        for part in (
+            {p: text for p, text in texts.items() if (p in known) is is_known}
+            for is_known in (True, False)
+        ):
             if part:
                 self._storage.set_cursor_values(part)
         stored = self._get(texts)

@@ -19,16 +19,23 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
 _SECRET_NAME = re.compile(
-    r"password|passphrase|secret|token|jaas|access[._-]?key|account\.key|private\.key|ssl\.key\.pem|keystore\.key|\.sas\.", re.IGNORECASE
+    r"password|passphrase|secret|token|jaas|access[._-]?key|account\.key|private\.key|ssl\.key\.pem|keystore\.key|\.sas\.",
+    re.IGNORECASE,
 )
-_NO_SECRET_NAME = re.compile(r"(file|path|location|provider|provider\.type|class|url|uri|enabled|name|regex)$", re.IGNORECASE)
+_NO_SECRET_NAME = re.compile(
+    r"(file|path|location|provider|provider\.type|class|url|uri|enabled|name|regex)$", re.IGNORECASE
+)
 _SECRET_TEXT = re.compile(r"://[^/\s:@]+:[^/\s@]+@|(password|secret|token)[^\s=]*=", re.IGNORECASE)
 _BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
 """A secret that a config provider of Kafka's looks up."""
-_HARMLESS_PARAMETERS = frozenset({"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"})
+_HARMLESS_PARAMETERS = frozenset(
+    {"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"}
+)
 
 
-def written_secrets(kafka: KafkaConsumerResource, spark: KafkaSparkResource | None) -> Iterator[str]:
+def written_secrets(
+    kafka: KafkaConsumerResource, spark: KafkaSparkResource | None
+) -> Iterator[str]:
     """The settings that are secrets and stand in the code. Of an `EnvVar` only the name does."""
     if _is_written(kafka.sasl_password):
         yield "sasl_password"
@@ -42,8 +49,14 @@ def written_secrets(kafka: KafkaConsumerResource, spark: KafkaSparkResource | No
 
 def _named(field: str, settings: Mapping[str, str]) -> Iterator[str]:
     for name, value in settings.items():
-        is_secret = _SECRET_NAME.search(name) and not _NO_SECRET_NAME.search(name) and not _BY_REFERENCE.search(value)
-        if _is_written(value) and (is_secret or (_SECRET_TEXT.search(value) and not _BY_REFERENCE.search(value))):
+        is_secret = (
+            _SECRET_NAME.search(name)
+            and not _NO_SECRET_NAME.search(name)
+            and not _BY_REFERENCE.search(value)
+        )
+        if _is_written(value) and (
+            is_secret or (_SECRET_TEXT.search(value) and not _BY_REFERENCE.search(value))
+        ):
             yield f"{field}['{name}']"
 
 

@@ -1,5 +1,7 @@
-"""Spark's side: a DataFrame over exactly a batch's ranges, output keyed by range, and Spark work that can be found and stopped.
+"""Spark's side reads exactly a batch's ranges into a DataFrame and writes output keyed by range.
 
-Imports the core and pyspark. Never imports Dagster or a Kafka client: Spark reads Kafka through its own connector, and which offsets are
-read is decided elsewhere. Importing this package does not import pyspark, so configuration can be checked where Spark is not installed.
+It also makes Spark work that can be found and stopped. It imports the core and pyspark. It never
+imports Dagster or a Kafka client: Spark reads Kafka through its own connector, and other packages
+decide which offsets it reads. Importing this package does not import pyspark, so it can check
+configuration where Spark is not installed.
 """

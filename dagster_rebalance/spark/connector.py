@@ -1,7 +1,8 @@
 """Which build of Spark's own Kafka connector belongs to the installed pyspark.
 
-pyspark ships without the connector: it must be named in `spark.jars.packages` of the session (or of the Spark Connect server), in exactly
-Spark's version and built for Spark's Scala version. Owns that coordinate and the decision which pyspark is supported. Starts nothing.
+pyspark ships without the connector: it must be named in `spark.jars.packages` of the session (or of
+the Spark Connect server), in exactly Spark's version and built for Spark's Scala version. Owns that
+coordinate and the decision which pyspark is supported. Starts nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from pathlib import Path
 
 from dagster_rebalance.core.errors import ConfigurationError
 
-# Spark 4 is built for this Scala version only; a pyspark without jars (the Connect-only client) cannot be asked.
+# Spark 4 is built for this Scala version only; a pyspark without jars (the Connect-only client)
+# cannot be asked.
 SPARK_4_SCALA_VERSION = "2.13"
 
 
@@ -37,7 +39,8 @@ def connector_coordinate(pyspark_version: str, scala_version: str) -> str:
     """
     if re.fullmatch(r"4\.\d+\.\d+", pyspark_version) is None:
         msg = (
-            f"pyspark {pyspark_version} is installed, but dagster-rebalance needs a release of Spark 4 (pyspark>=4.0,<5): "
+            f"pyspark {pyspark_version} is installed, but dagster-rebalance needs a release of "
+            "Spark 4 (pyspark>=4.0,<5): "
             "install one with `pip install 'dagster-rebalance[spark]'`."
         )
         raise ConfigurationError(msg)
@@ -45,7 +48,9 @@ def connector_coordinate(pyspark_version: str, scala_version: str) -> str:
 
 
 def installed_pyspark_version() -> str:
-    """The version of the installed pyspark, or of the Connect-only pyspark-client, without importing it.
+    """Return the version of the installed pyspark without importing it.
+
+    The Connect-only pyspark-client counts, too.
 
     Raises:
         ConfigurationError: Neither is installed.
@@ -53,14 +58,22 @@ def installed_pyspark_version() -> str:
     for distribution in ("pyspark", "pyspark-client"):
         with suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
-    msg = "pyspark is not installed, so no Spark session can be made: install the extra with `pip install 'dagster-rebalance[spark]'`."
+    msg = (
+        "pyspark is not installed, so no Spark session can be made: install the extra with `pip "
+        "install 'dagster-rebalance[spark]'`."
+    )
     raise ConfigurationError(msg)
 
 
 def installed_scala_version() -> str:
-    """The Scala version of the installed Spark, read off its jars; Spark 4's only one where pyspark came without jars."""
+    """Return the Scala version of the installed Spark, read off its jars.
+
+    Where pyspark came without jars, it is the only Scala version of Spark 4.
+    """
     spec = util.find_spec("pyspark")
     roots = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     names = [jar.name for root in roots for jar in (root / "jars").glob("spark-core_*.jar")]
-    found = [match.group(1) for name in names if (match := re.match(r"spark-core_(\d+\.\d+)-", name))]
+    found = [
+        match.group(1) for name in names if (match := re.match(r"spark-core_(\d+\.\d+)-", name))
+    ]
     return found[0] if found else SPARK_4_SCALA_VERSION

@@ -1,9 +1,11 @@
 """The tag of a batch on its Spark jobs, and calls into Spark that a signal can end.
 
-A classic session calls the JVM over a socket per thread. An exception that a signal raises in the middle of a call leaves the answer
-unread: the next call of that thread waits for the whole running job, and every later one reads the answer before its own. py4j cleans up
-after `KeyboardInterrupt` only, not after the exception that Dagster raises to cancel a run. `make_interruptible` mends that. Measured with
-pyspark 4.0.0: without it a cancelled run hung until its Spark job ended by itself; with it the exception arrives in 0.01 s.
+A classic session calls the JVM over a socket per thread. An exception that a signal raises in the
+middle of a call leaves the answer unread: the next call of that thread waits for the whole running
+job, and every later one reads the answer before its own. py4j cleans up after `KeyboardInterrupt`
+only, not after the exception that Dagster raises to cancel a run. `make_interruptible` mends that.
+Measured with pyspark 4.0.0: without it a cancelled run hung until its Spark job ended by itself;
+with it the exception arrives in 0.01 s.
 
 Never stops jobs of another batch.
 """
@@ -29,7 +31,10 @@ def is_connect(session: SparkSession) -> bool:
 
 
 def batch_tag(batch_id: str) -> str:
-    """The tag on the Spark jobs of a batch. Spark separates tags by commas, so there are none in it."""
+    """The tag on the Spark jobs of a batch.
+
+    Spark separates tags by commas, so there are none in it.
+    """
     return f"dagster-rebalance-{batch_id.replace(',', '_')}"
 
 
@@ -49,7 +54,8 @@ def add_tag(session: SparkSession, tag: str) -> None:
     if is_connect(session):
         session.addTag(tag)
     else:
-        # Not session.addTag(): a classic session keeps those tags per thread, so no other thread could stop the jobs by them.
+        # Not session.addTag(): a classic session keeps those tags per thread, so no other thread
+        # could stop the jobs by them.
         session.sparkContext.addJobTag(tag)
 
 
@@ -62,21 +68,30 @@ def interrupt(session: SparkSession, tag: str) -> None:
 
 
 def has_classic_session() -> bool:
-    """Whether the process has a classic Spark session already, which a new one would only be another name for."""
-    from pyspark import SparkContext  # noqa: PLC0415 - Spark is an extra
+    """Tell whether the process has a classic Spark session already.
+
+    A new session would only be another name for it.
+    """
+    from pyspark import SparkContext
 
     return SparkContext._active_spark_context is not None  # noqa: SLF001 - no public way to ask without starting one
 
 
 def has_jvm() -> bool:
-    """Whether the process has started the JVM of classic sessions already, whose command line can then not be of harm any more."""
-    from pyspark import SparkContext  # noqa: PLC0415 - Spark is an extra
+    """Tell whether the process has started the JVM of classic sessions already.
+
+    The command line of that JVM can then do no harm any more.
+    """
+    from pyspark import SparkContext
 
     return SparkContext._gateway is not None  # noqa: SLF001 - no public way to ask without starting one
 
 
 def make_interruptible(session: SparkSession) -> None:
-    """Let any exception that a signal raises during a call of a classic session end that call cleanly. A Connect session needs no help."""
+    """Let any exception that a signal raises during a call of a classic session end it cleanly.
+
+    A Connect session needs no help.
+    """
     if is_connect(session):
         return
     gateway: Any = session.sparkContext._gateway  # noqa: SLF001 - no public way to it
@@ -91,7 +106,8 @@ def make_interruptible(session: SparkSession) -> None:
         except Exception:
             raise
         except BaseException:
-            # The next call of this thread opens a new connection, as after py4j's own clean-up for KeyboardInterrupt.
+            # The next call of this thread opens a new connection, as after py4j's own clean-up for
+            # KeyboardInterrupt.
             connection = client.get_thread_connection()
             if connection is not None:
                 connection.close()
@@ -105,8 +121,9 @@ def make_interruptible(session: SparkSession) -> None:
 def signal_handlers_kept() -> Iterator[None]:
     """Undo what happens to the handlers of SIGINT and SIGTERM inside.
 
-    A new SparkContext takes SIGINT for itself. Its handler calls the JVM in the middle of another call, which fails with an error of py4j
-    instead of cancelling the run, and the jobs go on (pyspark 4.0.0).
+    A new SparkContext takes SIGINT for itself. Its handler calls the JVM in the middle of another
+    call, which fails with an error of py4j instead of cancelling the run, and the jobs go on
+    (pyspark 4.0.0).
     """
     if threading.current_thread() is not threading.main_thread():
         yield

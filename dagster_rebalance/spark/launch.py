@@ -38,17 +38,29 @@ def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
     """
     for key, value in config.items():
         if key.endswith(_JVM_OPTIONS) and _SECRET_OPTION.search(str(value)):
-            msg = f"{key} has a secret in it, which would be on the command line of a JVM: let the JVM read it from a file of its own."
+            msg = (
+                f"{key} has a secret in it, which would be on the command line of a JVM: let the "
+                "JVM read it from a file of its own."
+            )
             raise ConfigurationError(msg)
     before = os.environ.get(_ARGUMENTS)
     if _FILE in (before or ""):
-        msg = f"{_ARGUMENTS} has {_FILE}, of which Spark takes one: give those settings in spark_config, or in conf/spark-defaults.conf."
+        msg = (
+            f"{_ARGUMENTS} has {_FILE}, of which Spark takes one: give those settings in "
+            "spark_config, or in conf/spark-defaults.conf."
+        )
         raise ConfigurationError(msg)
-    handle, name = tempfile.mkstemp(prefix="dagster-rebalance-spark-", suffix=".conf")  # readable by its owner alone
+    handle, name = tempfile.mkstemp(
+        prefix="dagster-rebalance-spark-", suffix=".conf"
+    )  # readable by its owner alone
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
-            file.writelines(f"{_escaped(key)}={_escaped(str(value))}\n" for key, value in config.items())
-        os.environ[_ARGUMENTS] = f"--load-spark-defaults {_FILE} {shlex.quote(name)} {before or 'pyspark-shell'}"
+            file.writelines(
+                f"{_escaped(key)}={_escaped(str(value))}\n" for key, value in config.items()
+            )
+        os.environ[_ARGUMENTS] = (
+            f"--load-spark-defaults {_FILE} {shlex.quote(name)} {before or 'pyspark-shell'}"
+        )
         yield
     finally:
         if before is None:
@@ -62,4 +74,7 @@ def _escaped(text: str) -> str:
     """Text as a Java properties file has it."""
     units = text.encode("utf-16-be")
     numbers = [int.from_bytes(units[index : index + 2], "big") for index in range(0, len(units), 2)]
-    return "".join(chr(number) if chr(number).isascii() and chr(number).isalnum() else f"\\u{number:04x}" for number in numbers)
+    return "".join(
+        chr(number) if chr(number).isascii() and chr(number).isalnum() else f"\\u{number:04x}"
+        for number in numbers
+    )

@@ -1,8 +1,9 @@
 """librdkafka's settings in the words of Spark's Kafka connector, which is a Java client.
 
-Owns the translation of how to reach a cluster and how to log in to it, so that one configuration serves the group member and Spark.
-Settings that only concern the member (group, polling, batching) are left out. What decides about security and has no counterpart is an
-error: it is never dropped in silence. Never shows a secret: the values of such options hide themselves in `repr`.
+Owns the translation of how to reach a cluster and how to log in to it, so that one configuration
+serves the group member and Spark. Settings that only concern the member (group, polling, batching)
+are left out. What decides about security and has no counterpart is an error: it is never dropped in
+silence. Never shows a secret: the values of such options hide themselves in `repr`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from dagster_rebalance.spark import pem
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-REDACTION = r'(?i)key: "kafka\.[^"]*(?:jaas|password|passphrase|secret|token|keystore\.key)[^"]*"\s+value: "(?:[^"\\]++|\\.)*+"'
-"""A `spark.redaction.string.regex`, in Java's language, that masks names and values of secret options where a Spark Connect server logs the
-requests of its clients. Possessive, so that a long key neither backtracks nor overflows the stack."""
+REDACTION = (
+    r'(?i)key: "kafka\.[^"]*(?:jaas|password|passphrase|secret|token|keystore\.key)[^"]*"'
+    r'\s+value: "(?:[^"\\]++|\\.)*+"'
+)
+"""A `spark.redaction.string.regex`, in Java's language, that masks names and values of secret
+options where a Spark Connect server logs the requests of its clients. Possessive, so that a long
+key neither backtracks nor overflows the stack."""
 
 _SECRETS = ("password", "passphrase", "secret", "token", "jaas", "keystore.key")
 _OWN = "kafka."
@@ -40,16 +45,32 @@ _SAME_IN_JAVA = {
     "ssl.truststore.type": "ssl.truststore.type",
 }
 # Used while another setting is translated, or true of every Java client.
-_HANDLED_TOGETHER = frozenset({"sasl.username", "sasl.password", "ssl.certificate.location", "ssl.certificate.pem"})
-_SECURITY_PREFIXES = ("sasl.", "ssl.", "ssl_", "security.", "enable.ssl.", "enable.sasl.", "https.", "oauth")
+_HANDLED_TOGETHER = frozenset(
+    {"sasl.username", "sasl.password", "ssl.certificate.location", "ssl.certificate.pem"}
+)
+_SECURITY_PREFIXES = (
+    "sasl.",
+    "ssl.",
+    "ssl_",
+    "security.",
+    "enable.ssl.",
+    "enable.sasl.",
+    "https.",
+    "oauth",
+)
 _INSTEAD = {
-    "enable.ssl.certificate.verification": "leave certificates verified and name the authority with ssl.ca.location",
+    "enable.ssl.certificate.verification": (
+        "leave certificates verified and name the authority with ssl.ca.location"
+    ),
     "sasl.kerberos.keytab": "give kafka.sasl.jaas.config with a Krb5LoginModule",
     "sasl.kerberos.principal": "give kafka.sasl.jaas.config with a Krb5LoginModule",
     "ssl.cipher.suites": "give kafka.ssl.cipher.suites with Java's names of the suites",
     "ssl.crl.location": "leave it out: Java checks revocation by the JVM's own properties",
 }
-_WHERE = "Options that start with `kafka.` belong into `kafka_options` of KafkaSparkResource, or into what `read_ranges` is given."
+_WHERE = (
+    "Options that start with `kafka.` belong into `kafka_options` of KafkaSparkResource, or into "
+    "what `read_ranges` is given."
+)
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
@@ -58,7 +79,10 @@ _LOGIN_MODULES = {
 
 
 class Secret(str):
-    """The value of an option that no log and no traceback shows, wherever the options are copied to."""
+    """A secret is the value of an option that no log and no traceback shows.
+
+    It stays hidden wherever the options are copied to.
+    """
 
     __slots__ = ()
 
@@ -74,29 +98,36 @@ def hidden(options: Mapping[str, str]) -> dict[str, str]:
 def spark_kafka_options(librdkafka_config: Mapping[str, object]) -> dict[str, str]:
     """Translate a librdkafka configuration for Spark's Kafka connector.
 
-    Certificates and keys are read here and travel inside the options, so that no file has to exist on the executors or on a Spark Connect
-    server. A Connect server writes options into its event log and its pages: mask them there with the regular expression `REDACTION`, or
-    let its clients name the secrets by a config provider of Kafka's (docs/security.md has both).
+    Certificates and keys are read here and travel inside the options, so that no file has to exist
+    on the executors or on a Spark Connect server. A Connect server writes options into its event
+    log and its pages: mask them there with the regular expression `REDACTION`, or let its clients
+    name the secrets by a config provider of Kafka's (docs/security.md has both).
 
     Args:
-        librdkafka_config: The member's configuration. Keys that start with `kafka.` are Spark's own and win: with `kafka.sasl.jaas.config`
-            nothing of the login is translated, with `kafka.ssl.keystore.key` or `kafka.ssl.keystore.location` nothing of the client's key.
+        librdkafka_config: The member's configuration. Keys that start with `kafka.` are Spark's own
+            and win: with `kafka.sasl.jaas.config` nothing of the login is translated, with
+            `kafka.ssl.keystore.key` or `kafka.ssl.keystore.location` nothing of the client's key.
 
     Returns:
         The options, each with the prefix `kafka.`.
 
     Raises:
-        ConfigurationError: A setting about the connection has no counterpart, contradicts another one, is of no effect with the security
-            protocol, or names a file that cannot be read.
+        ConfigurationError: A setting about the connection has no counterpart, contradicts another
+            one, is of no effect with the security protocol, or names a file that cannot be read.
     """
     own = {key: _text(value) for key, value in librdkafka_config.items() if key.startswith(_OWN)}
-    java = {"isolation.level": "read_committed"}  # librdkafka's default; Java's is read_uncommitted, which would read aborted records.
+    java = {
+        "isolation.level": "read_committed"
+    }  # librdkafka's default; Java's is read_uncommitted, which would read aborted records.
     for key, value in librdkafka_config.items():
         if not key.startswith(_OWN) and not _is_replaced(key, own):
             java.update(_translated(key, _text(value), librdkafka_config))
     options = {**{f"{_OWN}{key}": value for key, value in java.items()}, **own}
     if "kafka.bootstrap.servers" not in options:
-        msg = "the Kafka configuration has no `bootstrap.servers`: name at least one broker, as host:port."
+        msg = (
+            "the Kafka configuration has no `bootstrap.servers`: name at least one broker, as "
+            "host:port."
+        )
         raise ConfigurationError(msg)
     problem = insecurity({key.removeprefix(_OWN): value for key, value in options.items()})
     if problem is not None:
@@ -110,8 +141,13 @@ def is_secret(key: str) -> bool:
 
 
 def _is_replaced(key: str, own: Mapping[str, str]) -> bool:
-    """Whether options of Spark's own take the place of a setting, so that it need not have a counterpart."""
-    if key.startswith(("sasl.", "oauth", "https.", "enable.sasl.")) and not key.startswith("sasl.mechanism"):
+    """Tell whether options of Spark's own take the place of a setting.
+
+    Such a setting needs no counterpart.
+    """
+    if key.startswith(("sasl.", "oauth", "https.", "enable.sasl.")) and not key.startswith(
+        "sasl.mechanism"
+    ):
         return _OWN_LOGIN in own or f"{_OWN}{key}" in own
     if key.startswith(("ssl.key", "ssl.certificate.")):
         return any(name in own for name in _OWN_KEYS)
@@ -119,14 +155,24 @@ def _is_replaced(key: str, own: Mapping[str, str]) -> bool:
 
 
 def _translated(key: str, value: str, config: Mapping[str, object]) -> dict[str, str]:
-    """The Java settings for one of librdkafka; empty for one that a read of exact offsets has no use for."""
+    """Return the Java settings for a setting of librdkafka.
+
+    The result is empty for a setting that a read of exact offsets has no use for.
+    """
     if key in _SAME_IN_JAVA:
         return {_SAME_IN_JAVA[key]: value}
     if key in _TRANSLATIONS:
         return _TRANSLATIONS[key](value, config)
     if key not in _HANDLED_TOGETHER and key.startswith(_SECURITY_PREFIXES):
-        instead = _INSTEAD.get(key, f"give what the Java client needs as `kafka.{key}`, by the names of the Java client's documentation")
-        msg = f"the Kafka setting `{key}` cannot be translated for Spark's Kafka connector: {instead}. {_WHERE}"
+        instead = _INSTEAD.get(
+            key,
+            f"give what the Java client needs as `kafka.{key}`, by the names of the Java client's "
+            "documentation",
+        )
+        msg = (
+            f"the Kafka setting `{key}` cannot be translated for Spark's Kafka connector: "
+            f"{instead}. {_WHERE}"
+        )
         raise ConfigurationError(msg)
     return _sasl_login(config) if key == "sasl.username" else {}
 
@@ -138,11 +184,15 @@ def _sasl_login(config: Mapping[str, object]) -> dict[str, str]:
     module = _LOGIN_MODULES.get(mechanism.upper())
     if module is None:
         msg = (
-            f"`sasl.username` cannot be translated for Spark's Kafka connector with the SASL mechanism {mechanism or '(none)'}: set "
-            f"`sasl.mechanism` to one of {', '.join(_LOGIN_MODULES)}, or give `kafka.sasl.jaas.config`. {_WHERE}"
+            "`sasl.username` cannot be translated for Spark's Kafka connector with the SASL "
+            f"mechanism {mechanism or '(none)'}: set "
+            f"`sasl.mechanism` to one of {', '.join(_LOGIN_MODULES)}, or give "
+            f"`kafka.sasl.jaas.config`. {_WHERE}"
         )
         raise ConfigurationError(msg)
-    user, password = (_jaas_quoted(_text(config.get(key, ""))) for key in ("sasl.username", "sasl.password"))
+    user, password = (
+        _jaas_quoted(_text(config.get(key, ""))) for key in ("sasl.username", "sasl.password")
+    )
     return {"sasl.jaas.config": f"{module} required username={user} password={password};"}
 
 
@@ -160,22 +210,40 @@ def _private_key(value: str, config: Mapping[str, object]) -> dict[str, str]:
     if "ssl.certificate.pem" in config:
         chain = _text(config["ssl.certificate.pem"])
     elif "ssl.certificate.location" in config:
-        chain = pem.certificates("ssl.certificate.location", _text(config["ssl.certificate.location"]))
+        chain = pem.certificates(
+            "ssl.certificate.location", _text(config["ssl.certificate.location"])
+        )
     else:
-        msg = "a private key is set for Kafka but no certificate: set `ssl.certificate.location` (or `ssl.certificate.pem`) too."
+        msg = (
+            "a private key is set for Kafka but no certificate: set `ssl.certificate.location` "
+            "(or `ssl.certificate.pem`) too."
+        )
         raise ConfigurationError(msg)
-    return {"ssl.keystore.type": "PEM", "ssl.keystore.key": pem.private_key(value), "ssl.keystore.certificate.chain": chain}
+    return {
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.key": pem.private_key(value),
+        "ssl.keystore.certificate.chain": chain,
+    }
 
 
 _TRANSLATIONS: dict[str, Callable[[str, Mapping[str, object]], dict[str, str]]] = {
     "isolation.level": lambda value, _: {"isolation.level": value},
     "security.protocol": lambda value, _: {"security.protocol": value.upper()},
-    "ssl.endpoint.identification.algorithm": lambda value, _: {"ssl.endpoint.identification.algorithm": "" if value == "none" else value},
-    "ssl.ca.location": lambda value, config: _truststore(pem.certificates("ssl.ca.location", value), config),
+    "ssl.endpoint.identification.algorithm": lambda value, _: {
+        "ssl.endpoint.identification.algorithm": "" if value == "none" else value
+    },
+    "ssl.ca.location": lambda value, config: _truststore(
+        pem.certificates("ssl.ca.location", value), config
+    ),
     "ssl.ca.pem": _truststore,
-    "ssl.key.location": lambda value, config: _private_key(pem.text("ssl.key.location", value), config),
+    "ssl.key.location": lambda value, config: _private_key(
+        pem.text("ssl.key.location", value), config
+    ),
     "ssl.key.pem": _private_key,
-    "ssl.keystore.location": lambda value, _: {"ssl.keystore.type": "PKCS12", "ssl.keystore.location": value},
+    "ssl.keystore.location": lambda value, _: {
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": value,
+    },
 }
 
 

@@ -132,7 +132,8 @@ def _parent_and_name(path: str) -> tuple[str, str]:
     if not name or name in {".", ".."} or parent.endswith(":/") or re.search(r"[*?\[\]{}\\]", path):
         msg = (
             f"{path!r} cannot be the path of an output: give a folder below the root of its file "
-            "system or bucket, without the characters * ? [ ] { } and \\, which Spark takes for a pattern."
+            "system or bucket, without the characters * ? [ ] { } and \\, which Spark takes for a "
+            "pattern."
         )
         raise ConfigurationError(msg)
     return f"{parent}{slash}", name
@@ -140,7 +141,9 @@ def _parent_and_name(path: str) -> tuple[str, str]:
 
 def _stage(frame: DataFrame, staged: str) -> int:
     """Write one complete file for each range into a folder that no other attempt knows."""
-    named = frame.withMetadata("range_start", {}).selectExpr("*", f"{_FOLDER_OF_ROW} AS {FOLDER}", f"{_FILE_OF_ROW} AS {_FILE}")
+    named = frame.withMetadata("range_start", {}).selectExpr(
+        "*", f"{_FOLDER_OF_ROW} AS {FOLDER}", f"{_FILE_OF_ROW} AS {_FILE}"
+    )
     # One task for each range, or it would be several files, which no file system replaces at once.
     whole = named.repartition(FOLDER, _FILE)
     counted, count = _observed(whole)
@@ -148,7 +151,9 @@ def _stage(frame: DataFrame, staged: str) -> int:
     with explained_read_errors():
         writer.parquet(staged)
     counted_records = count.get.get("records")
-    if counted_records is None:  # a Spark Connect server that is busy ends a command without its observations now and then
+    if (
+        counted_records is None
+    ):  # a Spark Connect server that is busy ends a command without its observations now and then
         return int(frame.sparkSession.read.schema(whole.schema).parquet(staged).count())
     return int(counted_records)
 
@@ -156,9 +161,9 @@ def _stage(frame: DataFrame, staged: str) -> int:
 def _observed(frame: Any) -> tuple[DataFrame, Any]:  # noqa: ANN401 - of either kind of session
     # pyspark's own choice between the two kinds goes by the process and not by the session.
     if is_connect(frame.sparkSession):
-        from pyspark.sql.connect import functions, observation  # noqa: PLC0415 - Spark is an extra
+        from pyspark.sql.connect import functions, observation
     else:
-        from pyspark.sql import functions, observation  # type: ignore[no-redef]  # noqa: PLC0415
+        from pyspark.sql import functions, observation  # type: ignore[no-redef]
     counted = observation.Observation()
     return frame.observe(counted, functions.expr("count(1) AS records")), counted
 
@@ -180,11 +185,17 @@ def _moves(files: Iterable[str], attempt: str) -> tuple[str, str, dict[str, str]
         staging, root = f"{beside}/{attempt}", f"{parent}/{hidden[1:].removesuffix('-staging')}"
         staged = _STAGED.fullmatch(unquote(inside))
         if staged is None:
-            msg = f"{inside} names no range: partition, range_start and range_until must be those of read_ranges()."
+            msg = (
+                f"{inside} names no range: partition, range_start and range_until must be those of "
+                "read_ranges()."
+            )
             raise IllegalStateError(msg)
         moves[file] = f"{root}/{FOLDER}={staged[1]}/{staged[2]}.parquet"
     if len(set(moves.values())) != len(moves):
-        msg = "Spark wrote a range into several files, which cannot be replaced in one step. Nothing was changed in the output."
+        msg = (
+            "Spark wrote a range into several files, which cannot be replaced in one step. "
+            "Nothing was changed in the output."
+        )
         raise IllegalStateError(msg)
     return staging, root, moves
 

@@ -1,6 +1,7 @@
 """Certificates and keys in PEM files, as the Java Kafka client wants them: as text, keys as PKCS#8.
 
-Owns reading them and saying what is wrong with them. Never puts the contents of a key into a message.
+Owns reading them and saying what is wrong with them. Never puts the contents of a key into a
+message.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ def text(setting: str, location: str) -> str:
         return Path(location).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
-        msg = f"`{setting}` names {location}, which cannot be read as a PEM file ({reason}): name one file in PEM format."
+        msg = (
+            f"`{setting}` names {location}, which cannot be read as a PEM file ({reason}): name "
+            "one file in PEM format."
+        )
         raise ConfigurationError(msg) from error
 
 
@@ -32,7 +36,10 @@ def certificates(setting: str, location: str) -> str:
     """
     found = text(setting, location)
     if "-----BEGIN CERTIFICATE-----" not in found:
-        msg = f"`{setting}` names {location}, which holds no certificate in PEM format: convert it with `openssl x509 -outform PEM`."
+        msg = (
+            f"`{setting}` names {location}, which holds no certificate in PEM format: convert it "
+            "with `openssl x509 -outform PEM`."
+        )
         raise ConfigurationError(msg)
     return found
 
@@ -46,7 +53,8 @@ def private_key(found: str) -> str:
     if "-----BEGIN PRIVATE KEY-----" in found or "-----BEGIN ENCRYPTED PRIVATE KEY-----" in found:
         return found
     msg = (
-        "the private key for Kafka is not in PKCS#8 form, the only one that Spark's Kafka connector reads: "
+        "the private key for Kafka is not in PKCS#8 form, the only one that Spark's Kafka "
+        "connector reads: "
         "convert it with `openssl pkcs8 -topk8 -in key.pem -out key.pkcs8.pem`."
     )
     raise ConfigurationError(msg)

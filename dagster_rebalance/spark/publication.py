@@ -90,17 +90,18 @@ def mounted_publisher() -> Callable[[str, list[str], list[str], str], bool]:
     """
 
     def publish_mounted(root: str, sources: list[str], places: list[str], staging: str) -> bool:
-        import contextlib  # noqa: PLC0415
-        import os  # noqa: PLC0415
-        import shutil  # noqa: PLC0415
-        import time  # noqa: PLC0415
-        from urllib.parse import unquote, urlsplit  # noqa: PLC0415
+        import contextlib
+        import os
+        import shutil
+        import time
+        from urllib.parse import unquote, urlsplit
 
         def path_of(uri: str) -> str:
             return unquote(urlsplit(uri).path)
 
         folder = path_of(root)
-        if os.path.isdir(folder) and any(name.startswith(_OLD_FOLDER) for name in os.listdir(folder)):  # noqa: PTH112, PTH208
+        names = os.listdir(folder) if os.path.isdir(folder) else []  # noqa: PTH112, PTH208
+        if any(name.startswith(_OLD_FOLDER) for name in names):
             return True
         for source, place in zip(sources, places, strict=True):
             os.makedirs(os.path.dirname(path_of(place)), exist_ok=True)  # noqa: PTH103, PTH120
@@ -123,7 +124,7 @@ def _are_seen(uris: Iterable[str]) -> bool:
 
 
 def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
-    from pyspark.sql.types import BooleanType  # noqa: PLC0415 - Spark is an extra
+    from pyspark.sql.types import BooleanType
 
     columns = ["root", "sources", "places", "staging"]
     arguments = (root, list(moves), list(moves.values()), staging)
@@ -166,7 +167,7 @@ def _publish_on_hadoop(session: Any, root: str, moves: Mapping[str, str], stagin
 
 def _store(root: str) -> Any:  # noqa: ANN401
     try:
-        from pyarrow.fs import FileSystem  # noqa: PLC0415 - comes with pyspark[connect]
+        from pyarrow.fs import FileSystem
     except ImportError as error:
         msg = "output by range in an object store needs pyarrow: install it."
         raise ConfigurationError(msg) from error
@@ -176,7 +177,7 @@ def _store(root: str) -> Any:  # noqa: ANN401
 
 
 def _publish_in_store(store: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
-    from pyarrow.fs import FileSelector  # noqa: PLC0415 - comes with pyspark[connect]
+    from pyarrow.fs import FileSelector
 
     def key(uri: str) -> str:
         parts = urlsplit(uri)

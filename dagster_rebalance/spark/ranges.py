@@ -1,7 +1,8 @@
 """A DataFrame over exactly the offsets of some ranges, read through Spark's own Kafka connector.
 
-Works on classic and Connect sessions alike: expressions are SQL text, because pyspark's column functions choose their side by the process
-and not by the session. Reads what it is told to; never asks Kafka which offsets there are, never commits, and never lets data loss pass.
+Works on classic and Connect sessions alike: expressions are SQL text, because pyspark's column
+functions choose their side by the process and not by the session. Reads what it is told to; never
+asks Kafka which offsets there are, never commits, and never lets data loss pass.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ READ_ID = "dagster_rebalance.read"
 
 # Spark has offsets, timestamps and timestamps by partition, and gives some of them precedence.
 _OURS = re.compile(r"(starting|ending|subscribe|assign).*|failondataloss", re.IGNORECASE)
-_LOST_RECORDS = re.compile(r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)")
+_LOST_RECORDS = re.compile(
+    r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)"
+)
 _NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
 
 
@@ -47,15 +50,20 @@ def read_ranges(
 
     Args:
         session: A classic or a Connect session, with the Kafka connector.
-        ranges: Of any topics and partitions; several of one partition are allowed as long as they do not overlap.
-        kafka_options: How to reach Kafka, by librdkafka's names; keys that start with `kafka.` go to the connector as they are.
-        connector_options: Further options of the connector, by Spark's names, such as `includeHeaders` or `minPartitions`.
-        allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another machine without TLS.
+        ranges: Of any topics and partitions; several of one partition are allowed as long as they
+            do not overlap.
+        kafka_options: How to reach Kafka, by librdkafka's names; keys that start with `kafka.` go
+            to the connector as they are.
+        connector_options: Further options of the connector, by Spark's names, such as
+            `includeHeaders` or `minPartitions`.
+        allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
+            machine without TLS.
 
     Returns:
-        The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`), and `range_start` and
-        `range_until`: the bounds of the range that the record belongs to, to key an output by. It is lazy: an action on it fails if
-        Kafka no longer has all of the offsets (`explained_read_errors` says so in words).
+        The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`,
+        `timestampType`), and `range_start` and `range_until`: the bounds of the range that the
+        record belongs to, to key an output by. It is lazy: an action on it fails if Kafka no longer
+        has all of the offsets (`explained_read_errors` says so in words).
 
     Raises:
         ConfigurationError: The options cannot work, or the session has no Kafka connector.
@@ -63,11 +71,17 @@ def read_ranges(
     """
     rounds = read_rounds(ranges)
     further = _checked(connector_options or {})
-    kafka = spark_kafka_options({**kafka_options, **{key: value for key, value in further.items() if key.startswith("kafka.")}})
+    kafka = spark_kafka_options(
+        {
+            **kafka_options,
+            **{key: value for key, value in further.items() if key.startswith("kafka.")},
+        }
+    )
     options = hidden({**further, **kafka})
     if not allow_plaintext and any(map(is_secret, kafka)) and connects_in_the_clear(session):
         msg = (
-            "the Kafka login would travel to the Spark Connect server unencrypted: put use_ssl=true among the parameters of its URL. "
+            "the Kafka login would travel to the Spark Connect server unencrypted: put "
+            "use_ssl=true among the parameters of its URL. "
             "Where something else encrypts (a service mesh), say so with allow_plaintext."
         )
         raise ConfigurationError(msg)
@@ -82,7 +96,9 @@ def read_ranges(
 
 
 def read_rounds(ranges: Sequence[OffsetRange]) -> list[list[Span]]:
-    """Ranges grouped so that each round has one gapless span per partition: the connector takes one start and end per partition.
+    """Group ranges so that each round has one gapless span per partition.
+
+    The connector takes one start and one end per partition.
 
     Raises:
         IllegalStateError: There are no ranges, or they overlap: a record would be read twice.
@@ -123,24 +139,36 @@ def _spans(in_order: Sequence[OffsetRange]) -> Iterator[Span]:
     for following in in_order:
         if span and following.overlaps(span[-1]):
             msg = (
-                f"the ranges {span[-1]} and {following} overlap: reading them together would read records twice. Plan them without overlap."
+                f"the ranges {span[-1]} and {following} overlap: reading them together would read "
+                "records twice. Plan them without overlap."
             )
             raise IllegalStateError(msg)
-        if span and (following.topic_partition != span[-1].topic_partition or following.start != span[-1].until):
+        if span and (
+            following.topic_partition != span[-1].topic_partition
+            or following.start != span[-1].until
+        ):
             yield tuple(span)
             span = []
         span.append(following)
     yield tuple(span)
 
 
-def _read_round(session: SparkSession, spans: Sequence[Span], options: Mapping[str, str]) -> DataFrame:
+def _read_round(
+    session: SparkSession, spans: Sequence[Span], options: Mapping[str, str]
+) -> DataFrame:
     by_topic: dict[str, list[Span]] = {}
     for span in spans:
         by_topic.setdefault(span[0].topic, []).append(span)
     offsets = {
         "assign": {topic: [span[0].partition for span in each] for topic, each in by_topic.items()},
-        "startingOffsets": {topic: {str(span[0].partition): span[0].start for span in each} for topic, each in by_topic.items()},
-        "endingOffsets": {topic: {str(span[0].partition): span[-1].until for span in each} for topic, each in by_topic.items()},
+        "startingOffsets": {
+            topic: {str(span[0].partition): span[0].start for span in each}
+            for topic, each in by_topic.items()
+        },
+        "endingOffsets": {
+            topic: {str(span[0].partition): span[-1].until for span in each}
+            for topic, each in by_topic.items()
+        },
     }
     reader = session.read.format("kafka").options(**options).option("failOnDataLoss", "true")
     for key, value in offsets.items():
@@ -157,16 +185,22 @@ def _read_round(session: SparkSession, spans: Sequence[Span], options: Mapping[s
     # A condition, because Spark leaves out a column that nobody reads.
     return bounded.where(
         "if(range_start IS NULL OR range_until IS NULL, "
-        "raise_error(concat('offset ', offset, ' of ', topic, '-', partition, ' is in no range of the batch')), true)"
+        "raise_error(concat('offset ', offset, ' of ', topic, '-', partition, ' is in no range of "
+        "the batch')), true)"
     )
 
 
 def _lookup(by_topic: Mapping[str, Sequence[Span]], bound: Callable[[OffsetRange], int]) -> str:
-    """SQL for the bounds of the ranges of a row's partition, in arrays indexed by partition: a look-up by key would scan all of them."""
+    """Return SQL for the bounds of the ranges of a row's partition.
+
+    The bounds are in arrays indexed by partition: a look-up by key would scan all of them.
+    """
     cases = []
     for topic, spans in by_topic.items():
         bounds = {span[0].partition: ", ".join(f"{bound(one)}L" for one in span) for span in spans}
-        rows = ", ".join(f"array({bounds.get(partition, '')})" for partition in range(max(bounds) + 1))
+        rows = ", ".join(
+            f"array({bounds.get(partition, '')})" for partition in range(max(bounds) + 1)
+        )
         cases.append(f"WHEN '{topic}' THEN element_at(array({rows}), partition + 1)")
     return f"CASE topic {' '.join(cases)} END"
 
@@ -174,7 +208,10 @@ def _lookup(by_topic: Mapping[str, Sequence[Span]], bound: Callable[[OffsetRange
 def _checked(connector_options: Mapping[str, str]) -> Mapping[str, str]:
     taken = sorted(key for key in connector_options if _OURS.fullmatch(key))
     if taken:
-        msg = f"the connector option(s) {', '.join(taken)} cannot be set: the ranges of the batch decide them. Remove them."
+        msg = (
+            f"the connector option(s) {', '.join(taken)} cannot be set: the ranges of the batch "
+            "decide them. Remove them."
+        )
         raise ConfigurationError(msg)
     return connector_options
 
@@ -184,23 +221,35 @@ def _explained(text: str) -> BrokerError | ConfigurationError | None:
     if lost is not None:
         start, until, partition = lost[1], lost[2], TopicPartition(lost[3], int(lost[4]))
         msg = (
-            f"Kafka does not give all of the offsets [{start}, {until}) of {partition}. Nothing was committed. "
-            f"Compare them with the log's bounds (kafka-get-offsets --topic {partition.topic} --time earliest, and latest). "
-            f"If the log begins behind {start}, retention deleted records before they were processed: they are gone. "
-            f"If it ends before {until}, it was truncated (unclean leader election) or the topic was made anew: new records will take "
-            "these offsets, and an offset that is set past them would skip those. If the bounds hold them, a transaction may still be "
-            "open: its records come when it ends. Only when the records are really gone, set the group's committed offset of this "
-            "partition to where the log goes on (kafka-consumer-groups --reset-offsets). Against retention, set retention.ms above "
+            f"Kafka does not give all of the offsets [{start}, {until}) of {partition}. Nothing "
+            "was committed. "
+            f"Compare them with the log's bounds (kafka-get-offsets --topic {partition.topic} "
+            "--time earliest, and latest). "
+            f"If the log begins behind {start}, retention deleted records before they were "
+            "processed: they are gone. "
+            f"If it ends before {until}, it was truncated (unclean leader election) or the topic "
+            "was made anew: new records will take "
+            "these offsets, and an offset that is set past them would skip those. If the bounds "
+            "hold them, a transaction may still be "
+            "open: its records come when it ends. Only when the records are really gone, set the "
+            "group's committed offset of this "
+            "partition to where the log goes on (kafka-consumer-groups --reset-offsets). Against "
+            "retention, set retention.ms above "
             "the longest backlog."
         )
         return BrokerError(msg, partitions={partition: f"offset out of range: [{start}, {until})"})
     if _NO_SUCH_PARTITION in text:
-        msg = "Kafka does not know a topic or partition of the batch: it was deleted after the batch was planned. Nothing was committed."
+        msg = (
+            "Kafka does not know a topic or partition of the batch: it was deleted after the "
+            "batch was planned. Nothing was committed."
+        )
         return BrokerError(msg)
     if re.search(r"[Ff]ailed to find (the )?data source: kafka\b", text):
         msg = (
-            "the Spark session has no Kafka connector: start the Spark Connect server, or the session, with "
-            f"`--packages {kafka_connector_package()}` (setting `spark.jars.packages`), in the version of that Spark."
+            "the Spark session has no Kafka connector: start the Spark Connect server, or the "
+            "session, with "
+            f"`--packages {kafka_connector_package()}` (setting `spark.jars.packages`), in the "
+            "version of that Spark."
         )
         return ConfigurationError(msg)
     return None

@@ -1,4 +1,5 @@
-"""The kit for tests: a real Kafka, a Spark Connect server and pytest fixtures, on this machine, with no container.
+"""The kit for tests runs a real Kafka and Spark Connect server on this machine, with no container.
 
-Owns everything that starts processes for a test or a demo. Nothing in the package imports it, and importing it starts nothing.
+It also has pytest fixtures. This package owns everything that starts processes for a test or a
+demo. Of the other packages only the CLI imports it, and importing it starts nothing.
 """

@@ -1,7 +1,8 @@
-"""A real Kafka for tests and demos: one or three KRaft nodes on free ports of 127.0.0.1, in a folder of their own.
+"""A real Kafka for tests and demos runs one or three KRaft nodes on free ports of 127.0.0.1.
 
-Owns the life of the cluster and of its nodes: start, kill, restart, suspend. Nothing outlives the process that started it, and nothing
-listens on another address than 127.0.0.1.
+The nodes have a folder of their own. This module owns the life of the cluster and of its nodes:
+start, kill, restart, suspend. Nothing outlives the process that started it, and nothing listens on
+another address than 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -54,7 +55,10 @@ REQUEST_LIMIT_S = 30.0
 def kafka_jars(version: str) -> JarSet:
     """Kafka of a version, with all that it needs."""
     # Kafka's own dependencies write no log at all: slf4j-simple writes it to the node's log file.
-    artifacts = (Coordinates("org.apache.kafka", "kafka_2.13", version), Coordinates("org.slf4j", "slf4j-simple", "1.7.36"))
+    artifacts = (
+        Coordinates("org.apache.kafka", "kafka_2.13", version),
+        Coordinates("org.slf4j", "slf4j-simple", "1.7.36"),
+    )
     return JarSet(f"kafka-{version}", artifacts)
 
 
@@ -73,8 +77,8 @@ class KafkaCluster:
         nodes: How many; the nodes are numbered from 1.
         port: The first node's port; a free one by default.
         settings: Broker settings; they win over those of this kit, which make rebalances quick.
-        version: Kafka's; what DAGSTER_REBALANCE_KAFKA_VERSION names, or 4.1.1. Before 4.0 there is the classic protocol only: the
-            consumer protocol was not for production yet, and is off.
+        version: Kafka's; what DAGSTER_REBALANCE_KAFKA_VERSION names, or 4.1.1. Before 4.0 there is
+            the classic protocol only: the consumer protocol was not for production yet, and is off.
         heap: The memory of each node, as Java's -Xmx takes it.
         tell: Gets a sentence at each step of a first fetch of the jars.
     """
@@ -95,10 +99,16 @@ class KafkaCluster:
             msg = f"A local Kafka has 1 or 3 nodes, not {self.nodes}."
             raise ConfigurationError(msg)
         if not re.fullmatch(r"[34]\.\d+\.\d+", self.version):
-            msg = f"'{self.version}' is no version of Kafka that this kit can start: it must look like {KAFKA_VERSION} or 3.9.1."
+            msg = (
+                f"'{self.version}' is no version of Kafka that this kit can start: it must look "
+                f"like {KAFKA_VERSION} or 3.9.1."
+            )
             raise ConfigurationError(msg)
         if self.port is not None and not is_free(self.port):
-            msg = f"Port {self.port} is in use on this machine. Choose another, or none to get a free one."
+            msg = (
+                f"Port {self.port} is in use on this machine. Choose another, or none to get a "
+                "free one."
+            )
             raise ConfigurationError(msg)
 
     @property
@@ -131,13 +141,21 @@ class KafkaCluster:
             DagsterRebalanceError: A node did not start; the message holds the end of its log.
         """
         jars = fetch(kafka_jars(self.version), tell=self.tell)
-        java: list[str | Path] = [find_java().path, f"-Xmx{self.heap}", *JAVA_FLAGS, "-cp", ":".join(map(str, jars))]
+        java: list[str | Path] = [
+            find_java().path,
+            f"-Xmx{self.heap}",
+            *JAVA_FLAGS,
+            "-cp",
+            ":".join(map(str, jars)),
+        ]
         self._folder = private_folder("kafka")
         try:
             self._access = self._make_access(self._folder)
             for number in range(1, self.nodes + 1):
                 port = self.port if self.port is not None and number == 1 else free_port()
-                self._nodes[number] = KafkaNode(number, port, free_port(), self._folder / f"node-{number}", java, self._access)
+                self._nodes[number] = KafkaNode(
+                    number, port, free_port(), self._folder / f"node-{number}", java, self._access
+                )
             self._format()
             for node in self._nodes.values():
                 node.launch()
@@ -160,7 +178,9 @@ class KafkaCluster:
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         protocols = "classic" if self.version.startswith("3.") else "classic,consumer"
         settings = {"group.coordinator.rebalance.protocols": protocols, **self.settings}
-        formats = [node.format(cluster_id, self._nodes.values(), settings) for node in self._nodes.values()]
+        formats = [
+            node.format(cluster_id, self._nodes.values(), settings) for node in self._nodes.values()
+        ]
         for process in formats:
             with process:
                 if process.wait(START_LIMIT_S) != 0:
@@ -178,12 +198,20 @@ class KafkaCluster:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _node(self, number: int) -> KafkaNode:
         if number not in self._nodes:
-            msg = f"There is no node {number} in this Kafka; there are: {', '.join(map(str, self._nodes)) or 'none, it is not started'}."
+            msg = (
+                f"There is no node {number} in this Kafka; there are: "
+                f"{', '.join(map(str, self._nodes)) or 'none, it is not started'}."
+            )
             raise ConfigurationError(msg)
         return self._nodes[number]
 
@@ -192,11 +220,17 @@ class KafkaCluster:
         self._node(node).process.kill()
 
     def shut_down(self, node: int = 1) -> None:
-        """End a node in good order, as a rolling restart would: it hands its leaderships over first."""
+        """End a node in good order, as a rolling restart would.
+
+        The node hands its leaderships over first.
+        """
         self._node(node).stop()
 
     def restart(self, node: int = 1) -> None:
-        """Start a node again, on the same port and with its data; one that runs is shut down first. Returns when it answers."""
+        """Start a node again, on the same port and with its data; one that runs is shut down first.
+
+        Returns when it answers.
+        """
         self._node(node).stop()
         self._node(node).launch()
         self._node(node).wait_until_up(len(self.pids))
@@ -209,14 +243,24 @@ class KafkaCluster:
         """Let a suspended node go on."""
         self._node(node).process.resume()
 
-    def create_topic(self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None) -> None:
+    def create_topic(
+        self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
+    ) -> None:
         """Create a topic, with a copy on each node, and wait until every partition has a leader.
 
         Raises:
             BrokerError: Kafka refused, for example because the topic exists.
         """
-        topic = NewTopic(name, num_partitions=partitions, replication_factor=self.nodes, config=dict(config or {}))
-        settle(self._admin.create_topics([topic], operation_timeout=REQUEST_LIMIT_S)[name], f"create topic {name}")
+        topic = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=self.nodes,
+            config=dict(config or {}),
+        )
+        settle(
+            self._admin.create_topics([topic], operation_timeout=REQUEST_LIMIT_S)[name],
+            f"create topic {name}",
+        )
         self._wait_for_leaders(name, partitions)
 
     def add_partitions(self, name: str, total: int) -> None:
@@ -226,7 +270,10 @@ class KafkaCluster:
             BrokerError: Kafka refused, for example because the topic has as many.
         """
         more = NewPartitions(name, new_total_count=total)
-        settle(self._admin.create_partitions([more], operation_timeout=REQUEST_LIMIT_S)[name], f"add partitions to {name}")
+        settle(
+            self._admin.create_partitions([more], operation_timeout=REQUEST_LIMIT_S)[name],
+            f"add partitions to {name}",
+        )
         self._wait_for_leaders(name, total)
 
     def delete_topic(self, name: str) -> None:
@@ -235,7 +282,10 @@ class KafkaCluster:
         Raises:
             BrokerError: Kafka refused, for example because there is no such topic.
         """
-        settle(self._admin.delete_topics([name], operation_timeout=REQUEST_LIMIT_S)[name], f"delete topic {name}")
+        settle(
+            self._admin.delete_topics([name], operation_timeout=REQUEST_LIMIT_S)[name],
+            f"delete topic {name}",
+        )
         wait_until(
             lambda: name not in self._new_admin().list_topics(timeout=REQUEST_LIMIT_S).topics,
             timeout_s=REQUEST_LIMIT_S,
@@ -243,17 +293,27 @@ class KafkaCluster:
         )
 
     def _wait_for_leaders(self, topic: str, partitions: int) -> None:
-        # Right after a creation a node may lead a partition and not know it yet: list_offsets then fails with NOT_LEADER_FOR_PARTITION.
-        # Of a leader that does not answer it says -1001. It finds none (_NOENT) for partitions that are newer than the client's metadata,
-        # and another node may be late to tell of them: so each time with a client of its own.
-        asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)}
+        # Right after a creation a node may lead a partition and not know it yet: list_offsets then
+        # fails with NOT_LEADER_FOR_PARTITION. Of a leader that does not answer it says -1001. It
+        # finds none (_NOENT) for partitions that are newer than the client's metadata, and another
+        # node may be late to tell of them: so each time with a client of its own.
+        asked = {
+            TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(partitions)
+        }
 
         def all_answer() -> bool:
             admin = self._new_admin()
             answers = admin.list_offsets(asked, request_timeout=REQUEST_LIMIT_S).values()
-            return all(answer.exception(REQUEST_LIMIT_S) is None and answer.result().offset >= 0 for answer in answers)
+            return all(
+                answer.exception(REQUEST_LIMIT_S) is None and answer.result().offset >= 0
+                for answer in answers
+            )
 
-        wait_until(all_answer, timeout_s=REQUEST_LIMIT_S, what=f"a leader for each of the {partitions} partitions of {topic}")
+        wait_until(
+            all_answer,
+            timeout_s=REQUEST_LIMIT_S,
+            what=f"a leader for each of the {partitions} partitions of {topic}",
+        )
 
     def leaders(self, topic: str) -> list[int]:
         """The node that leads each partition of a topic; -1 where there is none."""
@@ -261,14 +321,23 @@ class KafkaCluster:
         return [found[partition].leader for partition in sorted(found)]
 
     def is_in_sync(self) -> bool:
-        """Whether every node runs and has an up-to-date copy of every partition: then one of them may go without harm."""
+        """Tell whether every node runs and has an up-to-date copy of every partition.
+
+        Then one of them may go without harm.
+        """
         topics = self._admin.list_topics(timeout=REQUEST_LIMIT_S).topics.values()
-        return all(len(one.isrs) == self.nodes for topic in topics for one in topic.partitions.values())
+        return all(
+            len(one.isrs) == self.nodes for topic in topics for one in topic.partitions.values()
+        )
 
     def coordinator(self, group: str) -> int:
-        """The node that coordinates a consumer group, -1 while there is none. Some group must have been used before."""
-        # Not describe_consumer_groups: librdkafka 2.16 aborts the process when the coordinator goes during that request
-        # ("eonce->refcnt > 0" in rd_kafka_enq_once_del_source_return). Kafka maps a group to a partition by Java's String.hashCode.
+        """The node that coordinates a consumer group, -1 while there is none.
+
+        Some group must have been used before.
+        """
+        # Not describe_consumer_groups: librdkafka 2.16 aborts the process when the coordinator goes
+        # during that request ("eonce->refcnt > 0" in rd_kafka_enq_once_del_source_return). Kafka
+        # maps a group to a partition by Java's String.hashCode.
         leaders = self.leaders("__consumer_offsets")
         code = 0
         for character in group:

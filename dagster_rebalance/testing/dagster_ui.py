@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class DagsterUi:
-    """The pages of a deployment. Each method raises `DagsterRebalanceError` when Dagster refuses what it asks for.
+    """The pages of a deployment.
+
+    Each method raises `DagsterRebalanceError` when Dagster refuses what it asks for.
 
     Args:
         url: Where the webserver is.
@@ -28,10 +30,12 @@ class DagsterUi:
         """Ask the webserver's GraphQL.
 
         Raises:
-            DagsterRebalanceError: It refused the query, could not be reached, or could not reach its storage.
+            DagsterRebalanceError: It refused the query, could not be reached, or could not reach
+                its storage.
         """
         body = json.dumps({"query": query, "variables": variables}).encode()
-        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})  # noqa: S310 - our own server
+        address, headers = f"{self.url}/graphql", {"Content-Type": "application/json"}
+        request = urllib.request.Request(address, body, headers)  # noqa: S310 - our own server
         try:
             with urllib.request.urlopen(request, timeout=60) as response:  # noqa: S310
                 answer = json.load(response)
@@ -50,18 +54,24 @@ class DagsterUi:
 
     def stop_sensor(self, location: str, sensor: str) -> None:
         """Turn a sensor off."""
-        state = self.ask(_SENSOR, selector=_selector(location, sensor))["sensorOrError"]["sensorState"]
+        state = self.ask(_SENSOR, selector=_selector(location, sensor))["sensorOrError"][
+            "sensorState"
+        ]
         self._settle(_STOP_SENSOR, "stopSensor", id=state["id"])
 
     def ticks(self, location: str, sensor: str, limit: int = 20) -> list[dict[str, Any]]:
         """The last ticks of a sensor, newest first."""
-        sensor_found = self.ask(_SENSOR, selector=_selector(location, sensor), limit=limit)["sensorOrError"]
+        sensor_found = self.ask(_SENSOR, selector=_selector(location, sensor), limit=limit)[
+            "sensorOrError"
+        ]
         ticks: list[dict[str, Any]] = sensor_found["sensorState"]["ticks"]
         return ticks
 
     def preview(self, location: str, sensor: str) -> dict[str, Any]:
         """Do what "Preview tick result" does in the UI."""
-        answer = self.ask(_PREVIEW, selector=_selector(location, sensor), cursor=None)["sensorDryRun"]
+        answer = self.ask(_PREVIEW, selector=_selector(location, sensor), cursor=None)[
+            "sensorDryRun"
+        ]
         result: dict[str, Any] = answer["evaluationResult"]
         return result
 
@@ -70,22 +80,31 @@ class DagsterUi:
         self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
 
     def launch(self, location: str, job: str) -> str:
-        """Launch a job as the launchpad does, with an empty config, and return the id of its run."""
+        """Launch a job as the launchpad does, with an empty config.
+
+        Returns the id of its run.
+        """
         execution = {"selector": {**_repository(location), "jobName": job}, "mode": "default"}
         answer = self._settle(_LAUNCH, "launchRun", execution=execution)
         return str(answer["run"]["runId"])
 
-    def re_execute(self, run_id: str, steps: Sequence[str] = (), tags: Mapping[str, str] | None = None) -> str:
-        """Run all steps of a run again, as "Re-execute all" does in the UI, or only some of them, with other `tags` as well.
+    def re_execute(
+        self, run_id: str, steps: Sequence[str] = (), tags: Mapping[str, str] | None = None
+    ) -> str:
+        """Run all steps of a run again, as "Re-execute all" does in the UI, or only some of them.
 
-        Returns the id of the new run.
+        The new run also gets `tags`. Returns its id.
         """
         if not steps and not tags:
             answer = self._settle(_RE_EXECUTE, "launchRunReexecution", run_id=run_id)
             return str(answer["run"]["runId"])
         run = self.ask(_RUN, run_id=run_id)["runOrError"]
         location = run["repositoryOrigin"]["repositoryLocationName"]
-        copied = {tag["key"]: tag["value"] for tag in run["tags"] if not tag["key"].startswith(("dagster/", ".dagster/"))}
+        copied = {
+            tag["key"]: tag["value"]
+            for tag in run["tags"]
+            if not tag["key"].startswith(("dagster/", ".dagster/"))
+        }
         execution = {
             "selector": {**_repository(location), "jobName": run["jobName"]},
             "runConfigData": run["runConfigYaml"],
@@ -94,7 +113,10 @@ class DagsterUi:
             "executionMetadata": {
                 "parentRunId": run_id,
                 "rootRunId": run["rootRunId"] or run_id,
-                "tags": [{"key": key, "value": value} for key, value in {**copied, **(tags or {})}.items()],
+                "tags": [
+                    {"key": key, "value": value}
+                    for key, value in {**copied, **(tags or {})}.items()
+                ],
             },
         }
         answer = self._settle(_RE_EXECUTE_STEPS, "launchRunReexecution", execution=execution)
@@ -109,16 +131,27 @@ class DagsterUi:
         self._settle(_FORCE_TERMINATE, "terminateRun", run_id=run_id)
 
     def cancel(self, run_id: str) -> None:
-        """Cancel a run, as "Terminate" does in the UI: one that works is asked to end, a queued one never starts."""
+        """Cancel a run, as "Terminate" does in the UI.
+
+        A run at work gets a request to end; a queued one never starts.
+        """
         self._settle(_CANCEL, "terminateRun", run_id=run_id)
 
     def wipe(self, *assets: dg.AssetKey) -> None:
         """Forget the materialisations of assets, as "Wipe materializations" does in the UI."""
-        self._settle(_WIPE, "wipeAssets", ranges=[{"assetKey": {"path": list(asset.path)}} for asset in assets])
+        self._settle(
+            _WIPE,
+            "wipeAssets",
+            ranges=[{"assetKey": {"path": list(asset.path)}} for asset in assets],
+        )
 
     def report(self, asset: dg.AssetKey, *partitions: str) -> None:
         """Report a materialisation, as "Report materialization" does in the UI."""
-        said = {"eventType": "ASSET_MATERIALIZATION", "assetKey": {"path": list(asset.path)}, "partitionKeys": list(partitions)}
+        said = {
+            "eventType": "ASSET_MATERIALIZATION",
+            "assetKey": {"path": list(asset.path)},
+            "partitionKeys": list(partitions),
+        }
         self._settle(_REPORT, "reportRunlessAssetEvents", said=said)
 
     def delete_partitions(self, location: str, definition: str, *keys: str) -> None:
@@ -144,22 +177,28 @@ def _repository(location: str) -> dict[str, str]:
 
 
 _START_SENSOR = """mutation($selector: SensorSelector!) {
-  startSensor(sensorSelector: $selector) { __typename ... on PythonError { message } ... on SensorNotFoundError { message } }
+  startSensor(sensorSelector: $selector) { __typename \
+... on PythonError { message } ... on SensorNotFoundError { message } }
 }"""
-_STOP_SENSOR = "mutation($id: String) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"
+_STOP_SENSOR = (
+    "mutation($id: String) { stopSensor(id: $id) { __typename ... on PythonError { message } } }"
+)
 _SENSOR = """query($selector: SensorSelector!, $limit: Int) {
   sensorOrError(sensorSelector: $selector) { ... on Sensor { sensorState {
-    id status ticks(limit: $limit) { tickId status skipReason cursor runIds error { message causes { message } } timestamp }
+    id status ticks(limit: $limit) { tickId status skipReason cursor runIds \
+error { message causes { message } } timestamp }
   } } }
 }"""
 _PREVIEW = """mutation($selector: SensorSelector!, $cursor: String) {
   sensorDryRun(selectorData: $selector, cursor: $cursor) { __typename
     ... on PythonError { message } ... on SensorNotFoundError { message }
-    ... on DryRunInstigationTick { evaluationResult { skipReason runRequests { runKey } error { message } } }
+    ... on DryRunInstigationTick { evaluationResult { skipReason \
+runRequests { runKey } error { message } } }
   }
 }"""
 _LAUNCH = """mutation($execution: ExecutionParams!) {
-  launchRun(executionParams: $execution) { __typename ... on Error { message } ... on LaunchRunSuccess { run { runId } } }
+  launchRun(executionParams: $execution) { __typename \
+... on Error { message } ... on LaunchRunSuccess { run { runId } } }
 }"""
 _RE_EXECUTE = """mutation($run_id: String!) {
   launchRunReexecution(reexecutionParams: {parentRunId: $run_id, strategy: ALL_STEPS}) { __typename
@@ -172,7 +211,8 @@ _RUN = """query($run_id: ID!) {
   } }
 }"""
 _RE_EXECUTE_STEPS = """mutation($execution: ExecutionParams!) {
-  launchRunReexecution(executionParams: $execution) { __typename ... on Error { message } ... on LaunchRunSuccess { run { runId } } }
+  launchRunReexecution(executionParams: $execution) { __typename \
+... on Error { message } ... on LaunchRunSuccess { run { runId } } }
 }"""
 _CANCEL = """mutation($run_id: String!) {
   terminateRun(runId: $run_id, terminatePolicy: SAFE_TERMINATE) { __typename
@@ -185,19 +225,25 @@ _WIPE = """mutation($ranges: [PartitionsByAssetSelector!]!) {
 _REPORT = """mutation($said: ReportRunlessAssetEventsParams!) {
   reportRunlessAssetEvents(eventParams: $said) { __typename ... on Error { message } }
 }"""
-_DELETE = """mutation($run_id: String!) { deleteRun(runId: $run_id) { __typename ... on Error { message } } }"""
+_DELETE = (
+    "mutation($run_id: String!) { deleteRun(runId: $run_id) { __typename ... on Error "
+    "{ message } } }"
+)
 _FORCE_TERMINATE = """mutation($run_id: String!) {
   terminateRun(runId: $run_id, terminatePolicy: MARK_AS_CANCELED_IMMEDIATELY) { __typename
     ... on Error { message } ... on TerminateRunFailure { message }
   }
 }"""
-_DELETE_PARTITIONS = """mutation($repository: RepositorySelector!, $definition: String!, $keys: [String!]!) {
-  deleteDynamicPartitions(repositorySelector: $repository, partitionsDefName: $definition, partitionKeys: $keys) {
+_DELETE_PARTITIONS = """mutation($repository: RepositorySelector!, $definition: String!, \
+$keys: [String!]!) {
+  deleteDynamicPartitions(repositorySelector: $repository, \
+partitionsDefName: $definition, partitionKeys: $keys) {
     __typename ... on PythonError { message } ... on UnauthorizedError { message }
   }
 }"""
 _RELOAD = """mutation($location: String!) {
   reloadRepositoryLocation(repositoryLocationName: $location) { __typename
-    ... on PythonError { message } ... on RepositoryLocationNotFound { message } ... on ReloadNotSupported { message }
+    ... on PythonError { message } ... on RepositoryLocationNotFound { message } \
+... on ReloadNotSupported { message }
   }
 }"""

@@ -16,13 +16,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T | None], *, timeout_s: float, what: str | Callable[[], str], interval_s: float = 0.05) -> T:
+def wait_until(
+    condition: Callable[[], T | None],
+    *,
+    timeout_s: float,
+    what: str | Callable[[], str],
+    interval_s: float = 0.05,
+) -> T:
     """Call `condition` until it returns something true, and return that.
 
     Args:
         condition: What is waited for.
         timeout_s: How long to wait at most.
-        what: What to say was waited for; a function is called at the deadline, and can say what was seen last.
+        what: What to say was waited for; a function is called at the deadline, and can say what was
+            seen last.
         interval_s: The pause between two calls.
 
     Raises:

@@ -1,7 +1,9 @@
-"""A real Dagster deployment on this machine: code servers, the daemon and, if wanted, the webserver, in a folder of its own.
+"""A real Dagster deployment runs on this machine, in a folder of its own.
 
-Owns how they are started, reached, reloaded and ended. Each code location has a code server of its own, as in production, so that one can
-be killed, shut down as in a deploy, or reloaded while the others go on.
+It has code servers, the daemon and, if wanted, the webserver. This module owns how they are
+started, reached, reloaded and ended. Each code location has a code server of its own, as in
+production, so that a test can kill one, shut it down as in a deploy, or reload it while the others
+go on.
 """
 
 from __future__ import annotations
@@ -29,8 +31,12 @@ if TYPE_CHECKING:
 START_LIMIT_S = 120.0
 _SCRIPTS = Path(sys.executable).parent
 
-QUEUED = {"run_coordinator": {"module": "dagster.core.run_coordinator", "class": "QueuedRunCoordinator"}}
-AT_ONCE = {"run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"}}
+QUEUED = {
+    "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "QueuedRunCoordinator"}
+}
+AT_ONCE = {
+    "run_coordinator": {"module": "dagster.core.run_coordinator", "class": "DefaultRunCoordinator"}
+}
 """Runs start when they are requested: without the queue a run begins up to 5 s earlier."""
 
 
@@ -42,7 +48,8 @@ class CodeLocation:
         name: The name in Dagster.
         module: The module with its `Definitions`.
         env: What is different in its environment.
-        reloads: Whether its server can load the code again (`dagster code-server`), as with `dagster dev`.
+        reloads: Whether its server can load the code again (`dagster code-server`), as with
+            `dagster dev`.
         folder: The folder that the module is found in.
     """
 
@@ -68,7 +75,10 @@ class CodeLocation:
         return self.process
 
     def start(self, home: Path) -> None:
-        """Start the server, on the same port as before if there was one. Runs of one that was killed go on."""
+        """Start the server, on the same port as before if there was one.
+
+        Runs of one that was killed go on.
+        """
         self._earlier += [self.process] if self.process is not None else []
         command = ["code-server", "start"] if self.reloads else ["api", "grpc"]
         self.process = ChildProcess(
@@ -94,7 +104,9 @@ class CodeLocation:
 
     def wait_until_ready(self) -> None:
         """Wait until the server answers."""
-        self.server.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+        self.server.wait_until_ready(
+            lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S
+        )
 
     def stop_at_once(self) -> None:
         """End the server and its runs, also those that outlived an earlier server."""
@@ -120,13 +132,22 @@ class DagsterDeployment:
     """
 
     def __init__(
-        self, home: Path, locations: list[CodeLocation], *, settings: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None
+        self,
+        home: Path,
+        locations: list[CodeLocation],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.home = home
         self.locations = {location.name: location for location in locations}
         self.port = free_port()
         self.ui = DagsterUi(f"http://127.0.0.1:{self.port}")
-        self._settings = {"telemetry": {"enabled": False}, "nux": {"enabled": False}, **(AT_ONCE if settings is None else settings)}
+        self._settings = {
+            "telemetry": {"enabled": False},
+            "nux": {"enabled": False},
+            **(AT_ONCE if settings is None else settings),
+        }
         self._env = {"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **(env or {})}
         self._daemon: ChildProcess | None = None
         self._webserver: ChildProcess | None = None
@@ -151,10 +172,15 @@ class DagsterDeployment:
         """Start everything, and wait until it answers."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "dagster.yaml").write_text(json.dumps(self._settings))
-        servers = [{"grpc_server": {"host": "127.0.0.1", "port": o.port, "location_name": o.name}} for o in self.locations.values()]
+        servers = [
+            {"grpc_server": {"host": "127.0.0.1", "port": o.port, "location_name": o.name}}
+            for o in self.locations.values()
+        ]
         workspace = self.home / "workspace.yaml"
         workspace.write_text(json.dumps({"load_from": servers}))
-        with self.instance() as instance:  # several processes that make the SQLite files at the same time break them
+        with (
+            self.instance() as instance
+        ):  # several processes that make the SQLite files at the same time break them
             instance.get_run_records(limit=1)
             instance.get_latest_materialization_event(dg.AssetKey("none"))
             instance.all_instigator_state()
@@ -164,8 +190,21 @@ class DagsterDeployment:
             for location in self.locations.values():
                 location.wait_until_ready()
             self.start_daemon()
-            self._webserver = self._child("webserver", ["dagster-webserver", "-h", "127.0.0.1", "-p", str(self.port), "-w", str(workspace)])
-            self._webserver.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+            self._webserver = self._child(
+                "webserver",
+                [
+                    "dagster-webserver",
+                    "-h",
+                    "127.0.0.1",
+                    "-p",
+                    str(self.port),
+                    "-w",
+                    str(workspace),
+                ],
+            )
+            self._webserver.wait_until_ready(
+                lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S
+            )
         except BaseException:
             self.stop()
             raise
@@ -173,7 +212,9 @@ class DagsterDeployment:
 
     def start_daemon(self) -> None:
         """Start the daemon; also after it was killed."""
-        self._daemon = self._child("daemon", ["dagster-daemon", "run", "-w", str(self.home / "workspace.yaml")])
+        self._daemon = self._child(
+            "daemon", ["dagster-daemon", "run", "-w", str(self.home / "workspace.yaml")]
+        )
 
     def _child(self, name: str, command: list[str]) -> ChildProcess:
         return ChildProcess(
@@ -195,7 +236,12 @@ class DagsterDeployment:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def wait_for_run(self, run_id: str, *, timeout_s: float) -> dg.DagsterRun:
@@ -206,4 +252,6 @@ class DagsterDeployment:
                 run = instance.get_run_by_id(run_id)
                 return run if run is not None and run.is_finished else None
 
-            return wait_until(ended, timeout_s=timeout_s, what=f"run {run_id} to end", interval_s=0.2)
+            return wait_until(
+                ended, timeout_s=timeout_s, what=f"run {run_id} to end", interval_s=0.2
+            )

@@ -1,7 +1,9 @@
-"""A consumer group in memory that really rebalances: cooperative, with held revokes, fencing, supersession and committed metadata.
+"""The fake group is a consumer group in memory that really rebalances.
 
-Owns what Kafka's coordinator and the client decide together, with a clock of its own that moves only while its members poll. It plays the
-ports of `consumer.port`, and the contract tests of the member hold it to what the real one does. It keeps offsets, not records.
+Its rebalances are cooperative, with held revokes, fencing, supersession and committed metadata. It
+owns what Kafka's coordinator and the client decide together, with a clock of its own that moves
+only while its members poll. It plays the ports of `consumer.port`, and the contract tests of the
+member hold it to what the real one does. It keeps offsets, not records.
 """
 
 from __future__ import annotations
@@ -9,11 +11,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult, MemberEvent, RequestFailed
+from dagster_rebalance.consumer.events import (
+    CallbackFailed,
+    CommitAnswered,
+    CommitResult,
+    MemberEvent,
+    RequestFailed,
+)
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
-from dagster_rebalance.core.partition import MAX_OFFSET, LogPosition, OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
+from dagster_rebalance.core.partition import (
+    MAX_OFFSET,
+    LogPosition,
+    OffsetAndMetadata,
+    TopicPartition,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -42,19 +60,29 @@ class FakeGroup:
     Args:
         topics: The number of partitions of each topic.
         max_poll_interval_s: When a held revoke is lost.
-        probe_interval_s: How long a member takes to find out during a hold that it was fenced or superseded.
+        probe_interval_s: How long a member takes to find out during a hold that it was fenced or
+            superseded.
 
     Attributes:
-        answers_commits: False is what a member meets in classic that waits in a rebalance for another one, which holds a revoke.
+        answers_commits: False is what a member meets in classic that waits in a rebalance for
+            another one, which holds a revoke.
 
     Example:
         ```python
         group = FakeGroup({"orders": 4})
-        blue = RebalanceAwareConsumer(config, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+        blue = RebalanceAwareConsumer(
+            config, fetch=False, member=group.member(), cluster=group, clock=group.clock
+        )
         ```
     """
 
-    def __init__(self, topics: Mapping[str, int], *, max_poll_interval_s: float = 60.0, probe_interval_s: float = 3.0) -> None:
+    def __init__(
+        self,
+        topics: Mapping[str, int],
+        *,
+        max_poll_interval_s: float = 60.0,
+        probe_interval_s: float = 3.0,
+    ) -> None:
         self.clock = ManualClock()
         self.max_poll_interval_s = max_poll_interval_s
         self.probe_interval_s = probe_interval_s
@@ -85,18 +113,27 @@ class FakeGroup:
         return self._owner.get(partition)
 
     def add_partitions(self, topic: str, total: int) -> None:
-        """Let a topic have `total` partitions (a new topic, too). Members hear of it between holds."""
+        """Let a topic have `total` partitions (a new topic, too).
+
+        Members hear of it between holds.
+        """
         self._topics[topic] = total
         self.rebalance()
 
     def fence(self, member: FakeMember) -> None:
-        """The coordinator forgets a member and gives its partitions away. The member finds out later."""
+        """The coordinator forgets a member and gives its partitions away.
+
+        The member finds out later.
+        """
         self._forget(member)
         member.undone = LostReason.FENCED if member.held else LostReason.SESSION
         self.rebalance()
 
     def supersede(self, member: FakeMember) -> None:
-        """Another rebalance overtakes the member's hold, as a metadata change does in the classic protocol: without a callback."""
+        """Let another rebalance overtake the member's hold, without a callback.
+
+        A metadata change does so in the classic protocol.
+        """
         if not member.held:
             msg = f"{member.member_id} holds nothing that could be superseded"
             raise IllegalStateError(msg)
@@ -122,7 +159,10 @@ class FakeGroup:
         elections[max(elections, default=0) + 1] = len(log)
 
     def make_anew(self, topic: str) -> None:
-        """A topic is deleted and made again: Kafka drops its records, and what groups have committed for it."""
+        """Delete a topic and make it again.
+
+        Kafka drops its records, and what groups have committed for it.
+        """
         for number in range(self._topics[topic]):
             tp = TopicPartition(topic, number)
             self._produced.pop(tp, None)
@@ -139,7 +179,10 @@ class FakeGroup:
             self._open[partition] = offset
 
     def silence(self, *partitions: TopicPartition) -> None:
-        """Let the leaders of these partitions, and of no others, not answer, as while their broker is away."""
+        """Silence the leaders of these partitions, and of no others.
+
+        They do not answer, as while their broker is away.
+        """
         self._silent = frozenset(partitions)
 
     def _check_leaders(self, partitions: Collection[TopicPartition]) -> None:
@@ -148,54 +191,79 @@ class FakeGroup:
             msg = f"reading offsets failed for {', '.join(map(str, sorted(silent)))}"
             raise BrokerError(msg, retriable=True, partitions=silent)
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The first offset that exists."""
         self._check_leaders(partitions)
         return {tp: self._deleted.get(self._existing(tp), 0) for tp in partitions}
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
+    def end_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The offset that the next record will get."""
         self._check_leaders(partitions)
-        return {tp: min(len(self._produced.get(self._existing(tp), [])), self._open.get(tp, MAX_OFFSET)) for tp in partitions}
+        return {
+            tp: min(len(self._produced.get(self._existing(tp), [])), self._open.get(tp, MAX_OFFSET))
+            for tp in partitions
+        }
 
-    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+    def log_ends(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, LogPosition]:
         """The end offsets; the leader epoch is known from the first election on."""
         ends = self.end_offsets(partitions, timeout_s)
-        return {tp: LogPosition(end, max(self._elections[tp]) if tp in self._elections else None) for tp, end in ends.items()}
+        return {
+            tp: LogPosition(end, max(self._elections[tp]) if tp in self._elections else None)
+            for tp, end in ends.items()
+        }
 
-    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
+    def high_watermarks(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The end offsets, behind an open transaction too."""
         self._check_leaders(partitions)
         return {tp: len(self._produced.get(self._existing(tp), [])) for tp in partitions}
 
-    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:  # noqa: ARG002 - the port's signature
+    def truncated(
+        self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, bool]:
         """Whether an election since has cut the log off below a position."""
         return {
-            tp: any(until < position.offset for epoch, until in self._elections.get(tp, {}).items() if epoch > (position.leader_epoch or 0))
+            tp: any(
+                until < position.offset
+                for epoch, until in self._elections.get(tp, {}).items()
+                if epoch > (position.leader_epoch or 0)
+            )
             for tp, position in positions.items()
             if tp not in self._silent
         }
 
-    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:  # noqa: ARG002 - the port's signature
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
         """The ids of the topics that were made again; of the others none is known."""
         return {topic: self._topic_ids[topic] for topic in topics if topic in self._topic_ids}
 
     def offsets_for_times(
         self,
         timestamps: Mapping[TopicPartition, int],
-        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
+        timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """The first record at or after a time in milliseconds; None where there is no such record."""
+        """Return the first record at or after a time in milliseconds; None where there is none."""
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         for tp, wanted in timestamps.items():
-            later = ((offset, at) for offset, at in enumerate(self._produced.get(tp, [])) if at >= wanted)
+            later = (
+                (offset, at) for offset, at in enumerate(self._produced.get(tp, [])) if at >= wanted
+            )
             first = next(later, None)
             found[tp] = OffsetAndTimestamp(*first) if first else None
         return found
 
-    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002 - the port's signature
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
         """All topics, led by broker 1."""
-        return {topic: [PartitionInfo(topic, number, 1, (1,), (1,)) for number in range(total)] for topic, total in self._topics.items()}
+        return {
+            topic: [PartitionInfo(topic, number, 1, (1,), (1,)) for number in range(total)]
+            for topic, total in self._topics.items()
+        }
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
         """The partitions of a topic."""
@@ -204,7 +272,9 @@ class FakeGroup:
             raise BrokerError(_unknown(topic))
         return found
 
-    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+    def check(
+        self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
+    ) -> None:
         """Refuse topics that do not exist."""
         for topic in () if isinstance(subscription, re.Pattern) else subscription:
             self.partitions_for(topic, timeout_s)
@@ -227,14 +297,25 @@ class FakeGroup:
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Ask members to give up what they have too much of, and hand out what is free. Nothing is taken from a member that holds."""
-        target = {tp: member for topic in self._topics for tp, member in self._share_out(topic).items()}
+        """Ask members to give up what they have too much of, and hand out what is free.
+
+        Nothing is taken from a member that holds.
+        """
+        target = {
+            tp: member for topic in self._topics for tp, member in self._share_out(topic).items()
+        }
         for member in self._members:
-            surplus = [tp for tp, owner in self._owner.items() if owner is member and target.get(tp) is not member]
+            surplus = [
+                tp
+                for tp, owner in self._owner.items()
+                if owner is member and target.get(tp) is not member
+            ]
             if surplus and not member.held:
                 member.told(RevokeRequested(tuple(sorted(surplus))))
         for member in self._members:
-            granted = sorted(tp for tp, wanted in target.items() if wanted is member and tp not in self._owner)
+            granted = sorted(
+                tp for tp, wanted in target.items() if wanted is member and tp not in self._owner
+            )
             if granted:
                 self._owner.update(dict.fromkeys(granted, member))
                 member.told(PartitionsAssigned(tuple(granted)))
@@ -245,7 +326,9 @@ class FakeGroup:
         everything = [TopicPartition(topic, number) for number in range(self._topics[topic])]
         if not takers:
             return {}
-        has = {member: [tp for tp in everything if self._owner.get(tp) is member] for member in takers}
+        has = {
+            member: [tp for tp in everything if self._owner.get(tp) is member] for member in takers
+        }
         least, extra = divmod(len(everything), len(takers))
         shares: dict[TopicPartition, FakeMember] = {}
         room: list[FakeMember] = []
@@ -318,7 +401,7 @@ class FakeMember:
         if self.member_id and not self.held:
             self._group.rebalance()
 
-    def unsubscribe(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002 - the port's signature
+    def unsubscribe(self, timeout_s: float = 10.0) -> None:
         """Leave the group."""
         self._check_open("unsubscribe")
         self.settle()
@@ -354,7 +437,10 @@ class FakeMember:
         """Store what the coordinator accepts."""
         self._check_open("commit")
         if not self._group.answers_commits:
-            msg = "commit without a limit while the coordinator answers none: it would wait for as long as that lasts"
+            msg = (
+                "commit without a limit while the coordinator answers none: it would wait for as "
+                "long as that lasts"
+            )
             raise IllegalStateError(msg)
         self.settle()
         return self._store(offsets)
@@ -364,12 +450,18 @@ class FakeMember:
         for tp, wanted in offsets.items():
             if tp not in self._owned:
                 failed[tp] = PartitionLostError(
-                    f"commit for {tp} refused: it is not assigned to this member", partitions={tp: "not assigned"}
+                    f"commit for {tp} refused: it is not assigned to this member",
+                    partitions={tp: "not assigned"},
                 )
             elif self not in self._group.members:
-                failed[tp] = PartitionLostError(f"commit for {tp} refused: the member was fenced", partitions={tp: "fenced"})
+                failed[tp] = PartitionLostError(
+                    f"commit for {tp} refused: the member was fenced", partitions={tp: "fenced"}
+                )
             elif len(wanted.metadata.encode()) > _MOST_METADATA_BYTES:
-                failed[tp] = BrokerError(f"commit for {tp} refused: more than 4,096 bytes of metadata", partitions={tp: "too large"})
+                failed[tp] = BrokerError(
+                    f"commit for {tp} refused: more than 4,096 bytes of metadata",
+                    partitions={tp: "too large"},
+                )
             else:
                 self._group.committed[tp] = wanted
         return CommitResult(frozenset(offsets).difference(failed), failed)
@@ -381,7 +473,7 @@ class FakeMember:
         self._pending.append((self._asked, dict(offsets)))
         return self._asked
 
-    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002 - the port's signature
+    def settle(self, timeout_s: float = 10.0) -> bool:
         """Let what was asked for reach the coordinator."""
         self._check_open("settle")
         if not self._group.answers_commits:
@@ -402,13 +494,13 @@ class FakeMember:
     def committed(
         self,
         partitions: Collection[TopicPartition],
-        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
+        timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed."""
         self._check_open("committed")
         return {tp: self._group.committed.get(tp) for tp in partitions}
 
-    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002 - the port's signature
+    def close(self, timeout_s: float = 10.0) -> None:
         """Leave for good."""
         if not self._closed:
             self.settle()
@@ -416,7 +508,10 @@ class FakeMember:
             self._leave()
 
     def _notice_loss(self) -> None:
-        """What a real member finds out by a heartbeat or, during a hold, by a probe and its own deadline."""
+        """Notice a loss as a real member does.
+
+        A real member finds out by a heartbeat or, during a hold, by a probe and its own deadline.
+        """
         waited = self._group.clock() - self._held_since
         if self.held and self.undone is None and waited >= self._group.max_poll_interval_s:
             self._group.fence(self)

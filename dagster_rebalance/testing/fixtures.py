@@ -6,7 +6,8 @@ A project that wants them says so in its top `conftest.py`:
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 ```
 
-and its tests take what they need; each part starts with the first test that asks, and is gone when pytest is, however pytest ends:
+and its tests take what they need; each part starts with the first test that asks, and is gone when
+pytest is, however pytest ends:
 
 ```python
 def test_orders_arrive(kafka_broker, kafka_topic):
@@ -14,12 +15,11 @@ def test_orders_arrive(kafka_broker, kafka_topic):
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
 ```
 
-`kafka_broker` (session): a `KafkaCluster` of one node. `kafka_topic`: makes topics whose names no other test has.
-`secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
-`spark_connect_server` (session): a `SparkConnectServer`.
-`postgres` (session): a `Postgres`, for Dagster's storage.
-All but Postgres need Java 17 to 23. The first use ever fetches the jars, about 60 MB, into the user's cache folder
-(DAGSTER_REBALANCE_CACHE moves it).
+`kafka_broker` (session): a `KafkaCluster` of one node. `kafka_topic`: makes topics whose names no
+other test has. `secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and
+ACLs. `spark_connect_server` (session): a `SparkConnectServer`. `postgres` (session): a `Postgres`,
+for Dagster's storage. All but Postgres need Java 17 to 23. The first use ever fetches the jars,
+about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it).
 DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 plays the tests on another Kafka than 4.1.1.
 """
 
@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 class TopicFactory(Protocol):
     """Makes a topic with a unique name, and returns the name."""
 
-    def __call__(self, partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str: ...  # noqa: D102
+    def __call__(
+        self, partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None
+    ) -> str:
+        """Make one."""
 
 
 def unique_name(prefix: str) -> str:
@@ -76,7 +79,9 @@ def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaCluster]:
 def kafka_topic(kafka_broker: KafkaCluster) -> TopicFactory:
     """Makes a topic in `kafka_broker` with a unique name, and returns the name."""
 
-    def create(partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None) -> str:
+    def create(
+        partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None
+    ) -> str:
         name = unique_name(prefix)
         kafka_broker.create_topic(name, partitions, config)
         return name

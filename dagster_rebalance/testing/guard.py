@@ -1,10 +1,12 @@
 """Runs one command and makes sure that nothing of it outlives the process that asked for it.
 
-Owns the end of a process tree. Started by `processes.py` as a script of its own: `guard.py LIFELINE REPORT COMMAND...`. The parent
-holds the other end of the pipe LIFELINE, so the kernel itself says when the parent is gone, also after `kill -9`: then the tree is asked
-to end, and after a moment made to. One byte in the pipe means "make it end now". REPORT gets the command's pid, and its exit code later.
-Orphans of the command are handed to the guard (PR_SET_CHILD_SUBREAPER), so "no child left" means that the whole tree is gone.
-Imports nothing but the standard library: it runs without site-packages, and must start in a few milliseconds.
+Owns the end of a process tree. Started by `processes.py` as a script of its own: `guard.py LIFELINE
+REPORT COMMAND...`. The parent holds the other end of the pipe LIFELINE, so the kernel itself says
+when the parent is gone, also after `kill -9`: then the tree is asked to end, and after a moment
+made to. One byte in the pipe means "make it end now". REPORT gets the command's pid, and its exit
+code later. Orphans of the command are handed to the guard (PR_SET_CHILD_SUBREAPER), so "no child
+left" means that the whole tree is gone. Imports nothing but the standard library: it runs without
+site-packages, and must start in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def _descendants() -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # The name in parentheses may hold anything; the parent's pid is the second field after it.
+            # The name in parentheses may hold anything; the parent's pid is the second field after
+            # it.
             parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
     found: list[int] = []
@@ -79,7 +82,10 @@ class _Tree:
         self.report = report
 
     def reap(self) -> bool:
-        """Collect who has ended, and report the command's own exit code; False when nobody is left."""
+        """Collect the children that have ended, and report the command's own exit code.
+
+        Return False when no child is left.
+        """
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -103,7 +109,7 @@ class _Tree:
 
 
 def main(lifeline: int, report: int, command: list[str]) -> None:
-    """Run the command until its tree is gone, or until the parent asks for the end or is gone itself."""
+    """Run the command until its tree is gone, or the parent ends it or is gone itself."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)

@@ -1,8 +1,9 @@
-"""Fetches the jars of the local Kafka and of Spark's Kafka connector, once, and checks them each time they are used.
+"""This module fetches the jars of the local Kafka and of Spark's Kafka connector, once.
 
-Owns the cache of jars and what may be in it. A set of jars is used only when it is complete and each jar has the hash that was pinned for
-it (`pins/`), or that it had when it was fetched. Fetched with the Ivy that pyspark ships, which follows the machine's own settings: no
-address of a repository stands here.
+It checks them each time a caller uses them. It owns the cache of jars and what may be in it. It
+uses a set of jars only when the set is complete and each jar has the hash that was pinned for it
+(`pins/`), or that it had when it was fetched. The Ivy that pyspark ships fetches them and follows
+the machine's own settings: no address of a repository stands here.
 """
 
 from __future__ import annotations
@@ -69,7 +70,10 @@ def tell_on_stderr(sentence: str) -> None:
 
 
 def cache_folder() -> Path:
-    """Where jars are kept: DAGSTER_REBALANCE_CACHE, or `dagster-rebalance` in the user's cache folder."""
+    """Return the folder of the jars.
+
+    It is DAGSTER_REBALANCE_CACHE, or `dagster-rebalance` in the user's cache folder.
+    """
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dagster-rebalance"
@@ -83,13 +87,18 @@ def pyspark_folder() -> Path:
     """
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        msg = "The local Kafka and Spark need pyspark, which is not installed. Install the extra: pip install 'dagster-rebalance[testing]'"
+        msg = (
+            "The local Kafka and Spark need pyspark, which is not installed. Install the extra: "
+            "pip install 'dagster-rebalance[testing]'"
+        )
         raise ConfigurationError(msg)
     return Path(spec.origin).parent
 
 
 def fetch(jars: JarSet, *, tell: Callable[[str], None] = tell_on_stderr) -> list[Path]:
-    """The jars of the set: from the cache when they are there and sound, else fetched. Several processes may ask at once.
+    """The jars of the set: from the cache when they are there and sound, else fetched.
+
+    Several processes may ask at once.
 
     Args:
         jars: What is asked for.
@@ -110,10 +119,15 @@ def fetch(jars: JarSet, *, tell: Callable[[str], None] = tell_on_stderr) -> list
         partial = folder.with_name(f"{jars.name}.partial")
         _run_ivy(jars, partial, tell)
         fetched = partial / "jars"
-        (fetched / MANIFEST).write_text("".join(f"{digest}  {name}\n" for name, digest in _hashes(fetched).items()))
+        (fetched / MANIFEST).write_text(
+            "".join(f"{digest}  {name}\n" for name, digest in _hashes(fetched).items())
+        )
         if problem := _problem(fetched, jars):
             shutil.rmtree(partial)
-            msg = f"The jars fetched for {jars.name} cannot be used: {problem}. Try again, or look at what your repository serves."
+            msg = (
+                f"The jars fetched for {jars.name} cannot be used: {problem}. Try again, or look "
+                "at what your repository serves."
+            )
             raise DagsterRebalanceError(msg)
         fetched.rename(folder)
         shutil.rmtree(partial)
@@ -128,7 +142,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _hashes(folder: Path) -> dict[str, str]:
-    return {jar.name: hashlib.sha256(jar.read_bytes()).hexdigest() for jar in sorted(folder.glob("*.jar"))}
+    return {
+        jar.name: hashlib.sha256(jar.read_bytes()).hexdigest()
+        for jar in sorted(folder.glob("*.jar"))
+    }
 
 
 def _read_manifest(path: Path) -> dict[str, str]:
@@ -137,7 +154,10 @@ def _read_manifest(path: Path) -> dict[str, str]:
 
 
 def _problem(folder: Path, jars: JarSet) -> str | None:
-    """What is wrong with a fetched set, or None. The manifest is written last, so without it a fetch was cut short."""
+    """What is wrong with a fetched set, or None.
+
+    The manifest is written last, so without it a fetch was cut short.
+    """
     if not (folder / MANIFEST).exists():
         return "the fetch was cut short"
     pin = PINS / f"{jars.name}.sha256"
@@ -155,18 +175,25 @@ def _problem(folder: Path, jars: JarSet) -> str | None:
 
 def _ivy_file(jars: JarSet) -> str:
     dependencies = "".join(
-        f"<dependency org={quoteattr(a.organisation)} name={quoteattr(a.artifact)} rev={quoteattr(a.version)} conf='default->default'/>"
+        f"<dependency org={quoteattr(a.organisation)} name={quoteattr(a.artifact)} "
+        f"rev={quoteattr(a.version)} conf='default->default'/>"
         for a in jars.artifacts
     )
-    excluded = "".join(f"<exclude org={quoteattr(organisation)}/>" for organisation in jars.excluded)
+    excluded = "".join(
+        f"<exclude org={quoteattr(organisation)}/>" for organisation in jars.excluded
+    )
     return (
-        "<ivy-module version='2.0'><info organisation='local' module='jars'/><configurations><conf name='default'/></configurations>"
+        "<ivy-module version='2.0'><info organisation='local' module='jars'/><configurations><conf "
+        "name='default'/></configurations>"
         f"<dependencies>{dependencies}{excluded}</dependencies></ivy-module>"
     )
 
 
 def _run_ivy(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> None:
-    """Leaves the jars in `partial/jars`. What an earlier, cut short fetch has brought is used again: Ivy checks its own cache."""
+    """Leaves the jars in `partial/jars`.
+
+    What an earlier, cut short fetch has brought is used again: Ivy checks its own cache.
+    """
     shutil.rmtree(partial / "jars", ignore_errors=True)
     partial.mkdir(parents=True, exist_ok=True)
     log = partial / "ivy.log"
@@ -174,7 +201,15 @@ def _run_ivy(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> None:
     (partial / "ivy.xml").write_text(_ivy_file(jars))
     ivy = next((pyspark_folder() / "jars").glob("ivy-*.jar"))
     settings = os.environ.get(IVY_SETTINGS_VARIABLE)
-    command: list[str | Path] = [find_java().path, "-jar", ivy, "-cache", partial / "ivy", "-ivy", partial / "ivy.xml"]
+    command: list[str | Path] = [
+        find_java().path,
+        "-jar",
+        ivy,
+        "-cache",
+        partial / "ivy",
+        "-ivy",
+        partial / "ivy.xml",
+    ]
     command += ["-settings", settings] if settings else []
     command += ["-retrieve", f"{partial}/jars/[artifact]-[revision](-[classifier]).[ext]"]
     tell(f"{jars.name}: fetching into {cache_folder()} (once)")
@@ -187,13 +222,23 @@ def _run_ivy(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> None:
             found, loaded = text.count("\tfound "), text.count("[SUCCESSFUL ]")
             if found + loaded > seen:
                 seen = found + loaded
-                tell(f"{jars.name}: {loaded} of {found} jars" if loaded else f"{jars.name}: {found} dependencies found")
+                tell(
+                    f"{jars.name}: {loaded} of {found} jars"
+                    if loaded
+                    else f"{jars.name}: {found} dependencies found"
+                )
             return not ivy_process.is_running
 
-        wait_until(is_over, timeout_s=FETCH_LIMIT_S, what=f"the jars of {jars.name}; {log} has the details", interval_s=1)
+        wait_until(
+            is_over,
+            timeout_s=FETCH_LIMIT_S,
+            what=f"the jars of {jars.name}; {log} has the details",
+            interval_s=1,
+        )
         if ivy_process.exit_code != 0:
             msg = (
-                f"The jars of {jars.name} could not be fetched. Is the network there? Behind a mirror, name an ivysettings.xml in "
+                f"The jars of {jars.name} could not be fetched. Is the network there? Behind a "
+                "mirror, name an ivysettings.xml in "
                 f"{IVY_SETTINGS_VARIABLE}. Ivy says:\n{ivy_process.tail(15)}"
             )
             raise DagsterRebalanceError(msg)

@@ -1,7 +1,8 @@
 """Finds a Java on this machine that the local Kafka and Spark can run on.
 
-Owns the one answer to "which java?": JAVA_HOME, then PATH, then where systems install it. Never installs anything.
-`python -m dagster_rebalance.testing.java` prints the path, or says what to install.
+Owns the one answer to "which java?": JAVA_HOME, then PATH, then where systems install it. Never
+installs anything. `python -m dagster_rebalance.testing.java` prints the path, or says what to
+install.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ OLDEST = 17
 """Kafka 4 and Spark 4 are compiled for Java 17."""
 
 NEWEST = 23
-"""Java 24 removed the security manager (JEP 486), which the Hadoop client inside Spark still asks for."""
+"""Java 24 removed the security manager (JEP 486), which the Hadoop client inside Spark still asks
+for."""
 
 INSTALLED_IN = (Path("/usr/lib/jvm"), Path("/Library/Java/JavaVirtualMachines"))
 
@@ -54,22 +56,30 @@ def _candidates(env: Mapping[str, str], installed_in: tuple[Path, ...]) -> Itera
 
 def _major(path: Path) -> int | None:
     try:
-        # java -version writes to stderr; `path` is an executable file named java in a place of the user's own choosing.
-        done = subprocess.run([str(path), "-version"], capture_output=True, text=True, timeout=30, check=False)  # noqa: S603
+        # java -version writes to stderr; `path` is an executable file named java in a place of the
+        # user's own choosing.
+        done = subprocess.run(
+            [str(path), "-version"], capture_output=True, text=True, timeout=30, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     found = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
     return int(found.group(1)) if found else None
 
 
-def find_java(env: Mapping[str, str] | None = None, installed_in: tuple[Path, ...] | None = None) -> Java:
+def find_java(
+    env: Mapping[str, str] | None = None, installed_in: tuple[Path, ...] | None = None
+) -> Java:
     """The first Java from 17 to 23 in JAVA_HOME, on PATH, or where systems install it.
 
     Raises:
-        ConfigurationError: There is none. The message names those found, and the command that installs one.
+        ConfigurationError: There is none. The message names those found, and the command that
+            installs one.
     """
     rejected: dict[Path, int | None] = {}
-    for path in _candidates(os.environ if env is None else env, INSTALLED_IN if installed_in is None else installed_in):
+    for path in _candidates(
+        os.environ if env is None else env, INSTALLED_IN if installed_in is None else installed_in
+    ):
         real = path.resolve()
         if real in rejected or not os.access(real, os.X_OK):
             continue
@@ -77,10 +87,14 @@ def find_java(env: Mapping[str, str] | None = None, installed_in: tuple[Path, ..
         if major is not None and OLDEST <= major <= NEWEST:
             return Java(real, major)
         rejected[real] = major
-    found = ", ".join(f"{path} ({major or 'does not run'})" for path, major in rejected.items()) or "none"
+    found = (
+        ", ".join(f"{path} ({major or 'does not run'})" for path, major in rejected.items())
+        or "none"
+    )
     msg = (
         f"The local Kafka and Spark need Java {OLDEST} to {NEWEST}; found: {found}. "
-        "Install one (on Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless, or openjdk-21-jre-headless where there is no 17), "
+        "Install one (on Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless, or "
+        "openjdk-21-jre-headless where there is no 17), "
         "or set JAVA_HOME to one."
     )
     raise ConfigurationError(msg)

@@ -1,7 +1,8 @@
 """One Kafka process: a KRaft node that is broker and controller.
 
-Owns a node's settings, its files and its process, and who may talk to it. The settings make rebalances quick, for tests; none of them
-changes what a rebalance does. What several nodes do together is `broker.py`'s.
+Owns a node's settings, its files and its process, and who may talk to it. The settings make
+rebalances quick, for tests; none of them changes what a rebalance does. What several nodes do
+together is `broker.py`'s.
 """
 
 from __future__ import annotations
@@ -120,14 +121,33 @@ class KafkaNode:
             raise BrokerError(msg)
         return self._process
 
-    def format(self, cluster_id: str, nodes: Iterable[KafkaNode], settings: Mapping[str, str]) -> ChildProcess:
-        """Write the settings and start the formatting of the data folder, which takes two seconds."""
+    def format(
+        self, cluster_id: str, nodes: Iterable[KafkaNode], settings: Mapping[str, str]
+    ) -> ChildProcess:
+        """Write the settings and start to format the data folder, which takes two seconds."""
         self.folder.mkdir()
-        everything = {**QUICK_REBALANCES, **self._own_settings(list(nodes)), **self.access.settings, **settings}
-        self._settings_file.write_text("".join(f"{key}={value}\n" for key, value in everything.items()))
+        everything = {
+            **QUICK_REBALANCES,
+            **self._own_settings(list(nodes)),
+            **self.access.settings,
+            **settings,
+        }
+        self._settings_file.write_text(
+            "".join(f"{key}={value}\n" for key, value in everything.items())
+        )
         # The `=` keeps an id that begins with a dash from being read as an option.
-        tool: list[str | Path] = ["kafka.tools.StorageTool", "format", f"--cluster-id={cluster_id}", "-c", self._settings_file]
-        return ChildProcess(f"the formatting of {self.name}", [*self.java, *tool, *self.access.format_options], log=self.log)
+        tool: list[str | Path] = [
+            "kafka.tools.StorageTool",
+            "format",
+            f"--cluster-id={cluster_id}",
+            "-c",
+            self._settings_file,
+        ]
+        return ChildProcess(
+            f"the formatting of {self.name}",
+            [*self.java, *tool, *self.access.format_options],
+            log=self.log,
+        )
 
     @property
     def _settings_file(self) -> Path:
@@ -156,15 +176,19 @@ class KafkaNode:
 
     def launch(self) -> None:
         """Start the process; `wait_until_up` tells when it answers."""
-        self._process = ChildProcess(self.name, [*self.java, "kafka.Kafka", self._settings_file], log=self.log)
+        self._process = ChildProcess(
+            self.name, [*self.java, "kafka.Kafka", self._settings_file], log=self.log
+        )
 
     def wait_until_up(self, nodes: int) -> None:
         """Wait until the node answers and sees `nodes` nodes, itself included.
 
         Raises:
-            DagsterRebalanceError: It has ended, or the time is over; the message holds the end of its log.
+            DagsterRebalanceError: It has ended, or the time is over; the message holds the end of
+                its log.
         """
-        # A client learns of the other nodes and then asks any of them: only a new one's first answer is this node's own.
+        # A client learns of the other nodes and then asks any of them: only a new one's first
+        # answer is this node's own.
         admin = admin_of(self.address, self.access.login)
 
         def answers() -> bool:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import random
 import socket
 
-# Below the ports that systems use for outgoing connections (from 32768 on Linux): a port stays free while its server restarts.
+# Below the ports that systems use for outgoing connections (from 32768 on Linux): a port stays free
+# while its server restarts.
 LOWEST, HIGHEST = 12_000, 32_000
 
 _HANDED_OUT: set[int] = set()

@@ -1,8 +1,8 @@
 """A real Postgres for tests, with a database for each Dagster instance that asks.
 
-Needs the programs of Postgres (Debian's package `postgresql`) and, for Dagster, the package `dagster-postgres`. Postgres
-refuses to work for root: there it is run by the user `nobody`. It keeps nothing safe (`fsync` is off), and is gone with its
-folder afterwards.
+Needs the programs of Postgres (Debian's package `postgresql`) and, for Dagster, the package
+`dagster-postgres`. Postgres refuses to work for root: there it is run by the user `nobody`. It
+keeps nothing safe (`fsync` is off), and is gone with its folder afterwards.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ class Postgres:
 
     Example:
         ```python
-        with Postgres() as postgres, dg.instance_for_test(overrides=postgres.dagster_settings("shop")) as instance:
-            ...
+        with Postgres() as postgres:
+            settings = postgres.dagster_settings("shop")
+            with dg.instance_for_test(overrides=settings) as instance:
+                ...
         ```
     """
 
@@ -69,19 +71,41 @@ class Postgres:
         return f"postgresql+psycopg2://dagster@127.0.0.1:{port or self.port}/{database}"
 
     def dagster_settings(self, database: str, *, port: int | None = None) -> dict[str, Any]:
-        """What `dagster.yaml` says so that an instance keeps all its storage in a database. The database must exist."""
+        """What `dagster.yaml` says so that an instance keeps all its storage in a database.
+
+        The database must exist.
+        """
         return {"storage": {"postgres": {"postgres_url": self.url(database, port=port)}}}
 
     def lock_tables(self, database: str, tables: Iterable[str]) -> Callable[[], None]:
-        """Keep all others from writing to tables until the returned function is called; they can read."""
-        command = [*_as_other(), _program("psql"), "-X", "-q", "-h", "127.0.0.1", "-p", str(self.port), "-U", "dagster", database]
-        psql = subprocess.Popen(command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)  # noqa: S603 - our own, no shell
+        """Keep all others from writing to tables until the caller calls the returned function.
+
+        They can still read.
+        """
+        command = [
+            *_as_other(),
+            _program("psql"),
+            "-X",
+            "-q",
+            "-h",
+            "127.0.0.1",
+            "-p",
+            str(self.port),
+            "-U",
+            "dagster",
+            database,
+        ]
+        psql = subprocess.Popen(
+            command, cwd="/", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
 
         def release() -> None:
             psql.communicate("COMMIT;\n")
 
         if psql.stdin is not None and psql.stdout is not None:
-            psql.stdin.write(f"BEGIN; LOCK TABLE {', '.join(tables)} IN EXCLUSIVE MODE;\n\\echo locked\n")
+            psql.stdin.write(
+                f"BEGIN; LOCK TABLE {', '.join(tables)} IN EXCLUSIVE MODE;\n\\echo locked\n"
+            )
             psql.stdin.flush()
             psql.stdout.readline()
         return release
@@ -91,14 +115,44 @@ class Postgres:
         data = self._folder / "data"
         if os.geteuid() == 0:
             shutil.chown(self._folder, "nobody")
-        _run("initdb", "-D", str(data), "-U", "dagster", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C")
+        _run(
+            "initdb",
+            "-D",
+            str(data),
+            "-U",
+            "dagster",
+            "--auth=trust",
+            "--no-sync",
+            "--encoding=UTF8",
+            "--locale=C",
+        )
         settings = [part for setting in _QUICK for part in ("-c", setting)]
-        server = [_program("postgres"), "-D", str(data), "-p", str(self.port), "-k", str(self._folder), "-h", "127.0.0.1"]
-        self._server = ChildProcess("Postgres", [*_as_other(), *server, *settings], log=self._folder / "server.log", cwd=self._folder)
+        server = [
+            _program("postgres"),
+            "-D",
+            str(data),
+            "-p",
+            str(self.port),
+            "-k",
+            str(self._folder),
+            "-h",
+            "127.0.0.1",
+        ]
+        self._server = ChildProcess(
+            "Postgres",
+            [*_as_other(), *server, *settings],
+            log=self._folder / "server.log",
+            cwd=self._folder,
+        )
         self._server.wait_until_ready(self._answers, timeout_s=_START_LIMIT_S)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if self._server is not None:
             self._server.stop_at_once()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -112,20 +166,29 @@ class Postgres:
 
 def _program(name: str) -> str:
     """The path of a program of Postgres: Debian keeps most of them out of PATH."""
-    found = shutil.which(name) or next((str(path) for path in sorted(_DEBIAN.glob(f"*/bin/{name}"), reverse=True)), None)
+    found = shutil.which(name) or next(
+        (str(path) for path in sorted(_DEBIAN.glob(f"*/bin/{name}"), reverse=True)), None
+    )
     if found is None:
-        msg = f"Postgres' program {name} was not found: install Postgres (Debian: apt-get install postgresql)"
+        msg = (
+            f"Postgres' program {name} was not found: install Postgres (Debian: apt-get install "
+            "postgresql)"
+        )
         raise DagsterRebalanceError(msg)
     return found
 
 
 def _as_other() -> list[str]:
-    return ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"] if os.geteuid() == 0 else []
+    return (
+        ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        if os.geteuid() == 0
+        else []
+    )
 
 
 def _run(name: str, *arguments: str) -> None:
     command = [*_as_other(), _program(name), *arguments]
-    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)  # noqa: S603 - our own, no shell
+    done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
     if done.returncode != 0:
         msg = f"{name} of Postgres failed: {done.stdout}{done.stderr}".strip()
         raise DagsterRebalanceError(msg)

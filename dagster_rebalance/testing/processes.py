@@ -1,7 +1,8 @@
 """Child processes with a log, a readiness check with a deadline, and an end that is certain.
 
-Owns how tests and the demo start and end programs. Each child runs under a guard (`guard.py`) that ends it and all its descendants when
-this process is gone, however it went. Never signals by name, and never anything that it did not start.
+Owns how tests and the demo start and end programs. Each child runs under a guard (`guard.py`) that
+ends it and all its descendants when this process is gone, however it went. Never signals by name,
+and never anything that it did not start.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class ChildProcess:
 
     Example:
         ```python
-        with ChildProcess("web", ["dagster-webserver", "-p", str(port)], log=folder / "web.log") as web:
+        command = ["dagster-webserver", "-p", str(port)]
+        with ChildProcess("web", command, log=folder / "web.log") as web:
             web.wait_until_ready(lambda: answers(port), timeout_s=60)
         ```
 
@@ -44,18 +46,35 @@ class ChildProcess:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str | Path], *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
     ) -> None:
-        """Start `command`; `env` comes on top of this process's environment. The log is appended to."""
+        """Start `command`; `env` comes on top of this process's environment.
+
+        The log is appended to.
+        """
         self.name = name
         self.log = log
         self._exit_code: int | None = None
         lifeline, self._lifeline = os.pipe()
         self._report, report = os.pipe()
-        argv = [sys.executable, "-I", "-S", guard.__file__, str(lifeline), str(report), *map(str, command)]
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            guard.__file__,
+            str(lifeline),
+            str(report),
+            *map(str, command),
+        ]
         try:
             with log.open("ab") as output:
-                self._guard = subprocess.Popen(  # noqa: S603 - a caller's own command, without a shell
+                self._guard = subprocess.Popen(
                     argv,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
@@ -68,7 +87,9 @@ class ChildProcess:
         finally:
             os.close(lifeline)
             os.close(report)
-        _RUNNING.add(self)  # from here on it is ended with this process, also when Ctrl-C comes before the pid does
+        _RUNNING.add(
+            self
+        )  # from here on it is ended with this process, also when Ctrl-C comes before the pid does
         self.pid = int(self._read_line())
         os.set_blocking(self._report, False)
 
@@ -108,21 +129,31 @@ class ChildProcess:
         """Wait for `is_ready`.
 
         Raises:
-            DagsterRebalanceError: The program ended, or the time is over. The message holds the end of the log.
+            DagsterRebalanceError: The program ended, or the time is over. The message holds the end
+                of the log.
         """
         try:
-            wait_until(lambda: not self.is_running or is_ready(), timeout_s=timeout_s, what=f"{self.name} to be ready")
+            wait_until(
+                lambda: not self.is_running or is_ready(),
+                timeout_s=timeout_s,
+                what=f"{self.name} to be ready",
+            )
         except DagsterRebalanceError as error:
             raise DagsterRebalanceError(self._with_tail(str(error))) from error
         if not self.is_running:
-            raise DagsterRebalanceError(self._with_tail(f"{self.name} ended with exit code {self.exit_code} before it was ready"))
+            raise DagsterRebalanceError(
+                self._with_tail(
+                    f"{self.name} ended with exit code {self.exit_code} before it was ready"
+                )
+            )
 
     def _with_tail(self, sentence: str) -> str:
         return f"{sentence}; {self.log} ends with:\n{self.tail()}"
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the program itself; nothing happens when it has ended."""
-        # The guard reports an exit as soon as it has reaped the pid, long before the system could give the pid out again.
+        # The guard reports an exit as soon as it has reaped the pid, long before the system could
+        # give the pid out again.
         if self.is_running:
             try:
                 os.kill(self.pid, number)
@@ -135,7 +166,11 @@ class ChildProcess:
         Raises:
             DagsterRebalanceError: It still runs when the time is over.
         """
-        wait_until(lambda: not self.is_running, timeout_s=timeout_s, what=lambda: self._with_tail(f"{self.name} to end"))
+        wait_until(
+            lambda: not self.is_running,
+            timeout_s=timeout_s,
+            what=lambda: self._with_tail(f"{self.name} to end"),
+        )
         return -signal.SIGKILL if self.exit_code is None else self.exit_code
 
     def kill(self) -> None:
@@ -152,13 +187,21 @@ class ChildProcess:
         self.send(signal.SIGCONT)
 
     def stop(self, *, timeout_s: float = 10, first: signal.Signals = signal.SIGTERM) -> None:
-        """Ask the program to end, wait for it and its descendants, and end by force what is left when the time is over."""
+        """Ask the program to end, and wait for it and its descendants.
+
+        The call ends by force what is left when the time is over.
+        """
         if self._lifeline < 0:
             return
         self.send(first)
         self.resume()
         try:
-            wait_until(lambda: self.is_gone, timeout_s=timeout_s, what=f"{self.name} to end", interval_s=0.02)
+            wait_until(
+                lambda: self.is_gone,
+                timeout_s=timeout_s,
+                what=f"{self.name} to end",
+                interval_s=0.02,
+            )
         except DagsterRebalanceError:
             self._end_by_force()
         self._close()
@@ -186,7 +229,12 @@ class ChildProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
 

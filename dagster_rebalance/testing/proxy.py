@@ -1,6 +1,8 @@
-"""A TCP proxy that can fall silent: what a firewall that drops packets, or a database that hangs, looks like to its clients.
+"""A TCP proxy for tests can fall silent.
 
-While it is silent it accepts connections and takes bytes, and passes none on. When it speaks again, it passes on what it kept.
+To its clients it then looks like a firewall that drops packets, or a database that hangs. While it
+is silent it accepts connections and takes bytes, and passes none on. When it speaks again, it
+passes on what it kept.
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ class Proxy:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         """End all connections."""
         self._server.close()
         for end in tuple(self._sockets):
@@ -63,7 +70,9 @@ class Proxy:
             while True:
                 client, _ = self._server.accept()
                 self.accepted += 1
-                threading.Thread(target=self._serve, args=(client,), name="proxy connection", daemon=True).start()
+                threading.Thread(
+                    target=self._serve, args=(client,), name="proxy connection", daemon=True
+                ).start()
 
     def _serve(self, client: socket.socket) -> None:
         self._sockets.append(client)
@@ -71,7 +80,9 @@ class Proxy:
         with suppress(OSError):
             server = socket.create_connection(("127.0.0.1", self._target_port))
             self._sockets.append(server)
-            threading.Thread(target=self._pass_on, args=(client, server), name="proxy to", daemon=True).start()
+            threading.Thread(
+                target=self._pass_on, args=(client, server), name="proxy to", daemon=True
+            ).start()
             self._pass_on(server, client)
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:

@@ -19,7 +19,10 @@ _HELD: list[int] = []
 
 
 def private_folder(kind: str) -> Path:
-    """A new folder that only this user can read. Removes those that killed processes have left behind."""
+    """A new folder that only this user can read.
+
+    Removes those that killed processes have left behind.
+    """
     _remove_left_overs()
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{kind}-"))
     # Locked before it gets its name: a folder whose lock is free is nobody's any more.

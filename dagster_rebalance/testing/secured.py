@@ -1,8 +1,10 @@
-"""A real Kafka that lets in only who has a password or a certificate, and lets everybody do only what they were allowed to.
+"""The secured Kafka lets in only clients with a password or a certificate.
 
-Clients talk TLS and log in with SCRAM-SHA-512, or show a certificate of their own on a second listener; Kafka's own authorizer decides by
-ACLs, and what no ACL allows is refused. Owns the certificates, which are made anew for each cluster, the users and their ACLs. The nodes'
-controllers talk to each other in the clear, on 127.0.0.1: what is under test is what clients meet.
+It lets each client do only what its ACLs allow. Clients talk TLS and log in with SCRAM-SHA-512, or
+show a certificate of their own on a second listener; Kafka's own authorizer decides by ACLs, and
+refuses what no ACL allows. This module owns the certificates, which it makes anew for each cluster,
+the users and their ACLs. The nodes' controllers talk to each other in the clear, on 127.0.0.1: what
+is under test is what clients meet.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AclBinding, AclBindingFilter, ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.testing.broker import REQUEST_LIMIT_S, KafkaCluster, settle
@@ -37,13 +45,16 @@ _ITERATIONS = 4096
 _KEYTOOL_LIMIT_S = 60.0
 _DAYS = "30"
 _KEY = "kafka"
-"""The alias of the nodes' key, which also signs the certificates of users: the nodes trust it already."""
+"""The alias of the nodes' key, which also signs the certificates of users: the nodes trust it
+already."""
 _STORE_PASSWORD = "DAGSTER_REBALANCE_STORE_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 @dataclass
 class SecuredKafka(KafkaCluster):
-    """A `KafkaCluster` with TLS, passwords, certificates and ACLs. Its own user `admin` may do everything.
+    """A `KafkaCluster` with TLS, passwords, certificates and ACLs.
+
+    Its own user `admin` may do everything.
 
     Example:
         ```python
@@ -55,9 +66,13 @@ class SecuredKafka(KafkaCluster):
         ```
     """
 
-    _passwords: dict[str, str] = field(init=False, repr=False, default_factory=lambda: {ADMIN: secrets.token_hex(16)})
+    _passwords: dict[str, str] = field(
+        init=False, repr=False, default_factory=lambda: {ADMIN: secrets.token_hex(16)}
+    )
     _certificate: Path = field(init=False, default=Path())
-    _store_password: str = field(init=False, repr=False, default_factory=lambda: secrets.token_hex(16))
+    _store_password: str = field(
+        init=False, repr=False, default_factory=lambda: secrets.token_hex(16)
+    )
     _user_stores: dict[str, Path] = field(init=False, default_factory=dict)
     _certificate_addresses: list[str] = field(init=False, default_factory=list)
 
@@ -67,7 +82,10 @@ class SecuredKafka(KafkaCluster):
         return self._certificate
 
     def client_config(self, user: str = ADMIN) -> dict[str, str]:
-        """The librdkafka settings with which a user reaches and trusts this Kafka, password or certificate included."""
+        """Return the librdkafka settings with which a user reaches and trusts this Kafka.
+
+        They include the password or the certificate.
+        """
         if user in self._user_stores:
             return {
                 "bootstrap.servers": ",".join(self._certificate_addresses),
@@ -90,41 +108,87 @@ class SecuredKafka(KafkaCluster):
         self._passwords[name] = password
         # The node that answered may know the user before the others do.
         wait_until(
-            lambda: all(_lets_in(node.address, self._credentials(name)) for node in self._nodes.values()),
+            lambda: all(
+                _lets_in(node.address, self._credentials(name)) for node in self._nodes.values()
+            ),
             timeout_s=REQUEST_LIMIT_S,
             what=f"the login of user {name}",
         )
 
     def add_certificate(self, name: str) -> None:
-        """Give somebody a key and a certificate instead of a password: a PKCS#12 file, which `client_config` names.
+        """Give a user a key and a certificate instead of a password.
 
-        Kafka knows them by the subject, as `User:CN=<name>`; `allow` takes the name alone. Without an ACL they may do nothing.
+        Both are in a PKCS#12 file, which `client_config` names.
+
+        Kafka knows them by the subject, as `User:CN=<name>`; `allow` takes the name alone. Without
+        an ACL they may do nothing.
         """
         store = self._certificate.with_name(f"{name}.p12")
         signing = self._certificate.with_name(f"{name}-signing.p12")
-        shutil.copy(self._store, signing)  # a node that is restarted must find no other key than its own
+        shutil.copy(
+            self._store, signing
+        )  # a node that is restarted must find no other key than its own
         log = store.with_suffix(".log")
-        made = ["-alias", name, *_in_store(signing), "-signer", _KEY, "-keyalg", "EC", "-validity", _DAYS, "-dname", f"CN={name}"]
+        made = [
+            "-alias",
+            name,
+            *_in_store(signing),
+            "-signer",
+            _KEY,
+            "-keyalg",
+            "EC",
+            "-validity",
+            _DAYS,
+            "-dname",
+            f"CN={name}",
+        ]
         _keytool(["-genkeypair", *made], self._store_password, log)
-        source: list[str | Path] = ["-srcalias", name, "-srckeystore", signing, "-srcstorepass:env", _STORE_PASSWORD]
-        target: list[str | Path] = ["-destkeystore", store, "-deststoretype", "PKCS12", "-deststorepass:env", _STORE_PASSWORD]
+        source: list[str | Path] = [
+            "-srcalias",
+            name,
+            "-srckeystore",
+            signing,
+            "-srcstorepass:env",
+            _STORE_PASSWORD,
+        ]
+        target: list[str | Path] = [
+            "-destkeystore",
+            store,
+            "-deststoretype",
+            "PKCS12",
+            "-deststorepass:env",
+            _STORE_PASSWORD,
+        ]
         _keytool(["-importkeystore", *source, *target], self._store_password, log)
         self._user_stores[name] = store
 
-    def allow(self, user: str, *operations: str, topic: str | None = None, group: str | None = None) -> None:
-        """Allow a user operations (READ, DESCRIBE, ...) on a topic, on a group, or both, and return when Kafka shows it.
+    def allow(
+        self, user: str, *operations: str, topic: str | None = None, group: str | None = None
+    ) -> None:
+        """Allow a user operations (READ, DESCRIBE, ...) on a topic, on a group, or both.
+
+        The call returns when Kafka shows the ACLs.
 
         Raises:
             BrokerError: Kafka refused.
         """
-        resources = [(kind, name) for kind, name in (("TOPIC", topic), ("GROUP", group)) if name is not None]
+        resources = [
+            (kind, name) for kind, name in (("TOPIC", topic), ("GROUP", group)) if name is not None
+        ]
         principal = f"User:CN={user}" if user in self._user_stores else f"User:{user}"
-        acls = [(kind, name, "LITERAL", principal, "*", operation, "ALLOW") for kind, name in resources for operation in operations]
+        acls = [
+            (kind, name, "LITERAL", principal, "*", operation, "ALLOW")
+            for kind, name in resources
+            for operation in operations
+        ]
         for acl, future in self._admin.create_acls([AclBinding(*acl) for acl in acls]).items():
             settle(future, f"allow {user} {acl.operation} on {acl.name}")
         filters = [AclBindingFilter(*acl) for acl in acls]
         wait_until(
-            lambda: all(self._admin.describe_acls(one, request_timeout=REQUEST_LIMIT_S).result() for one in filters),
+            lambda: all(
+                self._admin.describe_acls(one, request_timeout=REQUEST_LIMIT_S).result()
+                for one in filters
+            ),
             timeout_s=REQUEST_LIMIT_S,
             what=f"the ACLs of user {user}",
         )
@@ -147,14 +211,19 @@ class SecuredKafka(KafkaCluster):
         for node in self._nodes.values():
             port = free_port()
             self._certificate_addresses.append(f"127.0.0.1:{port}")
-            node.access = replace(node.access, settings={**node.access.settings, **_listeners(node, port)})
+            node.access = replace(
+                node.access, settings={**node.access.settings, **_listeners(node, port)}
+            )
         super()._format()
 
     def _make_access(self, folder: Path) -> Access:
         self._certificate = folder / "certificate.pem"
         _make_certificate(self._store, self._store_password, self._certificate)
         password = self._passwords[ADMIN]
-        jaas = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{ADMIN}" password="{password}";'
+        jaas = (
+            f'org.apache.kafka.common.security.scram.ScramLoginModule required username="{ADMIN}" '
+            f'password="{password}";'
+        )
         settings = {
             "inter.broker.listener.name": _LISTENER,
             "sasl.enabled.mechanisms": MECHANISM,
@@ -168,9 +237,15 @@ class SecuredKafka(KafkaCluster):
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": f"User:{ADMIN};User:ANONYMOUS",  # the controllers are the anonymous ones
         }
-        # On a command line, which others on this machine can see: the password of a Kafka that is soon gone.
+        # On a command line, which others on this machine can see: the password of a Kafka that is
+        # soon gone.
         admin_user = ["--add-scram", f"{MECHANISM}=[name={ADMIN},password={password}]"]
-        return Access(protocol=_LISTENER, settings=settings, format_options=admin_user, login=self._credentials(ADMIN))
+        return Access(
+            protocol=_LISTENER,
+            settings=settings,
+            format_options=admin_user,
+            login=self._credentials(ADMIN),
+        )
 
 
 def _lets_in(address: str, credentials: Mapping[str, str]) -> bool:
@@ -183,7 +258,10 @@ def _lets_in(address: str, credentials: Mapping[str, str]) -> bool:
 def _listeners(node: KafkaNode, port: int) -> dict[str, str]:
     """A listener for passwords, and one on a port of its own for certificates."""
     theirs = f"{_LISTENER}://{node.address},{_CERTIFICATE_LISTENER}://127.0.0.1:{port}"
-    protocols = f"{_LISTENER}:{_LISTENER},{_CERTIFICATE_LISTENER}:{_CERTIFICATE_LISTENER},CONTROLLER:PLAINTEXT"
+    protocols = (
+        f"{_LISTENER}:{_LISTENER},"
+        f"{_CERTIFICATE_LISTENER}:{_CERTIFICATE_LISTENER},CONTROLLER:PLAINTEXT"
+    )
     return {
         "listeners": f"{theirs},CONTROLLER://127.0.0.1:{node.controller_port}",
         "advertised.listeners": theirs,

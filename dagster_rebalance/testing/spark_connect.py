@@ -1,6 +1,7 @@
-"""A Spark Connect server for tests and demos, on a free port of 127.0.0.1, with Spark's Kafka connector.
+"""A Spark Connect server for tests and demos listens on a free port of 127.0.0.1.
 
-Owns the server's settings and its life. The server is the one that comes with the installed pyspark, and the connector has its version.
+It has Spark's Kafka connector. This module owns the server's settings and its life. The server is
+the one that comes with the installed pyspark, and the connector has its version.
 """
 
 from __future__ import annotations
@@ -13,7 +14,13 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, pyspark_folder, tell_on_stderr
+from dagster_rebalance.testing.jars import (
+    Coordinates,
+    JarSet,
+    fetch,
+    pyspark_folder,
+    tell_on_stderr,
+)
 from dagster_rebalance.testing.java import find_java
 from dagster_rebalance.testing.ports import accepts_connections, free_port
 from dagster_rebalance.testing.processes import ChildProcess
@@ -34,15 +41,17 @@ def kafka_connector() -> JarSet:
     """Spark's Kafka connector for the installed pyspark, without what Spark itself brings."""
     spark = version("pyspark")
     artifact = Coordinates("org.apache.spark", "spark-sql-kafka-0-10_2.13", spark)
-    return JarSet(f"spark-kafka-{spark}", (artifact,), excluded=("org.apache.hadoop", "org.scala-lang"))
+    return JarSet(
+        f"spark-kafka-{spark}", (artifact,), excluded=("org.apache.hadoop", "org.scala-lang")
+    )
 
 
 @dataclass
 class SparkConnectServer:
     """A Spark Connect server. It starts when entered, and is gone with its files when left.
 
-    It asks nobody for a password: whoever can log in to this machine can run code through it, as you, while it runs. It is for machines
-    that you share with nobody.
+    It asks nobody for a password: whoever can log in to this machine can run code through it, as
+    you, while it runs. It is for machines that you share with nobody.
 
     Example:
         ```python
@@ -84,13 +93,19 @@ class SparkConnectServer:
         return self._process
 
     def start(self) -> Self:
-        """Fetch the connector's jars if need be, start the server, and wait until it takes connections.
+        """Fetch the connector's jars if need be, and start the server.
+
+        The call returns when the server takes connections.
 
         Raises:
             DagsterRebalanceError: It did not start; the message holds the end of its log.
         """
         spark = pyspark_folder()
-        jars = [jar for jar in fetch(kafka_connector(), tell=self.tell) if not (spark / "jars" / jar.name).exists()]
+        jars = [
+            jar
+            for jar in fetch(kafka_connector(), tell=self.tell)
+            if not (spark / "jars" / jar.name).exists()
+        ]
         self._folder = private_folder("spark")
         try:
             self._launch = partial(self._launched, spark, jars, self._folder)
@@ -109,10 +124,18 @@ class SparkConnectServer:
         if self._process is not None:
             self._process.stop_at_once()
         self._process = self._launch()
-        self._process.wait_until_ready(lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S)
+        self._process.wait_until_ready(
+            lambda: accepts_connections(self.port), timeout_s=START_LIMIT_S
+        )
 
     def _launched(self, spark: Path, jars: list[Path], folder: Path) -> ChildProcess:
-        command: list[str | Path] = [spark / "bin" / "spark-submit", "--class", SERVER_CLASS, "--name", "dagster-rebalance"]
+        command: list[str | Path] = [
+            spark / "bin" / "spark-submit",
+            "--class",
+            SERVER_CLASS,
+            "--name",
+            "dagster-rebalance",
+        ]
         command += ["--jars", ",".join(map(str, jars))]
         for key, value in {**self._own_settings(folder), **self.settings}.items():
             command += ["--conf", f"{key}={value}"]
@@ -122,7 +145,9 @@ class SparkConnectServer:
             "SPARK_LOCAL_IP": "127.0.0.1",
             "PYSPARK_PYTHON": sys.executable,
         }
-        return ChildProcess("Spark Connect", command, log=folder / "spark-connect.log", env=env, cwd=folder)
+        return ChildProcess(
+            "Spark Connect", command, log=folder / "spark-connect.log", env=env, cwd=folder
+        )
 
     def _own_settings(self, folder: Path) -> dict[str, str]:
         return {
@@ -152,5 +177,10 @@ class SparkConnectServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()

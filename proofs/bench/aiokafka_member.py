@@ -1,4 +1,6 @@
-"""aiokafka as a peer of the benchmark. Only imported where it is installed: it is no dependency of the package.
+"""aiokafka as a peer of the benchmark.
+
+Only imported where it is installed: it is no dependency of the package.
 
 Owns its event loop, which runs while it is polled, and so all the time.
 """
@@ -66,7 +68,9 @@ class AioKafka(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka shi
 
     def poll(self) -> list[int]:
         """Let the loop run, and return the partition of each record that came."""
-        found = self._loop.run_until_complete(self._consumer.getmany(timeout_ms=round(SLICE_S * 1000), max_records=BATCH))
+        found = self._loop.run_until_complete(
+            self._consumer.getmany(timeout_ms=round(SLICE_S * 1000), max_records=BATCH)
+        )
         return [tp.partition for tp, records in found.items() for _ in records]
 
     def owned(self) -> frozenset[int]:

@@ -1,6 +1,7 @@
-"""`python -m proofs bench`: how fast the package is beside what one would use without it, on a real Kafka, in one run.
+"""`python -m proofs bench` compares the package's speed with what one would use without it.
 
-Owns the options, and what is shown and written. A goal that is missed is told, and is no error: a busy machine can miss one.
+One run measures everything on a real Kafka. Owns the options, and what is shown and written. A
+missed goal is reported, and is no error: a busy machine can miss one.
 """
 
 from __future__ import annotations
@@ -35,14 +36,29 @@ _WITHOUT_KAFKA = {Benchmark.TRACKER, Benchmark.IDLE}
 
 def bench(
     *,
-    only: Annotated[list[Benchmark] | None, typer.Option(help="Which one; may be given several times. Default: all.")] = None,
+    only: Annotated[
+        list[Benchmark] | None,
+        typer.Option(help="Which one; may be given several times. Default: all."),
+    ] = None,
     runs: Annotated[int, typer.Option(min=1, help="How often everything is repeated.")] = 5,
-    hold_seconds: Annotated[float, typer.Option(min=0.5, help="How long partitions are held.")] = 8.0,
-    steady_seconds: Annotated[float, typer.Option(min=0.5, help="How long is read before, to compare with.")] = 6.0,
-    records: Annotated[int, typer.Option(min=2000, help="How many records poll_overhead reads each time.")] = 2_000_000,
-    marks: Annotated[int, typer.Option(min=1000, help="How many records the tracker is told about.")] = 1_000_000,
-    turns: Annotated[int, typer.Option(min=10, help="How often an idle member looks at its partitions.")] = 300,
-    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/bench.json"),
+    hold_seconds: Annotated[
+        float, typer.Option(min=0.5, help="How long partitions are held.")
+    ] = 8.0,
+    steady_seconds: Annotated[
+        float, typer.Option(min=0.5, help="How long is read before, to compare with.")
+    ] = 6.0,
+    records: Annotated[
+        int, typer.Option(min=2000, help="How many records poll_overhead reads each time.")
+    ] = 2_000_000,
+    marks: Annotated[
+        int, typer.Option(min=1000, help="How many records the tracker is told about.")
+    ] = 1_000_000,
+    turns: Annotated[
+        int, typer.Option(min=10, help="How often an idle member looks at its partitions.")
+    ] = 300,
+    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
+        "build/bench.json"
+    ),
 ) -> None:
     """Measure, side by side with confluent-kafka and aiokafka, and compare with the goals."""
     interrupts = Interrupts()
@@ -60,7 +76,9 @@ def bench(
                 kafka = stack.enter_context(KafkaCluster())
                 stack.callback(interrupts.end)
                 if Benchmark.HOLD in chosen:
-                    entries += hold.measure(kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step)
+                    entries += hold.measure(
+                        kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step
+                    )
                 if Benchmark.POLL in chosen:
                     entries += poll.measure(kafka, runs=runs, records=records, step=step)
             if Benchmark.TRACKER in chosen:

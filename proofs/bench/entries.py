@@ -42,7 +42,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: what was measured for ours and for the peer; None when there was no peer to measure."""
+    """The figures of one run, for ours and the peer; `peer` is None when there was no peer."""
 
     ours: float
     peer: float | None
@@ -133,7 +133,17 @@ def table_of(entries: Sequence[Entry]) -> Table:
         peer = "-" if entry.peer is None else _short(entry.peer)
         spread = [f"{value:.3f}" for value in (entry.ratio, min(ratios), max(ratios))]
         verdict = "[green]yes[/green]" if entry.met else "[bold red]no[/bold red]"
-        table.add_row(entry.name, case, _short(entry.ours), peer, entry.unit, *spread, str(len(ratios)), str(entry.goal), verdict)
+        table.add_row(
+            entry.name,
+            case,
+            _short(entry.ours),
+            peer,
+            entry.unit,
+            *spread,
+            str(len(ratios)),
+            str(entry.goal),
+            verdict,
+        )
     return table
 
 

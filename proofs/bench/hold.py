@@ -1,7 +1,8 @@
-"""The `retained_during_hold` benchmark: how fast retained partitions are read while others are held.
+"""`retained_during_hold` measures how fast retained partitions are read while others are held.
 
-Owns the play: ours and the peers read the same records at the same time, each in a group of its own; then a second member joins every
-group, and each first member holds what it is asked for. So a busy machine slows all of them alike.
+Owns the play: ours and the peers read the same records at the same time, each in a group of its
+own; then a second member joins every group, and each first member holds the partitions that it is
+asked for. So a busy machine slows all of them alike.
 """
 
 from __future__ import annotations
@@ -36,15 +37,28 @@ if TYPE_CHECKING:
 _PARTITIONS, _PER_SECOND = 4, 2000
 _LIMIT_S = 60.0
 _SETTLE_S = 1.0
-"""From the first records to the measuring: what was produced before is read faster than the rest."""
+"""From the first records to the measuring: what was produced before is read faster than the
+rest."""
 _RATIO = "ours during the hold over ours before it"
 _OURS = "ours, {}"
 _BARE = "confluent-kafka, {}"
 _AIOKAFKA = "aiokafka, classic"
 PAIRS = [
-    (_OURS.format("consumer"), _BARE.format("consumer"), "consumer protocol, against confluent-kafka blocked in on_revoke"),
-    (_OURS.format("classic"), _BARE.format("classic"), "classic cooperative-sticky, against confluent-kafka blocked in on_revoke"),
-    (_OURS.format("classic"), _AIOKAFKA, "classic cooperative-sticky, against aiokafka waiting in on_partitions_revoked"),
+    (
+        _OURS.format("consumer"),
+        _BARE.format("consumer"),
+        "consumer protocol, against confluent-kafka blocked in on_revoke",
+    ),
+    (
+        _OURS.format("classic"),
+        _BARE.format("classic"),
+        "classic cooperative-sticky, against confluent-kafka blocked in on_revoke",
+    ),
+    (
+        _OURS.format("classic"),
+        _AIOKAFKA,
+        "classic cooperative-sticky, against aiokafka waiting in on_partitions_revoked",
+    ),
 ]
 """Ours, the peer, and what is compared."""
 
@@ -65,7 +79,10 @@ class Played:
 
     @property
     def steady_rate(self) -> float:
-        """Records a second of the retained partitions before the hold, from batch to batch: where the time begins says nothing."""
+        """Records a second of the retained partitions before the hold.
+
+        The rate counts from the first batch to the last: the beginning of the time says nothing.
+        """
         times = self._times(*self.steady)
         later = [at for at in times if at > times[0]]
         return len(later) / (times[-1] - times[0]) if later else 0.0
@@ -73,7 +90,9 @@ class Played:
     @property
     def held_rate(self) -> float:
         """Records a second of the retained partitions during the hold, all of it."""
-        return len(self._times(self.hold.began_at, self.hold.ended_at)) / (self.hold.ended_at - self.hold.began_at)
+        return len(self._times(self.hold.began_at, self.hold.ended_at)) / (
+            self.hold.ended_at - self.hold.began_at
+        )
 
     @property
     def ratio(self) -> float:
@@ -81,7 +100,11 @@ class Played:
         return self.held_rate / self.steady_rate if self.steady_rate else 0.0
 
     def _times(self, begin: float, end: float) -> list[float]:
-        return [at for at, partition in self.arrivals if begin <= at < end and partition in self.hold.retained]
+        return [
+            at
+            for at, partition in self.arrivals
+            if begin <= at < end and partition in self.hold.retained
+        ]
 
 
 @dataclass
@@ -99,7 +122,9 @@ class _Stage:
     abandoned: threading.Event = field(default_factory=threading.Event)
 
 
-def measure(kafka: KafkaCluster, *, runs: int, hold_s: float, steady_s: float, step: Callable[[str], None]) -> list[Entry]:
+def measure(
+    kafka: KafkaCluster, *, runs: int, hold_s: float, steady_s: float, step: Callable[[str], None]
+) -> list[Entry]:
     """Play it several times."""
     plays = []
     for run in range(runs):
@@ -112,11 +137,22 @@ def entries_of(plays: Sequence[Mapping[str, Played]]) -> list[Entry]:
     """Ours and each peer side by side, by the names of the members; aiokafka may be missing."""
     entries = []
     for ours, peer, case in PAIRS:
-        samples = [Sample(play[ours].held_rate, play[peer].held_rate if peer in play else None, play[ours].ratio) for play in plays]
+        samples = [
+            Sample(
+                play[ours].held_rate,
+                play[peer].held_rate if peer in play else None,
+                play[ours].ratio,
+            )
+            for play in plays
+        ]
         note = f"steady {median(play[ours].steady_rate for play in plays):,.0f}"
         if all(peer not in play for play in plays):
             note = f"{peer.partition(',')[0]} is not installed"
-        entries.append(Entry("retained_during_hold", case, _RATIO, "records/s", Goal(">=", 0.98), samples, note))
+        entries.append(
+            Entry(
+                "retained_during_hold", case, _RATIO, "records/s", Goal(">=", 0.98), samples, note
+            )
+        )
     return entries
 
 
@@ -124,8 +160,12 @@ def _contenders(servers: str, topic: str, hold_s: float) -> dict[str, Callable[[
     """How to make a member of each kind; those of one kind are in one group."""
     contenders: dict[str, Callable[[], Contender]] = {}
     for protocol in ("consumer", "classic"):
-        contenders[_OURS.format(protocol)] = partial(Ours, client_config(servers, unique_name("ours"), protocol), topic, hold_s)
-        contenders[_BARE.format(protocol)] = partial(Bare, client_config(servers, unique_name("bare"), protocol), topic, hold_s)
+        contenders[_OURS.format(protocol)] = partial(
+            Ours, client_config(servers, unique_name("ours"), protocol), topic, hold_s
+        )
+        contenders[_BARE.format(protocol)] = partial(
+            Bare, client_config(servers, unique_name("bare"), protocol), topic, hold_s
+        )
     if find_spec("aiokafka") is not None:
         aiokafka = import_module("proofs.bench.aiokafka_member").AioKafka
         contenders[_AIOKAFKA] = partial(aiokafka, servers, unique_name("aiokafka"), topic, hold_s)
@@ -137,21 +177,36 @@ def _play_all(kafka: KafkaCluster, hold_s: float, steady_s: float) -> dict[str, 
     kafka.create_topic(topic, _PARTITIONS)
     makers = _contenders(kafka.bootstrap_servers, topic, hold_s)
     stage = _Stage()
-    with _in_background(partial(_produce, kafka.bootstrap_servers, topic)), ThreadPoolExecutor(len(makers)) as pool:
+    with (
+        _in_background(partial(_produce, kafka.bootstrap_servers, topic)),
+        ThreadPoolExecutor(len(makers)) as pool,
+    ):
         playing = {name: pool.submit(_play, name, make, stage) for name, make in makers.items()}
         try:
             _wait(playing, lambda name: name in stage.reading, "read all partitions")
             began_at = time.monotonic() + _SETTLE_S
-            _wait(playing, lambda _name: time.monotonic() >= began_at + steady_s, "read on", steady_s)
+            _wait(
+                playing, lambda _name: time.monotonic() >= began_at + steady_s, "read on", steady_s
+            )
             steady = (began_at, began_at + steady_s)
             stage.invited.set()
-            _wait(playing, lambda name: playing[name].done(), f"hold partitions for {hold_s:g} s", hold_s)
+            _wait(
+                playing,
+                lambda name: playing[name].done(),
+                f"hold partitions for {hold_s:g} s",
+                hold_s,
+            )
         finally:
             stage.abandoned.set()
         return {name: Played(*future.result(), steady) for name, future in playing.items()}
 
 
-def _wait(playing: Mapping[str, Future[_Observed]], condition: Callable[[str], bool], what: str, extra_s: float = 0.0) -> None:
+def _wait(
+    playing: Mapping[str, Future[_Observed]],
+    condition: Callable[[str], bool],
+    what: str,
+    extra_s: float = 0.0,
+) -> None:
     """Wait until something is true of all; an error of one of them ends the wait."""
 
     def waiting() -> list[str]:
@@ -160,11 +215,15 @@ def _wait(playing: Mapping[str, Future[_Observed]], condition: Callable[[str], b
                 future.result()
         return [name for name in playing if not condition(name)]
 
-    wait_until(lambda: not waiting(), timeout_s=_LIMIT_S + extra_s, what=lambda: f"{' and '.join(waiting())} to {what}")
+    wait_until(
+        lambda: not waiting(),
+        timeout_s=_LIMIT_S + extra_s,
+        what=lambda: f"{' and '.join(waiting())} to {what}",
+    )
 
 
 def _play(name: str, make: Callable[[], Contender], stage: _Stage) -> _Observed:
-    """Read with a first member, and from the invitation on with a second one beside it, until the first one's hold is over."""
+    """Read with a first member until its hold is over; a second one joins after the invitation."""
     arrivals: list[tuple[float, int]] = []
     is_joined = False
     with closing(make()) as first, ExitStack() as others:

@@ -1,7 +1,8 @@
-"""The `idle` benchmark: what a member decides about partitions that have nothing to do, as a share of a core.
+"""The `idle` benchmark measures a member's decisions about partitions with nothing to do.
 
-Owns the turns that are measured: ten a second, as the pump makes them, in virtual time and without Kafka, whose answers
-come at once and say that nothing has changed.
+The figure is their share of a core. Owns the turns that are measured: ten a second, as the pump
+makes them, in virtual time and without Kafka. The answers of Kafka come at once and say that
+nothing has changed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry
             used_s = _turn_idle(partitions, turns)
             samples.append(Sample(used_s, None, used_s / (turns * _TURN_S)))
         unit = f"s of CPU in {turns * _TURN_S:g} s"
-        entries.append(Entry("idle", f"{partitions:,} idle partitions", "a core", unit, Goal("<=", goal), samples))
+        entries.append(
+            Entry(
+                "idle", f"{partitions:,} idle partitions", "a core", unit, Goal("<=", goal), samples
+            )
+        )
     return entries
 
 
@@ -47,13 +52,22 @@ def _turn_idle(partitions: int, turns: int) -> float:
     """The seconds of CPU that so many turns took, once everything is taken in."""
     driver = Driver(DriverSettings(), new_batch_id=lambda: "none", now=0.0)
     _feed(driver, seen.TickArrived(), 0.0)
-    _feed(driver, seen.PartitionsAssigned(tuple(TopicPartition("orders", number) for number in range(partitions))), 0.0)
+    _feed(
+        driver,
+        seen.PartitionsAssigned(
+            tuple(TopicPartition("orders", number) for number in range(partitions))
+        ),
+        0.0,
+    )
     settled = [turn * _TURN_S for turn in range(1, 1 + 2 * _TURNS_BETWEEN_SUMMARIES)]
     measured = [settled[-1] + turn * _TURN_S for turn in range(1, 1 + turns)]
     for now in settled:
         _feed(driver, seen.TimePassed(), now)
     if driver.partitions.busy:
-        msg = f"{len(driver.partitions.busy)} of {partitions} partitions are not idle after {settled[-1]:g} s"
+        msg = (
+            f"{len(driver.partitions.busy)} of {partitions} partitions are not idle "
+            f"after {settled[-1]:g} s"
+        )
         raise IllegalStateError(msg)
     began_at = time.process_time()
     for turn, now in enumerate(measured):

@@ -1,6 +1,7 @@
-"""Consumers that are asked for partitions and hold on to them for a while: ours, and confluent-kafka as it is.
+"""The benchmark's consumers hold on for a while to partitions that they are asked for.
 
-Owns what each must do to finish its work before it gives partitions up, and the note of when it did. Each is used by one thread.
+They are ours, and confluent-kafka as it is. Owns what each consumer must do to finish its work
+before it gives partitions up, and the note of when it did. One thread uses each consumer.
 """
 
 from __future__ import annotations
@@ -85,7 +86,9 @@ class Ours:
         asked, now = self._consumer.get_to_be_revoked_partitions(), time.monotonic()
         if asked and not self.hold.began_at:
             self.hold.began_at = now
-            self.hold.retained = frozenset(tp.partition for tp in self._consumer.assignment() - asked)
+            self.hold.retained = frozenset(
+                tp.partition for tp in self._consumer.assignment() - asked
+            )
         if asked and now < self.hold.began_at + self._hold_s:
             self._consumer.delay_revoke(asked)
         elif asked:
@@ -102,7 +105,7 @@ class Ours:
 
 
 class Bare:
-    """confluent-kafka: its one chance to finish work before a revoke is to do it in the callback."""
+    """A confluent-kafka member can finish work before a revoke only in the callback."""
 
     def __init__(self, config: dict[str, Any], topic: str, hold_s: float) -> None:
         self._hold_s = hold_s

@@ -1,6 +1,7 @@
-"""The `poll_overhead` benchmark: `poll(max_records=500)` against the bare client's `consume(500)`, on the same records.
+"""`poll_overhead` compares `poll(max_records=500)` with the bare client's `consume(500)`.
 
-Owns the topic, and when the clock runs: from the first records on, because joining a group and connecting are no part of reading.
+Both read the same records. Owns the topic, and when the clock runs: from the first records on,
+because joining a group and connecting are no part of reading.
 """
 
 from __future__ import annotations
@@ -29,28 +30,42 @@ _PAIRS_IN_A_RUN = 3
 """A read takes a second, in which a machine may do something else."""
 
 
-def measure(kafka: KafkaCluster, *, runs: int, records: int, step: Callable[[str], None]) -> list[Entry]:
+def measure(
+    kafka: KafkaCluster, *, runs: int, records: int, step: Callable[[str], None]
+) -> list[Entry]:
     """Read the whole topic in turns."""
     step(f"poll_overhead, producing {records:,} records")
     kafka.create_topic(_TOPIC, _PARTITIONS)
     _produce(kafka.bootstrap_servers, records)
-    _bare(kafka.bootstrap_servers, records)  # The broker's caches and its compiler are warm from here on.
+    _bare(
+        kafka.bootstrap_servers, records
+    )  # The broker's caches and its compiler are warm from here on.
     readers = [_ours, _bare, _careful]
     against: dict[_Reader, list[Sample]] = {_bare: [], _careful: []}
     for run in range(runs * _PAIRS_IN_A_RUN):
         if run % _PAIRS_IN_A_RUN == 0:
             step(f"poll_overhead, run {run // _PAIRS_IN_A_RUN + 1} of {runs}")
         readers.append(readers.pop(0))
-        speeds: dict[_Reader, float] = {read: read(kafka.bootstrap_servers, records) for read in readers}
+        speeds: dict[_Reader, float] = {
+            read: read(kafka.bootstrap_servers, records) for read in readers
+        }
         for peer, samples in against.items():
             samples.append(Sample(speeds[_ours], speeds[peer], speeds[_ours] / speeds[peer]))
     case = f"poll(max_records={_BATCH}) against Consumer.consume({_BATCH}), {len(_RECORD)} bytes"
-    cases: dict[_Reader, str] = {_bare: case, _careful: f"{case}, with the look for errors that poll makes and its users must make"}
-    return [Entry("poll_overhead", cases[peer], "records/s", "records/s", Goal(">=", 0.95), samples) for peer, samples in against.items()]
+    cases: dict[_Reader, str] = {
+        _bare: case,
+        _careful: f"{case}, with the look for errors that poll makes and its users must make",
+    }
+    return [
+        Entry("poll_overhead", cases[peer], "records/s", "records/s", Goal(">=", 0.95), samples)
+        for peer, samples in against.items()
+    ]
 
 
 def _produce(servers: str, records: int) -> None:
-    producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+    producer = Producer(
+        {"bootstrap.servers": servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000}
+    )
     for number in range(records):
         while True:
             try:
@@ -70,7 +85,8 @@ def _config(servers: str) -> dict[str, Any]:
         "group.protocol": "consumer",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        # By default the client rests for a second whenever its queue is full, and both would be measured resting.
+        # By default the client rests for a second whenever its queue is full, and both would be
+        # measured resting.
         "fetch.queue.backoff.ms": 5,
     }
 
@@ -93,7 +109,11 @@ def _careful(servers: str, records: int) -> float:
 
         def read() -> list[Message]:
             batch = consumer.consume(_BATCH, 1.0)
-            return [message for message in batch if not message.error()] if any(map(Message.error, batch)) else batch
+            return (
+                [message for message in batch if not message.error()]
+                if any(map(Message.error, batch))
+                else batch
+            )
 
         return _speed(read, records)
 

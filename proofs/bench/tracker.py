@@ -1,6 +1,7 @@
-"""The `tracker` benchmark: marking records done, against the least that one could do for a record; and memory.
+"""The `tracker` benchmark measures the time and the memory of marking records done.
 
-Owns the order of the marks: shuffled over all that is in flight, which is the worst that workers can do.
+The time is compared with the least that one could do for a record. Owns the order of the marks:
+shuffled over all that is in flight, which is the worst that workers can do.
 """
 
 from __future__ import annotations
@@ -50,7 +51,14 @@ def measure(*, runs: int, marks: int, step: Callable[[str], None]) -> list[Entry
     step("tracker, memory")
     peaks = _peaks(shuffled(in_flight, seed=0))
     return [
-        Entry("tracker", "done() against a bare dict update", "time", f"s for {marks:,} marks", Goal("<=", 3), samples),
+        Entry(
+            "tracker",
+            "done() against a bare dict update",
+            "time",
+            f"s for {marks:,} marks",
+            Goal("<=", 3),
+            samples,
+        ),
         Entry(
             "tracker",
             f"memory, {_ROUNDS}th {marks // _ROUNDS:,} marks against the 1st",
@@ -96,7 +104,10 @@ def _time(marks: Sequence[tuple[TopicPartition, int]], *, ours_first: bool) -> S
 
 
 def _peaks(marks: Sequence[tuple[TopicPartition, int]]) -> list[int]:
-    """The most memory in use in each round of the same tracker: what it keeps from earlier rounds adds up."""
+    """The most memory in use in each round of one tracker.
+
+    Memory that the tracker keeps from earlier rounds adds up.
+    """
     tracker, peaks = OffsetTracker(), []
     order = sorted(marks, key=lambda mark: mark[1])
     each = len(marks) // len(_PARTITIONS)

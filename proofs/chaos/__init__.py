@@ -1,1 +1,4 @@
-"""`python -m proofs chaos`: faults by random draw on real parts, and a count of what was lost, doubled or stood still."""
+"""`python -m proofs chaos` does random faults to real parts.
+
+It counts what was lost or doubled, and what stood still.
+"""

@@ -1,7 +1,8 @@
-"""A bystander: asks Dagster's storage what members ask between two batches, and notes when the answer took long.
+"""The bystander asks Dagster's storage what members ask, and notes when an answer took long.
 
-Owns what is the machine's fault. Whatever keeps somebody who does nothing else waiting, a busy processor or a busy storage, keeps a
-member waiting as well, and is no stall of it.
+Its questions are those that members ask between two batches. Owns the delays that are the machine's
+fault. A busy processor or a busy storage that keeps the idle bystander waiting keeps a member
+waiting as well, and is no stall of the member.
 """
 
 from __future__ import annotations
@@ -29,9 +30,14 @@ SQLITE_FILES = ("history/runs.db", "history/runs/index.db", "schedules/schedules
 
 
 def wait_for_writes(home: Path) -> None:
-    """Wait until SQLite lets somebody write: a process that is frozen in the middle of a write keeps all others waiting."""
+    """Wait until SQLite lets somebody write.
+
+    A process that is frozen in the middle of a write keeps all others waiting.
+    """
     for name in SQLITE_FILES:
-        with closing(sqlite3.connect(home / name, timeout=_LONGEST_LOCK_S, isolation_level=None)) as connection:
+        with closing(
+            sqlite3.connect(home / name, timeout=_LONGEST_LOCK_S, isolation_level=None)
+        ) as connection:
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
 

@@ -1,7 +1,7 @@
-"""`python -m proofs chaos`: faults on real parts, and the count of what was lost, doubled or stood still.
+"""`python -m proofs chaos` does faults to real parts, and counts losses, doubles and stalls.
 
-Owns the options, the lines that a person sees, and the exit code. What it starts is gone when it ends, also after Ctrl-C, and when it is
-killed.
+Owns the options, the lines that a person sees, and the exit code. Everything that the command
+starts is gone when it ends, also after Ctrl-C, and when it is killed.
 """
 
 from __future__ import annotations
@@ -51,14 +51,22 @@ def chaos(
     faults: Annotated[int, typer.Option(min=1, help="How many faults are done.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Decides which faults come in which order.")] = 1,
     protocol: Annotated[Protocol, typer.Option(help="The group protocol.")] = Protocol.CONSUMER,
-    output: Annotated[Path, typer.Option(help="Where the report is written; after a failure the logs are beside it.")] = Path(
-        "build/chaos.json"
-    ),
+    output: Annotated[
+        Path,
+        typer.Option(help="Where the report is written; after a failure the logs are beside it."),
+    ] = Path("build/chaos.json"),
     *,
-    storage: Annotated[Storage, typer.Option(help="Where Dagster keeps its storage.")] = Storage.SQLITE,
-    spark: Annotated[bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")] = False,
+    storage: Annotated[
+        Storage, typer.Option(help="Where Dagster keeps its storage.")
+    ] = Storage.SQLITE,
+    spark: Annotated[
+        bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")
+    ] = False,
 ) -> None:
-    """Kill, freeze and break real brokers, members, runs and Dagster by random draw, and check that nothing is lost or doubled."""
+    """Kill, freeze and break real brokers, members, runs and Dagster by random draw.
+
+    The command then checks that nothing is lost or doubled.
+    """
     interrupts = Interrupts()
     interrupts.install()
     console = Console(highlight=False, soft_wrap=True)
@@ -70,7 +78,13 @@ def chaos(
     code = 0
     try:
         with_postgres = storage is Storage.POSTGRES
-        with all_parts(protocol=protocol.value, with_spark=spark, with_postgres=with_postgres, step=say, at_end=interrupts.end) as parts:
+        with all_parts(
+            protocol=protocol.value,
+            with_spark=spark,
+            with_postgres=with_postgres,
+            step=say,
+            at_end=interrupts.end,
+        ) as parts:
             play = Play(parts, seed, say)
             try:
                 play.run(faults)
@@ -78,7 +92,12 @@ def chaos(
             except DagsterRebalanceError:
                 say(f"the logs are in {_keep_logs(parts, output)}")
                 raise
-            played = {"seed": seed, "protocol": protocol.value, "spark": spark, "storage": storage.value}
+            played = {
+                "seed": seed,
+                "protocol": protocol.value,
+                "spark": spark,
+                "storage": storage.value,
+            }
             said = report.as_json(played, seconds=time.monotonic() - began_at)
             output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(said, indent=2) + "\n")
@@ -89,7 +108,10 @@ def chaos(
                 say(f"the logs are in {_keep_logs(parts, output)}")
     except KeyboardInterrupt:
         code = INTERRUPTED
-    say("everything that was started is gone" + (", stopped before its end" if code == INTERRUPTED else ""))
+    say(
+        "everything that was started is gone"
+        + (", stopped before its end" if code == INTERRUPTED else "")
+    )
     raise typer.Exit(code)
 
 
@@ -116,8 +138,15 @@ def _tell(report: Report, console: Console) -> None:
     ):
         figures.add_row(name, f"{value:,}")
     console.print(figures)
-    for title, counts in (("faults", report.faults), ("holds by outcome", report.holds), ("runs", report.runs)):
-        console.print(f"{title}: " + (", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none"))
+    for title, counts in (
+        ("faults", report.faults),
+        ("holds by outcome", report.holds),
+        ("runs", report.runs),
+    ):
+        console.print(
+            f"{title}: "
+            + (", ".join(f"{count} {name}" for name, count in sorted(counts.items())) or "none")
+        )
     for problem in report.wrong[:_PROBLEMS_SHOWN]:
         console.print(f"[bold red]FAILED[/bold red]  {escape(problem)}")
     if len(report.wrong) > _PROBLEMS_SHOWN:

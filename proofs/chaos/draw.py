@@ -1,6 +1,8 @@
-"""Which fault comes when: each kind once in every round, the rounds in random order, so that a few faults already are of many kinds.
+"""The draw decides which fault comes when.
 
-Owns the draw. The seed decides the order and the pauses; what the parts make of them is never the same twice.
+Each kind comes once in every round, and each round is in random order, so a few faults already are
+of many kinds. Owns the draw. The seed decides the order and the pauses; the effect on the parts is
+never the same twice.
 """
 
 from __future__ import annotations
@@ -52,5 +54,8 @@ class Draw(Generic[_T]):
         return self._chance.uniform(SHORTEST_PAUSE_S, LONGEST_PAUSE_S)
 
     def waits_for_work(self) -> bool:
-        """Whether the next one comes only when something was committed: faults to a heap of ruins would prove little."""
+        """Whether the next fault comes only after a commit.
+
+        Faults to a heap of ruins would prove little.
+        """
         return self._chance.random() < _WAITS_FOR_WORK

@@ -1,6 +1,7 @@
 """What the command and the runs that it plays with have in common: names, and a folder.
 
-Owns how runs are seen at work, and how they are told to fail. Imports next to nothing: every run waits for it.
+Owns how runs are seen at work, and how they are told to fail. Imports next to nothing: every run
+waits for it.
 """
 
 from __future__ import annotations
@@ -64,13 +65,18 @@ class Exchange:
         return self.root / "fleeting"
 
     def turn_page(self, life: int) -> None:
-        """Move the output of the second group away, for its topic has been made again, and ranges will have the same keys."""
+        """Move the output of the second group away.
+
+        Its topic has been made again, and ranges will have the same keys.
+        """
         self.fleeting.rename(self.root / f"fleeting before {life}")
         self.fleeting.mkdir()
 
     def page(self) -> list[int]:
         """The numbers in the output of the second group."""
-        return [int(line) for path in self.fleeting.glob("*.txt") for line in path.read_text().split()]
+        return [
+            int(line) for path in self.fleeting.glob("*.txt") for line in path.read_text().split()
+        ]
 
     @property
     def _cut_off(self) -> Path:
@@ -82,12 +88,22 @@ class Exchange:
 
     def make(self) -> None:
         """Make its folders."""
-        for folder in (self.output, self.noted, self.fleeting, self._working, self._failures, self._cut_off):
+        for folder in (
+            self.output,
+            self.noted,
+            self.fleeting,
+            self._working,
+            self._failures,
+            self._cut_off,
+        ):
             folder.mkdir(parents=True)
 
     @contextmanager
     def at_work(self, run_id: str) -> Iterator[None]:
-        """Show that this process works on a run. Of one that was killed that stays, so a reader has to look whether it lives."""
+        """Show that this process works on a run.
+
+        Of one that was killed that stays, so a reader has to look whether it lives.
+        """
         note = self._working / run_id
         note.write_text(f"{os.getpid()} {_began_at(os.getpid())}")
         try:
@@ -101,7 +117,9 @@ class Exchange:
         for note in self._working.iterdir():
             with suppress(OSError, ValueError):  # it ended meanwhile, or has just begun
                 pid, began_at = map(int, note.read_text().split())
-                if _began_at(pid) == began_at:  # a pid is given out again, and may by now be that of Dagster's daemon
+                if (
+                    _began_at(pid) == began_at
+                ):  # a pid is given out again, and may by now be that of Dagster's daemon
                     found[note.name] = pid
         return found
 
@@ -116,7 +134,10 @@ class Exchange:
         return True
 
     def cut_off(self, run_id: str) -> bool:
-        """Keep the process of a run from opening any file or connection; False when it is gone. What is open stays open."""
+        """Keep the process of a run from opening any file or connection; False when it is gone.
+
+        What is open stays open.
+        """
         pid = self.working().get(run_id)
         if pid is None:
             return False
@@ -165,7 +186,10 @@ class Exchange:
 
 
 def _limit_files(pid: int, limit: int | None) -> bool:
-    """Set how many files a process may have open, back to its hard limit for None; False when it is gone."""
+    """Set how many files a process may have open; False when the process is gone.
+
+    None sets the limit back to the process's hard limit.
+    """
     try:
         _, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard if limit is None else limit, hard))

@@ -1,7 +1,8 @@
 """The faults: their kinds, and what becomes of each until it is mended.
 
-Owns the kinds and the list of what is under way. What a fault does to the parts is in `on_members`, `on_kafka`, `on_runs` and
-`on_storage`; which comes when is `draw.py`'s; what they explain is `reasons.py`'s.
+Owns the kinds and the list of what is under way. What a fault does to the parts is in `on_members`,
+`on_kafka`, `on_runs` and `on_storage`; which comes when is `draw.py`'s; what they explain is
+`reasons.py`'s.
 """
 
 from __future__ import annotations
@@ -142,7 +143,9 @@ class Faults:
         done: Every fault so far, oldest first.
     """
 
-    def __init__(self, ground: Ground, strikes: Mapping[Kind, Callable[[Ground], UnderWay | None]]) -> None:
+    def __init__(
+        self, ground: Ground, strikes: Mapping[Kind, Callable[[Ground], UnderWay | None]]
+    ) -> None:
         self.done: list[Fault] = []
         self._ground = ground
         self._strikes = strikes

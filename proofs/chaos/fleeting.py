@@ -1,7 +1,8 @@
-"""A second group whose offsets vanish and whose topic is made anew, and the person who then says where it goes on.
+"""A second group loses its offsets or its topic, and a person then says where it goes on.
 
-Owns the topic, its records and what is checked: nothing may be committed before that word, and each record of the present
-topic must be in the output once. It lives in a code location of its own, which suffers nothing else.
+Its offsets vanish, or its topic is made anew. Owns the topic, its records and the checks: nothing
+may be committed before the person's word, and each record of the present topic must be in the
+output once. The group lives in a code location of its own, which suffers nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from functools import partial
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
-from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
@@ -71,9 +78,16 @@ class Fleeting:
         self._work_off()
 
     def make_topic_anew(self) -> None:
-        """Delete the topic and make it again, with fewer records than the group has committed; then say where to go on."""
+        """Delete the topic and make it again; then say where to go on.
+
+        The new topic has fewer records than the group has committed.
+        """
         delete = self._admin.delete_topics
-        self._patiently("the topic to be deleted", lambda: delete([TOPIC])[TOPIC].result(_REQUEST_S), done=KafkaError.UNKNOWN_TOPIC_OR_PART)
+        self._patiently(
+            "the topic to be deleted",
+            lambda: delete([TOPIC])[TOPIC].result(_REQUEST_S),
+            done=KafkaError.UNKNOWN_TOPIC_OR_PART,
+        )
         self._life += 1
         self._end = 0
         self._make_topic()
@@ -84,9 +98,16 @@ class Fleeting:
         self._work_off()
 
     def delete_offsets(self) -> None:
-        """Delete the group while its sensor is off, as Kafka does after a week without members; then say where to go on."""
+        """Delete the group while its sensor is off; then say where to go on.
+
+        Kafka does the same after a week without members.
+        """
         reached = self._end
-        self._patiently("the group to be deleted", partial(self._apart, _delete_group), done=KafkaError.GROUP_ID_NOT_FOUND)
+        self._patiently(
+            "the group to be deleted",
+            partial(self._apart, _delete_group),
+            done=KafkaError.GROUP_ID_NOT_FOUND,
+        )
         self._produce()
         self._turn_on()
         self._watch_nothing_move()
@@ -94,8 +115,15 @@ class Fleeting:
         self._work_off()
 
     def _make_topic(self) -> None:
-        create, topic = self._admin.create_topics, NewTopic(TOPIC, num_partitions=1, replication_factor=self._kafka.nodes)
-        self._patiently("the topic to be made", lambda: create([topic])[TOPIC].result(_REQUEST_S), done=KafkaError.TOPIC_ALREADY_EXISTS)
+        create, topic = (
+            self._admin.create_topics,
+            NewTopic(TOPIC, num_partitions=1, replication_factor=self._kafka.nodes),
+        )
+        self._patiently(
+            "the topic to be made",
+            lambda: create([topic])[TOPIC].result(_REQUEST_S),
+            done=KafkaError.TOPIC_ALREADY_EXISTS,
+        )
 
     def _produce(self) -> None:
         producer = Producer({**self._kafka.client_config(), "enable.idempotence": True})
@@ -107,18 +135,25 @@ class Fleeting:
             raise DagsterRebalanceError(msg)
 
     def _say(self, offset: int) -> None:
-        """Do what the check tells people to do: sensors off, wait for the members, reset the offset, sensors on."""
+        """Do what the check tells people to do.
+
+        The person turns the sensors off, waits for the members to leave, resets the offset and
+        turns the sensors on.
+        """
         self._patiently("the group to take an offset", partial(self._apart, _set_offset, offset))
         self._turn_on()
 
     def _turn_on(self) -> None:
-        self._patiently("the sensor to be turned on", lambda: self._dagster.ui.start_sensor(LOCATION, SENSOR))
+        self._patiently(
+            "the sensor to be turned on", lambda: self._dagster.ui.start_sensor(LOCATION, SENSOR)
+        )
 
     def _apart(self, ask: Callable[..., int | None], *wanted: object) -> None:
         """Ask the coordinator of the group from a process of its own, with the sensor off.
 
-        The sensor is turned off each time: a tick that ends just then writes the status that it had read. librdkafka (2.16, issue 5315
-        and an assertion in rdkafka_queue.h) ends processes that ask a coordinator by an `AdminClient` while brokers come and go.
+        The sensor is turned off each time: a tick that ends just then writes the status that it had
+        read. librdkafka (2.16, issue 5315 and an assertion in rdkafka_queue.h) ends processes that
+        ask a coordinator by an `AdminClient` while brokers come and go.
         """
         self._dagster.ui.stop_sensor(LOCATION, SENSOR)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -131,26 +166,41 @@ class Fleeting:
         while time.monotonic() < deadline_at:
             committed = self._committed()
             if committed is not None:
-                self.problems.append(f"{GROUP} committed {committed} although nobody had said where it goes on")
+                self.problems.append(
+                    f"{GROUP} committed {committed} although nobody had said where it goes on"
+                )
                 return
             time.sleep(1)
 
     def _work_off(self) -> None:
-        wait_until(lambda: self._committed() == self._end, timeout_s=_LIMIT_S, what=f"{GROUP} to commit {self._end}", interval_s=1)
+        wait_until(
+            lambda: self._committed() == self._end,
+            timeout_s=_LIMIT_S,
+            what=f"{GROUP} to commit {self._end}",
+            interval_s=1,
+        )
         seen = Counter(self._exchange.page())
-        self.problems += [f"{TOPIC}: record {number} is lost" for number in range(self._end) if not seen[number]]
-        self.problems += [f"{TOPIC}: record {number} is doubled" for number, times in seen.items() if times > 1]
+        self.problems += [
+            f"{TOPIC}: record {number} is lost" for number in range(self._end) if not seen[number]
+        ]
+        self.problems += [
+            f"{TOPIC}: record {number} is doubled" for number, times in seen.items() if times > 1
+        ]
 
     def _committed(self) -> int | None:
         try:
-            return committed_offsets(self._kafka.client_config(), GROUP, TOPIC, [0], limit_s=_REQUEST_S).get(0)
+            return committed_offsets(
+                self._kafka.client_config(), GROUP, TOPIC, [0], limit_s=_REQUEST_S
+            ).get(0)
         except KafkaException:
             return None
 
     def _patiently(self, what: str, ask: Callable[[], object], *, done: int | None = None) -> None:
-        """Ask until it is agreed to: brokers and storage are away now and then, and a group with members is refused.
+        """Repeat a request until it is agreed to.
 
-        A broker that is killed may take the answer along: `done` is the error that then says that there is nothing left to do.
+        Brokers and storage are away now and then, and a group with members is refused. A broker
+        that is killed may take the answer along: `done` is the error that then says that there is
+        nothing left to do.
         """
 
         def is_done() -> bool:
@@ -184,5 +234,13 @@ def _code_of(asked: Future[ConsumerGroupTopicPartitions | None]) -> int | None:
     except KafkaException as problem:
         return int(problem.args[0].code())
     # The client raises no refusal of a partition.
-    errors = [partition.error for partition in answer.topic_partitions or () if partition.error is not None] if answer else []
+    errors = (
+        [
+            partition.error
+            for partition in answer.topic_partitions or ()
+            if partition.error is not None
+        ]
+        if answer
+        else []
+    )
     return int(errors[0].code()) if errors else None

@@ -1,4 +1,4 @@
-"""Dagster's launcher of runs, which refuses them while the command wants that, as a cluster without room would."""
+"""Dagster's launcher refuses runs while the command wants that, as a cluster without room would."""
 
 from __future__ import annotations
 

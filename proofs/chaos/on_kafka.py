@@ -20,7 +20,8 @@ def kill_broker(ground: Ground) -> UnderWay | None:
     if not _node_may_go(ground):
         return None
     kafka, node = ground.parts.kafka, ground.chance.choice(BROKERS)
-    # All partitions: each node has a copy of the group's offsets, and a commit waits until Kafka knows that one of them is gone (9 s).
+    # All partitions: each node has a copy of the group's offsets, and a commit waits until Kafka
+    # knows that one of them is gone (9 s).
     fault = Fault(Kind.BROKER_KILLED, f"node {node}")
     kafka.kill(node)
     return UnderWay(fault, ground.after(1, 8), lambda: kafka.restart(node))
@@ -44,7 +45,9 @@ def add_partition(ground: Ground) -> UnderWay | None:
         return None
     parts.kafka.add_partitions(TOPIC, total)
     parts.producer.take_in(total)
-    return UnderWay(Fault(Kind.PARTITIONS_ADDED, f"{TOPIC}-{total - 1}", partitions=frozenset({total - 1})))
+    return UnderWay(
+        Fault(Kind.PARTITIONS_ADDED, f"{TOPIC}-{total - 1}", partitions=frozenset({total - 1}))
+    )
 
 
 def delete_offsets(ground: Ground) -> UnderWay | None:
@@ -53,7 +56,7 @@ def delete_offsets(ground: Ground) -> UnderWay | None:
 
 
 def make_topic_anew(ground: Ground) -> UnderWay | None:
-    """Delete the topic of the second group and make it again, and later say where the group goes on."""
+    """Make the topic of the second group anew, and later say where the group goes on."""
     return _of_fleeting(ground, Kind.TOPIC_MADE_ANEW, ground.parts.fleeting.make_topic_anew)
 
 
@@ -74,4 +77,7 @@ def kill_spark(ground: Ground) -> UnderWay | None:
 
 
 def _node_may_go(ground: Ground) -> bool:
-    return not ground.suffers(Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED) and ground.parts.kafka.is_in_sync()
+    return (
+        not ground.suffers(Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED)
+        and ground.parts.kafka.is_in_sync()
+    )

@@ -1,4 +1,7 @@
-"""Faults to the members: their code servers are killed, ended, frozen or reloaded; and to the daemon that sends them ticks."""
+"""These faults hit the members' code servers, and the daemon that sends them ticks.
+
+Code servers are killed, ended, frozen or reloaded.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ def terminate(ground: Ground) -> UnderWay | None:
 
     def has_left() -> bool:
         if server.is_running and time.monotonic() > late_at:
-            msg = f"{server.name} has not ended {_DEPARTURE_LIMIT_S:g} s after SIGTERM; {server.log} ends with:\n{server.tail()}"
+            msg = (
+                f"{server.name} has not ended {_DEPARTURE_LIMIT_S:g} s after SIGTERM; "
+                f"{server.log} ends with:\n{server.tail()}"
+            )
             raise DagsterRebalanceError(msg)
         return not server.is_running
 
@@ -56,7 +62,9 @@ def freeze(ground: Ground) -> UnderWay | None:
     fault = _of_member(ground, Kind.MEMBER_FROZEN, name)
     server = ground.parts.dagster.locations[name].server
     server.suspend()
-    return UnderWay(fault, ground.after(SESSION_TIMEOUT_S + 1, SESSION_TIMEOUT_S + 6), server.resume)
+    return UnderWay(
+        fault, ground.after(SESSION_TIMEOUT_S + 1, SESSION_TIMEOUT_S + 6), server.resume
+    )
 
 
 def kill_with_runs(ground: Ground) -> UnderWay | None:

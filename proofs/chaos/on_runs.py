@@ -1,4 +1,8 @@
-"""Faults to runs: they fail, their processes are killed or cut off, their launch is refused, and people do things to them in the UI."""
+"""These faults hit runs.
+
+Runs fail, their processes are killed or cut off, their launch is refused, and people do things to
+them in the UI.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _RUNS_LOOKED_AT = 20
-_LIVE = {dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
+_LIVE = {
+    dg.DagsterRunStatus.QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+}
 FIRST_ASSET = "copied"
 
 
@@ -34,7 +43,10 @@ def fail(ground: Ground) -> UnderWay | None:
 
 
 def cut_off(ground: Ground) -> UnderWay | None:
-    """Keep the process of a run from opening any connection or file, while it works for longer than it would have to."""
+    """Keep the process of a run from opening any connection or file.
+
+    The run meanwhile works for longer than it would have to.
+    """
     run_id = _at_work(ground)
     exchange = ground.parts.exchange
     if run_id is None or not exchange.cut_off(run_id):
@@ -49,7 +61,9 @@ def refuse_launches(ground: Ground) -> UnderWay | None:
         return None
     exchange = ground.parts.exchange
     exchange.refuse_launches()
-    return UnderWay(Fault(Kind.LAUNCH_REFUSED, "all runs"), ground.after(3, 15), exchange.allow_launches)
+    return UnderWay(
+        Fault(Kind.LAUNCH_REFUSED, "all runs"), ground.after(3, 15), exchange.allow_launches
+    )
 
 
 def delete(ground: Ground) -> UnderWay | None:
@@ -79,7 +93,7 @@ def force_terminate(ground: Ground) -> UnderWay | None:
 
 
 def re_execute_in_part(ground: Ground) -> UnderWay | None:
-    """Re-execute the first of the two assets of a run that failed: its success must not count for both."""
+    """Re-execute the first of the two assets of a failed run: it must not count for both."""
     record = _any_run(ground, lambda run: run.status is dg.DagsterRunStatus.FAILURE)
     if record is None:
         return None
@@ -95,7 +109,9 @@ def _at_work(ground: Ground) -> str | None:
 
 
 def _any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.RunRecord | None:
-    found = ground.parts.instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_RUNS_LOOKED_AT)
+    found = ground.parts.instance.get_run_records(
+        dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_RUNS_LOOKED_AT
+    )
     wanted = [record for record in found if is_wanted(record.dagster_run)]
     return ground.chance.choice(wanted) if wanted else None
 
@@ -103,4 +119,6 @@ def _any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.R
 def _of_run(ground: Ground, kind: Kind, run_id: str, note: str = "") -> Fault:
     run = ground.parts.instance.get_run_by_id(run_id)
     ranges = ranges_in(run.run_config, run.tags.get(BATCH_TAG, "")) if run is not None else ()
-    return Fault(kind, f"run {run_id[:8]}{note}", partitions=frozenset(range_.partition for range_ in ranges))
+    return Fault(
+        kind, f"run {run_id[:8]}{note}", partitions=frozenset(range_.partition for range_ in ranges)
+    )

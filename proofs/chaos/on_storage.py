@@ -58,7 +58,9 @@ def _lock_of(parts: Parts) -> Callable[[], None]:
         with ExitStack() as stack:
             for name in SQLITE_FILES:
                 path = parts.dagster.home / name
-                connection = stack.enter_context(closing(sqlite3.connect(path, timeout=SESSION_TIMEOUT_S, isolation_level=None)))
+                connection = stack.enter_context(
+                    closing(sqlite3.connect(path, timeout=SESSION_TIMEOUT_S, isolation_level=None))
+                )
                 connection.execute("BEGIN EXCLUSIVE")
             is_locked.set()
             is_over.wait()

@@ -1,6 +1,7 @@
-"""The parts that faults are done to: three brokers, Dagster with three members in processes of their own, a producer, and Spark if wanted.
+"""Faults hit these parts: three brokers, Dagster with three members, a producer, and Spark.
 
-Owns what is started, with which settings, and that all of it is gone afterwards.
+Each member has a process of its own; Spark is there if wanted. Owns what is started, with which
+settings, and that all of it is gone afterwards.
 """
 
 from __future__ import annotations
@@ -57,7 +58,12 @@ SETTINGS = {
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
         "class": "QueuedRunCoordinator",
-        "config": {"max_concurrent_runs": 3, "dequeue_interval_seconds": 1, "dequeue_use_threads": True, "dequeue_num_workers": 2},
+        "config": {
+            "max_concurrent_runs": 3,
+            "dequeue_interval_seconds": 1,
+            "dequeue_use_threads": True,
+            "dequeue_num_workers": 2,
+        },
     },
 }
 
@@ -108,7 +114,12 @@ class Parts:
 
 @contextmanager
 def all_parts(
-    *, protocol: str, with_spark: bool, with_postgres: bool, step: Callable[[str], None], at_end: Callable[[], None]
+    *,
+    protocol: str,
+    with_spark: bool,
+    with_postgres: bool,
+    step: Callable[[str], None],
+    at_end: Callable[[], None],
 ) -> Iterator[Parts]:
     """Start everything, in order.
 
@@ -120,7 +131,8 @@ def all_parts(
         at_end: Called first when everything is to be ended.
 
     Raises:
-        DagsterRebalanceError: A part did not start; the message says which, and holds the end of its log.
+        DagsterRebalanceError: A part did not start; the message says which, and holds the end of
+            its log.
     """
     folder = private_folder("chaos")
     exchange = Exchange(folder)
@@ -131,7 +143,11 @@ def all_parts(
             step("starting three brokers")
             kafka = stack.enter_context(KafkaCluster(nodes=len(BROKERS), tell=step))
             kafka.create_topic(TOPIC, PARTITIONS)
-            env = {FOLDER_VARIABLE: str(folder), BROKERS_VARIABLE: kafka.bootstrap_servers, PROTOCOL_VARIABLE: protocol}
+            env = {
+                FOLDER_VARIABLE: str(folder),
+                BROKERS_VARIABLE: kafka.bootstrap_servers,
+                PROTOCOL_VARIABLE: protocol,
+            }
             spark = None
             if with_spark:
                 step("starting a Spark Connect server")
@@ -143,24 +159,57 @@ def all_parts(
                 postgres = stack.enter_context(Postgres())
                 postgres.create_database(DATABASE)
             storage = postgres.dagster_settings(DATABASE) if postgres is not None else {}
-            step(f"starting Dagster: webserver, daemon, and the code locations {', '.join(MEMBERS)}")
-            locations = [CodeLocation(name, "proofs.chaos.project", folder, env, reloads=name == RELOADED) for name in MEMBERS]
-            locations.append(CodeLocation(AMBER, "proofs.chaos.project", folder, {**env, ROLE_VARIABLE: FLEETING}))
-            limits = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S), FOLDER_VARIABLE: str(folder)}
-            dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings={**SETTINGS, **storage}, env=limits))
+            step(
+                f"starting Dagster: webserver, daemon, and the code locations {', '.join(MEMBERS)}"
+            )
+            locations = [
+                CodeLocation(name, "proofs.chaos.project", folder, env, reloads=name == RELOADED)
+                for name in MEMBERS
+            ]
+            locations.append(
+                CodeLocation(
+                    AMBER, "proofs.chaos.project", folder, {**env, ROLE_VARIABLE: FLEETING}
+                )
+            )
+            limits = {
+                "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S),
+                FOLDER_VARIABLE: str(folder),
+            }
+            dagster = stack.enter_context(
+                DagsterDeployment(
+                    folder / "home", locations, settings={**SETTINGS, **storage}, env=limits
+                )
+            )
             instance = stack.enter_context(dagster.instance())
-            producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND)
+            producer = NumberedProducer(
+                kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=RECORDS_PER_SECOND
+            )
             stack.enter_context(producer)
             runs = RunLedger(instance, GROUP)
-            bystander = stack.enter_context(Bystander(partial(_ask_as_members_do, runs, None if with_postgres else folder / "home")))
+            bystander = stack.enter_context(
+                Bystander(
+                    partial(_ask_as_members_do, runs, None if with_postgres else folder / "home")
+                )
+            )
             fleeting = Fleeting(kafka, dagster, exchange)
-            yield Parts(kafka, dagster, instance, producer, bystander, exchange, fleeting, spark, postgres, protocol)
+            yield Parts(
+                kafka,
+                dagster,
+                instance,
+                producer,
+                bystander,
+                exchange,
+                fleeting,
+                spark,
+                postgres,
+                protocol,
+            )
         finally:
             at_end()
 
 
 def _ask_as_members_do(runs: RunLedger, home: Path | None) -> None:
-    """Read runs, and wait until SQLite lets somebody write: `home` has its files, where it is SQLite."""
+    """Read runs, and wait until SQLite lets somebody write; `home` has SQLite's files, if any."""
     runs.read((), live_too=True)
     if home is not None:
         wait_for_writes(home)

@@ -1,6 +1,7 @@
-"""The play: faults by random draw until there were enough, then peace until everything is worked off.
+"""The play draws faults until there were enough, then keeps peace until all is worked off.
 
-Owns the order: what is struck when, and what must be so in between. It stops when a part has ended by itself, or when peace does not help.
+Owns the order: which part is struck when, and what must be so in between. The play stops when a
+part has ended by itself, or when peace does not help.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ BEGIN_LIMIT_S = 180.0
 PEACE_LIMIT_S = 420.0
 WORK_LIMIT_S = 30.0
 STORAGE_LIMIT_S = 120.0
-"""A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until it goes on."""
+"""A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until
+it goes on."""
 _LOOK_EVERY_S = 0.25
 STRIKES: dict[Kind, Callable[[Ground], UnderWay | None]] = {
     Kind.MEMBER_KILLED: on_members.kill,
@@ -80,7 +82,10 @@ class Play:
         self.ends: list[tuple[float, list[int]]] = []
         chance = random.Random(seed)  # noqa: S311 - no secret
         self.faults = Faults(Ground(parts, chance, self._owned_by), STRIKES)
-        missing = {Kind.SPARK_KILLED: parts.spark is None, Kind.STORAGE_HANGS: parts.postgres is None}
+        missing = {
+            Kind.SPARK_KILLED: parts.spark is None,
+            Kind.STORAGE_HANGS: parts.postgres is None,
+        }
         self._draw = Draw([kind for kind in Kind if not missing.get(kind)], chance)
         self._parts = parts
         self._say = say
@@ -92,11 +97,16 @@ class Play:
         """Play.
 
         Raises:
-            DagsterRebalanceError: A part has ended by itself, or not everything was worked off in the end.
+            DagsterRebalanceError: A part has ended by itself, or not everything was worked off in
+                the end.
         """
         for member in MEMBERS:
             self._parts.dagster.ui.start_sensor(member, SENSOR)
-        self._until("every member to have partitions", lambda: set(self._owners.values()) == set(MEMBERS), BEGIN_LIMIT_S)
+        self._until(
+            "every member to have partitions",
+            lambda: set(self._owners.values()) == set(MEMBERS),
+            BEGIN_LIMIT_S,
+        )
         self._parts.fleeting.begin()
         while len(self.faults.done) < faults:
             self._rest()
@@ -111,7 +121,9 @@ class Play:
         pause_until = now + self._draw.pause_s()
         patience_until = now + WORK_LIMIT_S if self._draw.waits_for_work() else now
         commits = len(self.catalogue.recorded)
-        while (now := time.monotonic()) < pause_until or (now < patience_until and len(self.catalogue.recorded) == commits):
+        while (now := time.monotonic()) < pause_until or (
+            now < patience_until and len(self.catalogue.recorded) == commits
+        ):
             self._look()
 
     def _strike(self, kind: Kind) -> bool:
@@ -148,19 +160,32 @@ class Play:
         if kind == "assigned":
             self._owners.update(dict.fromkeys(partitions, member))
         elif kind == "hold":
-            self._owners = {name: owner for name, owner in self._owners.items() if owner != member or name not in partitions}
+            self._owners = {
+                name: owner
+                for name, owner in self._owners.items()
+                if owner != member or name not in partitions
+            }
 
     def _owned_by(self, member: str) -> frozenset[int]:
-        return frozenset(int(name.rpartition("-")[2]) for name, owner in self._owners.items() if owner == member)
+        return frozenset(
+            int(name.rpartition("-")[2]) for name, owner in self._owners.items() if owner == member
+        )
 
     def _check_parts(self) -> None:
         self._parts.producer.check()
         struck = {one.fault.target for one in self.faults.under_way}
-        processes = [location.server for name, location in self._parts.dagster.locations.items() if name not in struck]
+        processes = [
+            location.server
+            for name, location in self._parts.dagster.locations.items()
+            if name not in struck
+        ]
         processes += [self._parts.dagster.daemon] if not self._suffers(Kind.DAEMON_KILLED) else []
         for process in processes:
             if not process.is_running:
-                msg = f"{process.name} has ended by itself with exit code {process.exit_code}; {process.log} ends with:\n{process.tail()}"
+                msg = (
+                    f"{process.name} has ended by itself with exit code {process.exit_code}; "
+                    f"{process.log} ends with:\n{process.tail()}"
+                )
                 raise DagsterRebalanceError(msg)
 
     def _suffers(self, kind: Kind) -> bool:
@@ -180,10 +205,16 @@ class Play:
     def _lags(self) -> dict[str, int]:
         committed = self._committed()
         ends = {f"{TOPIC}-{number}": end for number, end in enumerate(self._parts.producer.ends)}
-        return {name: end - committed.get(name, 0) for name, end in ends.items() if end > committed.get(name, 0)}
+        return {
+            name: end - committed.get(name, 0)
+            for name, end in ends.items()
+            if end > committed.get(name, 0)
+        }
 
     def _live_runs(self) -> int:
-        runs = self._parts.instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100)
+        runs = self._parts.instance.get_run_records(
+            dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100
+        )
         return sum(record.dagster_run.status not in _OVER for record in runs)
 
     def _is_worked_off(self) -> bool:
@@ -191,11 +222,16 @@ class Play:
 
     def _state(self) -> str:
         lags = self._lags()
-        behind = ", ".join(f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4])
+        behind = ", ".join(
+            f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4]
+        )
         owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in MEMBERS)
         live = self._asked(self._live_runs)
         runs = "Dagster's storage does not answer" if live is None else f"{live} runs live"
-        return f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; {runs}"
+        return (
+            f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; "
+            f"{runs}"
+        )
 
 
 def _told(fault: Fault) -> str:

@@ -1,6 +1,7 @@
-"""The code location of `python -m proofs chaos`: one group, and an asset that copies each record of its batch into a file of its range.
+"""This code location of `python -m proofs chaos` has one group and an asset that copies records.
 
-Every code location that loads it is a member. What a run may suffer (to fail, to be killed) is decided outside, through files.
+The asset copies each record of its batch into a file of its range. Every code location that loads
+it is a member. Files from outside decide what a run suffers: whether it fails or is killed.
 """
 
 import csv
@@ -16,7 +17,12 @@ from typing import Any
 import dagster as dg
 from confluent_kafka import Consumer, TopicPartition
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
+from dagster_rebalance import (
+    KafkaBatch,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_batch_defs,
+)
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
 from proofs.chaos.exchange import (
@@ -40,7 +46,10 @@ READ_LIMIT_S = 60.0
 
 @contextmanager
 def at_work(run_id: str) -> Iterator[None]:
-    """Show that a run works, for somewhat longer than it would take: only so can it be met by a fault."""
+    """Show that a run works, for somewhat longer than it would take.
+
+    Only then can a fault meet the run.
+    """
     with EXCHANGE.at_work(run_id):
         yield
         time.sleep(random.uniform(0, LONGEST_WORK_S))  # noqa: S311 - no secret
@@ -51,7 +60,11 @@ def at_work(run_id: str) -> Iterator[None]:
 
 def numbers(range_: OffsetRange) -> Iterator[tuple[int, int]]:
     """The offset and the number of each record of a range."""
-    settings = {"bootstrap.servers": os.environ[BROKERS_VARIABLE], "group.id": f"{GROUP}-reader", "enable.auto.commit": False}
+    settings = {
+        "bootstrap.servers": os.environ[BROKERS_VARIABLE],
+        "group.id": f"{GROUP}-reader",
+        "enable.auto.commit": False,
+    }
     consumer = Consumer({**settings, "log_level": 0})
     try:
         consumer.assign([TopicPartition(range_.topic, range_.partition, range_.start)])
@@ -76,16 +89,24 @@ def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -
             part = EXCHANGE.output / f"{range_.key}.{context.run.run_id}"
             with part.open("w", newline="") as file:
                 rows = csv.writer(file)
-                rows.writerows((number, range_.partition, offset, range_.start, range_.until) for offset, number in numbers(range_))
+                rows.writerows(
+                    (number, range_.partition, offset, range_.start, range_.until)
+                    for offset, number in numbers(range_)
+                )
             part.replace(EXCHANGE.output / f"{range_.key}.csv")
 
 
 @dg.asset(name="copied")
-def copied_by_spark(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
+def copied_by_spark(
+    context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, spark: KafkaSparkResource
+) -> None:
     """The same, read and written by Spark."""
     with at_work(context.run.run_id):
         number = "from_json(string(value), 'number BIGINT').number AS number"
-        write_parquet_by_range(kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number), str(EXCHANGE.output))
+        write_parquet_by_range(
+            kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number),
+            str(EXCHANGE.output),
+        )
 
 
 @dg.asset
@@ -99,7 +120,10 @@ def passed_on(fleeting_batch: KafkaBatch) -> None:
 
 @dg.asset(deps=["copied"])
 def noted(kafka_batch: KafkaBatch) -> None:
-    """An empty file for each range: a success of the first asset alone must not commit it. Fails if that is wanted."""
+    """An empty file for each range: a success of the first asset alone must not commit it.
+
+    Fails if that is wanted.
+    """
     EXCHANGE.fail_if_wanted()
     for range_ in kafka_batch.offset_ranges:
         (EXCHANGE.noted / range_.key).touch()
@@ -108,24 +132,31 @@ def noted(kafka_batch: KafkaBatch) -> None:
 PROTOCOL = os.environ[PROTOCOL_VARIABLE]
 CLASSIC: dict[str, Any] = {
     "group_protocol": "classic",
-    "client_config": {"session.timeout.ms": str(1000 * SESSION_TIMEOUT_S), "heartbeat.interval.ms": "1000"},
+    "client_config": {
+        "session.timeout.ms": str(1000 * SESSION_TIMEOUT_S),
+        "heartbeat.interval.ms": "1000",
+    },
 }
-WITH_SPARK: dict[str, Any] = {"spark": KafkaSparkResource(remote=dg.EnvVar(SPARK_VARIABLE))} if SPARK_VARIABLE in os.environ else {}
+WITH_SPARK: dict[str, Any] = (
+    {"spark": KafkaSparkResource(remote=dg.EnvVar(SPARK_VARIABLE))}
+    if SPARK_VARIABLE in os.environ
+    else {}
+)
 
 BOTH: dict[str, Any] = {
     "bootstrap_servers": dg.EnvVar(BROKERS_VARIABLE),
     "max_attempts": 10,  # runs fail here because of faults, never because of a record
-    "retry_delay_s": 1.0,  # what stands still is counted, and that shall not be a wait that was asked for
+    "retry_delay_s": 1.0,  # a longer configured wait would count as standing still
     "retry_delay_limit_s": 1.0,
     "heartbeat_timeout_s": 20.0,
-    "start_timeout_s": 45.0,  # a daemon that is killed leaves the run behind that it was just launching
+    "start_timeout_s": 45.0,  # a killed daemon leaves behind the run that it was just launching
     **(CLASSIC if PROTOCOL == "classic" else {}),
 }
 kafka = KafkaConsumerResource(
     group_id=GROUP,
     topics=[TOPIC],
     max_ranges_per_run=2,
-    max_runs_in_flight=50,  # how many work is the business of Dagster's queue, so that no partition has to wait for its turn
+    max_runs_in_flight=50,  # Dagster's queue limits the runs, so no partition waits for a turn
     hold_limit_s=60.0,
     lease_s=40.0,
     shutdown_timeout_s=60.0,

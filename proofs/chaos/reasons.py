@@ -1,6 +1,7 @@
-"""What explains that a partition is not worked on: faults, holds, hand-overs, and a sensor that is not evaluated.
+"""Faults, holds, hand-overs and unevaluated sensors explain why nobody works on a partition.
 
-Owns how far each of them reaches: a fault to one member explains nothing about the partitions of another.
+Owns how far each reason reaches: a fault to one member explains nothing about the partitions of
+another.
 """
 
 from __future__ import annotations
@@ -29,20 +30,29 @@ OF_MEMBERS = {
 LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
 OF_BROKERS = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED}
 OF_DAGSTER = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
-"""The tick that such a fault meets fails, and what it requested is requested again by the tick after the next."""
-OF_RUNS = {Kind.RUN_WORKER_KILLED, Kind.RUN_DELETED, Kind.RUN_FORCE_TERMINATED, Kind.RUN_CUT_OFF_FROM_STORAGE}
+"""The tick that such a fault meets fails, and what it requested is requested again by the tick
+after the next."""
+OF_RUNS = {
+    Kind.RUN_WORKER_KILLED,
+    Kind.RUN_DELETED,
+    Kind.RUN_FORCE_TERMINATED,
+    Kind.RUN_CUT_OFF_FROM_STORAGE,
+}
 """Nobody may begin before the process of the run has stopped, or is known to be gone."""
 DEATH_LIMIT_S = 30.0
-"""By then the process of a run that ended in Dagster's eyes is known to be gone: its heartbeat time-out, and a tick or two."""
+"""By then the process of a run that ended in Dagster's eyes is known to be gone: its heartbeat
+time-out, and a tick or two."""
 AFTERMATH_S = 5.0
 """What clients and databases take to find that a part is back."""
 GONE_LIMIT_S = 90.0
 """By then Kafka must have given the partitions of a member that is away to others."""
 ON_ITS_WAY_S = 10.0
 HEARTBEAT_S = 3.0
-"""Within this the members of a classic rebalance, which hear of it with their next heartbeats, have joined both of its phases."""
+"""Within this the members of a classic rebalance, which hear of it with their next heartbeats, have
+joined both of its phases."""
 PATIENCE_S = 15.0
-"""Without a tick for so long a member claims nothing: nobody would start the run (`DriverSettings.plan_patience_s`)."""
+"""Without a tick for so long a member claims nothing: nobody would start the run
+(`DriverSettings.plan_patience_s`)."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +127,25 @@ def _second_tick(evidence: Evidence, history: History, since: float) -> float:
     return min([*following[1:], since + PATIENCE_S])
 
 
-def _given_to_leaving_members(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
+def _given_to_leaving_members(
+    evidence: Evidence, history: History, until: float
+) -> Iterator[Explained]:
     """Kafka does not know that a member which still drains is about to leave, and gives it more."""
     for left in evidence.left:
-        causes = [fault for fault in evidence.faults if fault.kind in LEAVING and fault.target == left.member and fault.began_at <= left.at]
+        causes = [
+            fault
+            for fault in evidence.faults
+            if fault.kind in LEAVING and fault.target == left.member and fault.began_at <= left.at
+        ]
         if not causes:
             continue
         cause = max(causes, key=lambda fault: fault.began_at)
         process = left.metadata["incarnation"]
-        ids = {event.metadata["member_id"] for event in evidence.assigned if event.metadata["incarnation"] == process}
+        ids = {
+            event.metadata["member_id"]
+            for event in evidence.assigned
+            if event.metadata["incarnation"] == process
+        }
         for span, owner in history.owned(until):
             if owner in ids and cause.began_at <= span.begin < left.at:
                 end = min(span.end, left.at, cause.began_at + GONE_LIMIT_S)
@@ -138,19 +158,30 @@ def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explain
     for since, owner in history.owners:
         if owner is not None:
             heard_at = next((at for at in told if at >= since), since)
-            yield Explained(Span(since, min(heard_at, since + ON_ITS_WAY_S)), "on its way to its new owner", history.name)
+            yield Explained(
+                Span(since, min(heard_at, since + ON_ITS_WAY_S)),
+                "on its way to its new owner",
+                history.name,
+            )
 
 
-def _without_ticks(ticks: Mapping[str, Sequence[float]], history: History, until: float) -> Iterator[Explained]:
+def _without_ticks(
+    ticks: Mapping[str, Sequence[float]], history: History, until: float
+) -> Iterator[Explained]:
     for span, owner in history.owned(until):
         for before, after in pairwise([*ticks.get(owner or "", ()), until]):
             gap = Span(max(span.begin, before + PATIENCE_S), min(span.end, after + 1))
             if gap.seconds > 0:
-                yield Explained(gap, "Dagster did not evaluate the sensor of its owner", history.name)
+                yield Explained(
+                    gap, "Dagster did not evaluate the sensor of its owner", history.name
+                )
 
 
 def _classic_rebalances(evidence: Evidence) -> Iterator[Span]:
-    """When members may wait in a rebalance, without an answer to any commit: until all have joined it, also those that hold or are away."""
+    """When members may wait in a rebalance, without an answer to any commit.
+
+    A rebalance waits until all members have joined it, also those that hold or are away.
+    """
     for hold in evidence.holds:
         yield Span(hold.ended_at - hold.seconds, hold.ended_at + HEARTBEAT_S)
     for event in evidence.assigned:

@@ -1,6 +1,7 @@
-"""The end of the play: reads the output, Kafka and Dagster, judges them, and says so to people and programs.
+"""The end of the play judges the output, Kafka and Dagster, and reports to people and programs.
 
-Owns what is counted. Each count has a witness that is no member: the output itself, Kafka's own log, or Dagster's runs.
+Owns what is counted. Each count has a witness that is no member: the output itself, Kafka's own
+log, or Dagster's runs.
 """
 
 from __future__ import annotations
@@ -80,7 +81,9 @@ class Report:
             "materialisations_extra": self.materialisations_extra,
             "materialisations_repeated": self.materialisations_repeated,
             "watched_partition_seconds": round(self.stalls.watched_s, 1),
-            "idle_partition_seconds_explained": {why: round(seconds, 1) for why, seconds in sorted(self.stalls.idle_s.items())},
+            "idle_partition_seconds_explained": {
+                why: round(seconds, 1) for why, seconds in sorted(self.stalls.idle_s.items())
+            },
             "problems": self.wrong,
         }
 
@@ -101,7 +104,10 @@ def make_report(parts: Parts, play: Play) -> Report:
         recorded_by[one.range] += [] if one.is_late else [one.member]
     unowned = stored_without_owning(log, recorded_by, names)
     repeated = shown_again(recorded, play.faults.done)
-    made, shown = Counter(commit.range for commit in commits), Counter(one.range for one in recorded) - Counter(repeated)
+    made, shown = (
+        Counter(commit.range for commit in commits),
+        Counter(one.range for one in recorded) - Counter(repeated),
+    )
     twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
     ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
     # What a deleted run did is done again; only that it was at work is of interest.
@@ -125,10 +131,17 @@ def make_report(parts: Parts, play: Play) -> Report:
     wrong += [*parts.fleeting.problems, *(f"record {number} is lost" for number in output.lost)]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
-    wrong += [f"{count} offsets of {name} were worked on by two successful runs" for name, count in twice.items()]
+    wrong += [
+        f"{count} offsets of {name} were worked on by two successful runs"
+        for name, count in twice.items()
+    ]
     wrong += [f"not shown by Dagster: the commit of {one}" for one in (made - shown).elements()]
     for extra in (shown - made).elements():
-        by = ", ".join(f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}" for one in recorded if one.range == extra)
+        by = ", ".join(
+            f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}"
+            for one in recorded
+            if one.range == extra
+        )
         wrong.append(f"shown by Dagster, and not committed, or not so often: {extra}, by {by}")
     wrong += [*unowned, *went_back, *map(str, judgement.stalls)]
     return Report(
@@ -161,14 +174,18 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[Of
     """Every run of the group that Dagster has."""
     cursor = None
     while True:
-        records = instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_PAGE, cursor=cursor)
+        records = instance.get_run_records(
+            dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_PAGE, cursor=cursor
+        )
         yield from map(_seen, records)
         if len(records) < _PAGE:
             return
         cursor = records[-1].dagster_run.run_id
 
 
-def _seen(record: dg.RunRecord, gone_at: float | None = None) -> tuple[str, RunSeen, tuple[OffsetRange, ...]]:
+def _seen(
+    record: dg.RunRecord, gone_at: float | None = None
+) -> tuple[str, RunSeen, tuple[OffsetRange, ...]]:
     """A run with its status and its ranges; one that did not end was there until it was gone."""
     run, ended_at = record.dagster_run, record.end_time if record.end_time is not None else gone_at
     # One that executes a part of another run again leaves the range to be done.
@@ -185,12 +202,19 @@ def _range_of(key: str) -> OffsetRange:
 
 
 def failures_in(log: Iterable[str]) -> list[str]:
-    """The members that ended with an error, and with which: nothing that is done to them here needs a person."""
+    """The members that ended with an error, each with its error.
+
+    No fault that is done to members here needs a person.
+    """
     found: list[str] = []
     for line in log:
         if line.startswith("the member ") and line.endswith(" failed"):
             found.append(line)
-        elif found and line.startswith("dagster_rebalance.core.errors.") and found[-1].endswith(" failed"):
+        elif (
+            found
+            and line.startswith("dagster_rebalance.core.errors.")
+            and found[-1].endswith(" failed")
+        ):
             found[-1] = f"{found[-1]}: {line.rpartition('Error: ')[2]}"
     return found
 
@@ -198,8 +222,8 @@ def failures_in(log: Iterable[str]) -> list[str]:
 def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[OffsetRange]:
     """The commits that Dagster shows twice because of a fault.
 
-    Their member was held up after it had looked for them, and before it recorded them. Its successor
-    recorded them late meanwhile, or as soon as the storage answered again.
+    Their member was held up after it had looked for them, and before it recorded them. Its
+    successor recorded them late meanwhile, or as soon as the storage answered again.
     """
     found = []
     for late in (one for one in recorded if one.is_late):
@@ -210,14 +234,16 @@ def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[O
 
 
 def _holds_up(fault: Fault, member: str, at: float) -> bool:
-    """Whether a fault may have kept a member from the end of a write, until somebody else did it."""
+    """Whether a fault may have kept a member from ending a write until somebody else did it."""
     its_own = fault.kind is Kind.MEMBER_FROZEN and fault.target == member
     if not its_own and fault.kind not in {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}:
         return False
     return fault.began_at <= at <= (fault.mended_at or at) + _AFTERWARDS_S
 
 
-def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]) -> list[str]:
+def uncovered(
+    ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartition, int]]
+) -> list[str]:
     """The offsets that are below what a partition has reached, and in none of the ranges."""
     ends: dict[TopicPartition, int] = {}
     for partition, until in reached:
@@ -225,7 +251,9 @@ def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartit
     missing = []
     for partition, end in sorted(ends.items()):
         at = 0
-        for range_ in sorted(one for one in ranges if one.topic_partition == partition and one.start < end):
+        for range_ in sorted(
+            one for one in ranges if one.topic_partition == partition and one.start < end
+        ):
             if range_.start > at:
                 missing.append(f"{partition} [{at}, {range_.start})")
             at = max(at, range_.until)
@@ -237,7 +265,10 @@ def uncovered(ranges: Iterable[OffsetRange], reached: Iterable[tuple[TopicPartit
 def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
     """How many offsets of each partition are in more than one of the ranges."""
     found = {}
-    for partition, its_ranges in groupby(sorted(ranges, key=lambda one: (one.topic_partition, one.start)), lambda one: one.topic_partition):
+    for partition, its_ranges in groupby(
+        sorted(ranges, key=lambda one: (one.topic_partition, one.start)),
+        lambda one: one.topic_partition,
+    ):
         reached = count = 0
         for range_ in its_ranges:
             count += max(0, min(reached, range_.until) - range_.start)
@@ -250,10 +281,16 @@ def covered_twice(ranges: Sequence[OffsetRange]) -> dict[str, int]:
 def _ticks(parts: Parts, member: str) -> list[float]:
     """When the ticks of a member's sensor that came to their end began."""
     found = parts.dagster.ui.ticks(member, SENSOR, limit=_TICKS)
-    return sorted(float(tick["timestamp"]) for tick in found if tick["status"] in {"SUCCESS", "SKIPPED"})
+    return sorted(
+        float(tick["timestamp"]) for tick in found if tick["status"] in {"SUCCESS", "SKIPPED"}
+    )
 
 
-def _histories(play: Play, log: Sequence[GroupRecord], runs: Sequence[tuple[str, RunSeen, tuple[OffsetRange, ...]]]) -> list[History]:
+def _histories(
+    play: Play,
+    log: Sequence[GroupRecord],
+    runs: Sequence[tuple[str, RunSeen, tuple[OffsetRange, ...]]],
+) -> list[History]:
     owners = changes_of_owner(log)
     worked: dict[int, list[RunSeen]] = defaultdict(list)
     for _, run, ranges in runs:

@@ -1,8 +1,9 @@
-"""Stalls: times in which a partition had something to read, and nobody worked on it, and nothing explains why.
+"""In a stall a partition has something to read, nobody works on it, and nothing explains why.
 
-Owns the judgement, from Kafka's log, Dagster's runs and ticks, and the faults; no member is asked. A partition is busy while a run of it is
-live, or while a batch of it waits for the next tick of its owner's sensor. Else it is idle, and that has to be explained: by a fault to its
-owner or to what it needs, by a hold of it, by nobody having it, or by ticks that did not come.
+Owns the judgement, from Kafka's log, Dagster's runs and ticks, and the faults; no member is asked.
+A partition is busy while a run of it is live, or while a batch of it waits for the next tick of its
+owner's sensor. Otherwise it is idle, and that has to be explained: by a fault to its owner or to
+what it needs, by a hold of it, by nobody having it, or by ticks that did not come.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ class Stall:
     after: str
 
     def __str__(self) -> str:
-        text = f"{self.partition} stood still for {self.span.seconds:.1f} s from {clock(self.span.begin)} on"
+        text = (
+            f"{self.partition} stood still for {self.span.seconds:.1f} s "
+            f"from {clock(self.span.begin)} on"
+        )
         return f"{text}, after {self.before} and until {self.after}"
 
 
@@ -115,7 +119,8 @@ class Judgement:
 
     Attributes:
         stalls: Those that nothing explains.
-        watched_s: Partition-seconds with something to read in which nothing would have explained idleness.
+        watched_s: Partition-seconds with something to read in which nothing would have explained
+            idleness.
         idle_s: Partition-seconds of idleness by what explains them.
     """
 
@@ -129,12 +134,18 @@ def clock(at: float) -> str:
     return datetime.fromtimestamp(at).strftime("%H:%M:%S")  # noqa: DTZ006 - the time that a person's clock shows
 
 
-def judge(histories: Iterable[History], ticks: Mapping[str, Sequence[float]], reasons: Sequence[Explained], until: float) -> Judgement:
+def judge(
+    histories: Iterable[History],
+    ticks: Mapping[str, Sequence[float]],
+    reasons: Sequence[Explained],
+    until: float,
+) -> Judgement:
     """Find the stalls.
 
     Args:
         histories: The partitions.
-        ticks: When a tick of the sensor of each member, by its id, that came to its end began, oldest first.
+        ticks: When a tick of the sensor of each member, by its id, that came to its end began,
+            oldest first.
         reasons: What explains idleness.
         until: The end of what is judged.
     """
@@ -148,7 +159,11 @@ def judge(histories: Iterable[History], ticks: Mapping[str, Sequence[float]], re
                 judgement.idle_s[reason.why] += total_s(idle) - total_s(left)
                 idle, behind = left, without(behind, [reason.span])
         judgement.watched_s += total_s(behind)
-        judgement.stalls += [Stall(history.name, span, *_around(history, span)) for span in idle if span.seconds > STALL_S]
+        judgement.stalls += [
+            Stall(history.name, span, *_around(history, span))
+            for span in idle
+            if span.seconds > STALL_S
+        ]
     return judgement
 
 
@@ -171,10 +186,19 @@ def _behind(history: History, until: float) -> list[Span]:
 
 
 def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) -> list[Span]:
-    live = [Span(run.created_at, until if run.ended_at is None else run.ended_at) for run in history.runs]
+    live = [
+        Span(run.created_at, until if run.ended_at is None else run.ended_at)
+        for run in history.runs
+    ]
     wanted = [at for at, _ in history.claims]
-    wanted += [run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded]
-    wanted += [since for since, owner in history.owners if owner is not None and _is_claimed(history, since)]
+    wanted += [
+        run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded
+    ]
+    wanted += [
+        since
+        for since, owner in history.owners
+        if owner is not None and _is_claimed(history, since)
+    ]
     return live + [Span(at, min(until, _run_due_at(history, at, ticks))) for at in wanted]
 
 
@@ -203,8 +227,14 @@ def _around(history: History, span: Span) -> tuple[str, str]:
     events = [(at, f"a commit up to {offset}") for at, offset in history.commits]
     events += [(at, f"a claim up to {offset}") for at, offset in history.claims]
     events += [(run.created_at, "a run was made") for run in history.runs]
-    events += [(run.ended_at, f"a run {'succeeded' if run.succeeded else 'failed'}") for run in history.runs if run.ended_at is not None]
-    events += [(at, "a new owner had it" if owner else "nobody had it") for at, owner in history.owners]
+    events += [
+        (run.ended_at, f"a run {'succeeded' if run.succeeded else 'failed'}")
+        for run in history.runs
+        if run.ended_at is not None
+    ]
+    events += [
+        (at, "a new owner had it" if owner else "nobody had it") for at, owner in history.owners
+    ]
     told = [(at, f"{what} at {clock(at)}") for at, what in sorted(events)]
     before = [text for at, text in told if at <= span.begin]
     after = [text for at, text in told if at >= span.end]
@@ -213,5 +243,8 @@ def _around(history: History, span: Span) -> tuple[str, str]:
 
 def _nobody(history: History, until: float) -> list[Explained]:
     first = history.owners[0][0] if history.owners else until
-    spans = [Span(0.0, first), *(span for span, owner in history.owned(until) if owner is None and span.seconds > 0)]
+    spans = [
+        Span(0.0, first),
+        *(span for span, owner in history.owned(until) if owner is None and span.seconds > 0),
+    ]
     return [Explained(span, "Kafka has given it to nobody") for span in spans]

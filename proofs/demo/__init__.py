@@ -1,1 +1,4 @@
-"""`python -m proofs demo`: two members hand partitions over while Spark runs drain, and the output is checked."""
+"""In `python -m proofs demo` two members hand partitions over while Spark runs drain.
+
+The demo then checks the output.
+"""

@@ -1,6 +1,7 @@
 """The play: what happens in the demo, and what each act waits for before the next one.
 
-Owns the order of events. It turns sensors on, sends a signal and stops the producer; everything else is done by the members themselves.
+Owns the order of events. It turns sensors on, sends a signal and stops the producer; everything
+else is done by the members themselves.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ _BLUE_ALONE_COMMITS = 8
 _TAKEN_OVER_COMMITS = 2
 _SLOW_S = 10.0
 _AT_ITS_BEGINNING_S = 11.0
-"""So much simulated work is left of a slow run that has just begun: green takes some seconds to join, and the hold shall last a while."""
+"""So much simulated work is left of a slow run that has just begun: green takes some seconds to
+join, and the hold shall last a while."""
 _WORK_LEFT_S = 8.0
 
 
@@ -56,27 +58,59 @@ class Play:
 
     def blue_alone(self) -> None:
         """A member works on all partitions."""
-        self.view.act("Act 1", f"{painted(BLUE)} works alone: all {len(self.parts.partitions)} partitions are its own")
+        self.view.act(
+            "Act 1",
+            f"{painted(BLUE)} works alone: all {len(self.parts.partitions)} partitions are its own",
+        )
         self.parts.dagster.ui.start_sensor(BLUE, SENSOR)
-        self._until("the first commits", lambda _: len(self.watcher.recorded) >= _BLUE_ALONE_COMMITS)
+        self._until(
+            "the first commits", lambda _: len(self.watcher.recorded) >= _BLUE_ALONE_COMMITS
+        )
 
     def green_joins(self) -> None:
-        """A second member comes while runs of the first are in flight; it gives up some partitions, drained, and keeps the others going."""
-        self._until("a slow run of blue to begin", lambda now: _slow_work_left_s(now.lanes) >= _AT_ITS_BEGINNING_S)
-        self.view.act("Act 2", f"{painted(GREEN)} joins while runs of {painted(BLUE)} are in flight: only what moves is drained")
+        """A second member comes while runs of the first are in flight.
+
+        The first member gives up some partitions, drained, and keeps the others going.
+        """
+        self._until(
+            "a slow run of blue to begin",
+            lambda now: _slow_work_left_s(now.lanes) >= _AT_ITS_BEGINNING_S,
+        )
+        self.view.act(
+            "Act 2",
+            f"{painted(GREEN)} joins while runs of {painted(BLUE)} are in flight: only what moves "
+            "is drained",
+        )
         self.parts.dagster.ui.start_sensor(GREEN, SENSOR)
-        self._until("blue to give up its part", lambda _: any(hold.member == BLUE for hold in self.watcher.holds))
+        self._until(
+            "blue to give up its part",
+            lambda _: any(hold.member == BLUE for hold in self.watcher.holds),
+        )
 
     def green_takes_over(self) -> None:
         """Both work, each on its own partitions."""
-        self.view.act("Act 3", f"{painted(GREEN)} takes over what was drained, from the offsets that {painted(BLUE)} committed")
+        self.view.act(
+            "Act 3",
+            f"{painted(GREEN)} takes over what was drained, from the offsets that {painted(BLUE)} "
+            "committed",
+        )
         self._until("green to commit", lambda _: self._commits_of(GREEN) >= _TAKEN_OVER_COMMITS)
         # A server that is shut down starts no runs: only those that have begun can be drained.
-        self._until("blue to be at slow work", lambda now: _slow_work_left_s(now.owned_by(BLUE), begun=True) >= _WORK_LEFT_S)
+        self._until(
+            "blue to be at slow work",
+            lambda now: _slow_work_left_s(now.owned_by(BLUE), begun=True) >= _WORK_LEFT_S,
+        )
 
     def blue_leaves(self) -> None:
-        """The first member's code server is shut down, as in a deploy, with runs in flight: it drains them, commits and leaves."""
-        self.view.act("Act 4", f"{painted(BLUE)} is shut down as in a deploy (SIGTERM), with runs in flight: it drains, commits and leaves")
+        """The first member's code server is shut down, as in a deploy, with runs in flight.
+
+        The member drains them, commits and leaves.
+        """
+        self.view.act(
+            "Act 4",
+            f"{painted(BLUE)} is shut down as in a deploy (SIGTERM), with runs in flight: it "
+            "drains, commits and leaves",
+        )
         self.watcher.leaving.add(BLUE)
         self.parts.dagster.locations[BLUE].server.send(signal.SIGTERM)
         everything = len(self.parts.partitions)
@@ -110,10 +144,17 @@ class Play:
 
     def _check_parts(self) -> None:
         expected = [self.parts.dagster.daemon]
-        expected += [location.server for name, location in self.parts.dagster.locations.items() if name not in self.watcher.leaving]
+        expected += [
+            location.server
+            for name, location in self.parts.dagster.locations.items()
+            if name not in self.watcher.leaving
+        ]
         for process in expected:
             if not process.is_running:
-                msg = f"{process.name} has ended by itself with exit code {process.exit_code}; {process.log} ends with:\n{process.tail()}"
+                msg = (
+                    f"{process.name} has ended by itself with exit code {process.exit_code}; "
+                    f"{process.log} ends with:\n{process.tail()}"
+                )
                 raise DagsterRebalanceError(msg)
 
 
@@ -126,8 +167,13 @@ def _told(event: Event) -> str:
 
 
 def _slow_work_left_s(lanes: Iterable[Lane], *, begun: bool = False) -> float:
-    """How much simulated work the runs on slow partitions have at least to do; those that are being started count, unless `begun`."""
-    return min((_work_left_s(lane, begun=begun) for lane in lanes if _work_s(lane) > _SLOW_S), default=0.0)
+    """How much simulated work the runs on slow partitions have at least to do.
+
+    Runs that are being started count, unless `begun`.
+    """
+    return min(
+        (_work_left_s(lane, begun=begun) for lane in lanes if _work_s(lane) > _SLOW_S), default=0.0
+    )
 
 
 def _work_left_s(lane: Lane, *, begun: bool) -> float:

@@ -1,6 +1,7 @@
-"""`python -m proofs demo`: two members hand partitions over while Spark runs drain, on real parts, and the outcome is checked.
+"""In `python -m proofs demo` two members hand partitions over while Spark runs drain.
 
-Owns the options and the exit code. What it starts is gone when it ends, also after Ctrl-C, and when it is killed.
+The demo runs on real parts, and checks the outcome. Owns the options and the exit code. Everything
+that the demo starts is gone when it ends, also after Ctrl-C, and when it is killed.
 """
 
 from __future__ import annotations
@@ -39,14 +40,23 @@ class Protocol(enum.Enum):
 
 def demo(
     protocol: Annotated[Protocol, typer.Option(help="The group protocol.")] = Protocol.CONSUMER,
-    records_per_second: Annotated[int, typer.Option(min=8, help="What the producer produces.")] = 400,
-    output: Annotated[Path, typer.Option(help="Where the report is written; after a failure the logs are beside it.")] = Path(
-        "build/demo.json"
-    ),
+    records_per_second: Annotated[
+        int, typer.Option(min=8, help="What the producer produces.")
+    ] = 400,
+    output: Annotated[
+        Path,
+        typer.Option(help="Where the report is written; after a failure the logs are beside it."),
+    ] = Path("build/demo.json"),
     *,
-    stay: Annotated[bool | None, typer.Option(help="Stay up at the end, to look at the UI. Default: in a terminal.")] = None,
+    stay: Annotated[
+        bool | None,
+        typer.Option(help="Stay up at the end, to look at the UI. Default: in a terminal."),
+    ] = None,
 ) -> None:
-    """Watch partitions move between two members while Spark runs drain, with nothing lost and nothing done twice."""
+    """Watch partitions move between two members while Spark runs drain.
+
+    Nothing is lost, and nothing is done twice.
+    """
     interrupts = Interrupts()
     interrupts.install()
     code = 0
@@ -54,7 +64,12 @@ def demo(
     try:
         with (
             view,
-            all_parts(protocol=protocol.value, records_per_second=records_per_second, step=view.step, at_end=interrupts.end) as parts,
+            all_parts(
+                protocol=protocol.value,
+                records_per_second=records_per_second,
+                step=view.step,
+                at_end=interrupts.end,
+            ) as parts,
         ):
             if not _play(parts, view, interrupts, protocol=protocol.value, output=output):
                 code = _FAILED
@@ -62,7 +77,10 @@ def demo(
                 _stay(parts, view)
     except KeyboardInterrupt:
         code = INTERRUPTED
-    view.say("everything that was started is gone" + (", stopped before its end" if code == INTERRUPTED else ""))
+    view.say(
+        "everything that was started is gone"
+        + (", stopped before its end" if code == INTERRUPTED else "")
+    )
     raise typer.Exit(code)
 
 
@@ -70,7 +88,13 @@ def _play(parts: Parts, view: View, interrupts: Interrupts, *, protocol: str, ou
     """Play and judge; False when a check failed."""
     logs = output.with_name("demo-logs")
     try:
-        watcher = Watcher(parts.instance, GROUP, parts.partitions, admin_of(parts.kafka.bootstrap_servers), interrupts)
+        watcher = Watcher(
+            parts.instance,
+            GROUP,
+            parts.partitions,
+            admin_of(parts.kafka.bootstrap_servers),
+            interrupts,
+        )
         Play(parts, watcher, view).run()
         report = make_report(parts, watcher)
     except DagsterRebalanceError:
@@ -82,7 +106,8 @@ def _play(parts: Parts, view: View, interrupts: Interrupts, *, protocol: str, ou
     if report.failed:
         _keep_logs(parts, logs)
         view.print(
-            f"[bold red]The demo failed:[/bold red] {escape('; '.join(check.name for check in report.failed))}. The logs are in {logs}"
+            "[bold red]The demo failed:[/bold red] "
+            f"{escape('; '.join(check.name for check in report.failed))}. The logs are in {logs}"
         )
     return not report.failed
 

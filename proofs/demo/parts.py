@@ -1,6 +1,7 @@
-"""The parts of the demo: Kafka, a Spark Connect server, Dagster with the example project twice, and a producer.
+"""The parts of the demo are Kafka, a Spark Connect server, Dagster and a producer.
 
-Owns what is started, with which settings, and that all of it is gone afterwards.
+Dagster has the example project twice. Owns what is started, with which settings, and that all of it
+is gone afterwards.
 """
 
 from __future__ import annotations
@@ -31,14 +32,21 @@ PARTITIONS = 8
 BLUE, GREEN = "blue", "green"
 
 WORK_S = (2, 2, 12, 2, 2, 2, 12, 2)
-"""Seconds of simulated work by partition: slow runs for some of those that move and some of those that stay, quick ones for the others."""
+"""Seconds of simulated work by partition: slow runs for some of those that move and some of those
+that stay, quick ones for the others."""
 
 SETTINGS = {
     "run_coordinator": {
         "module": "dagster.core.run_coordinator",
         "class": "QueuedRunCoordinator",
-        # Runs are launched beside the sensors: a launch takes seconds, in which no other sensor would tick.
-        "config": {"max_concurrent_runs": 8, "dequeue_interval_seconds": 1, "dequeue_use_threads": True, "dequeue_num_workers": 2},
+        # Runs are launched beside the sensors: a launch takes seconds, in which no other sensor
+        # would tick.
+        "config": {
+            "max_concurrent_runs": 8,
+            "dequeue_interval_seconds": 1,
+            "dequeue_use_threads": True,
+            "dequeue_num_workers": 2,
+        },
     }
 }
 
@@ -80,7 +88,13 @@ class Parts:
 
 
 @contextmanager
-def all_parts(*, protocol: str, records_per_second: int, step: Callable[[str], None], at_end: Callable[[], None]) -> Iterator[Parts]:
+def all_parts(
+    *,
+    protocol: str,
+    records_per_second: int,
+    step: Callable[[str], None],
+    at_end: Callable[[], None],
+) -> Iterator[Parts]:
     """Start everything, in order.
 
     Args:
@@ -90,7 +104,8 @@ def all_parts(*, protocol: str, records_per_second: int, step: Callable[[str], N
         at_end: Called first when everything is to be ended.
 
     Raises:
-        DagsterRebalanceError: A part did not start; the message says which, and holds the end of its log.
+        DagsterRebalanceError: A part did not start; the message says which, and holds the end of
+            its log.
     """
     project = _example_project()
     folder = private_folder("demo")
@@ -112,10 +127,17 @@ def all_parts(*, protocol: str, records_per_second: int, step: Callable[[str], N
                 "ORDERS_PATH": str(folder / "orders"),
                 "SIMULATED_WORK_S": ",".join(map(str, WORK_S)),
             }
-            locations = [CodeLocation(name, "example_project.definitions", project / "src", env) for name in (BLUE, GREEN)]
-            dagster = stack.enter_context(DagsterDeployment(folder / "home", locations, settings=SETTINGS))
+            locations = [
+                CodeLocation(name, "example_project.definitions", project / "src", env)
+                for name in (BLUE, GREEN)
+            ]
+            dagster = stack.enter_context(
+                DagsterDeployment(folder / "home", locations, settings=SETTINGS)
+            )
             instance = stack.enter_context(dagster.instance())
-            producer = NumberedProducer(kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=records_per_second)
+            producer = NumberedProducer(
+                kafka.bootstrap_servers, TOPIC, partitions=PARTITIONS, per_second=records_per_second
+            )
             stack.enter_context(producer)
             yield Parts(kafka, spark, dagster, instance, producer, folder / "orders", folder)
         finally:
@@ -125,6 +147,9 @@ def all_parts(*, protocol: str, records_per_second: int, step: Callable[[str], N
 def _example_project() -> Path:
     project = Path(dagster_rebalance.__file__).parents[1] / "example_project"
     if not (project / "pyproject.toml").exists():
-        msg = f"The demo runs the example project, which is not at {project}: run it from a checkout of dagster-rebalance."
+        msg = (
+            f"The demo runs the example project, which is not at {project}: "
+            "run it from a checkout of dagster-rebalance."
+        )
         raise ConfigurationError(msg)
     return project

@@ -1,4 +1,4 @@
-"""The end of the demo: reads the output, Kafka and Dagster, judges them, and says so in a table and in JSON.
+"""The end of the demo judges the output, Kafka and Dagster, and reports in a table and in JSON.
 
 Owns what is read for the checks, and the form of the report.
 """
@@ -83,17 +83,29 @@ def make_report(parts: Parts, watcher: Watcher) -> Report:
     commits, went_back = commits_in(one for one in stored if one.topic == TOPIC)
     materialised = [one.range for one in watcher.recorded]
     holds = [
-        replace(hold, retained_records=sum(len(commit.range) for commit in commits if is_retained(commit, hold))) for hold in watcher.holds
+        replace(
+            hold,
+            retained_records=sum(
+                len(commit.range) for commit in commits if is_retained(commit, hold)
+            ),
+        )
+        for hold in watcher.holds
     ]
     drained = [hold for hold in holds if hold.outcome == DRAINED]
-    committed = committed_offsets(parts.kafka.client_config(), GROUP, TOPIC, range(PARTITIONS), limit_s=_LIMIT_S)
+    committed = committed_offsets(
+        parts.kafka.client_config(), GROUP, TOPIC, range(PARTITIONS), limit_s=_LIMIT_S
+    )
     return Report(
         produced=len(produced),
         output=output,
         commits=len(commits),
         materialisations=len(materialised),
         holds=holds,
-        retained_records=sum(len(commit.range) for commit in commits if any(is_retained(commit, hold) for hold in drained)),
+        retained_records=sum(
+            len(commit.range)
+            for commit in commits
+            if any(is_retained(commit, hold) for hold in drained)
+        ),
         checks=[
             check_output(output),
             check_committed(committed, _ends(watcher.admin)),
@@ -124,7 +136,15 @@ def tell(report: Report, view: View) -> None:
         figures.add_row(name, f"{value:,}")
     view.print(figures)
     receipts = Table(title="Hold receipts", title_justify="left")
-    for column in ("member", "cause", "partitions", "outcome", "seconds", "runs", "records elsewhere meanwhile"):
+    for column in (
+        "member",
+        "cause",
+        "partitions",
+        "outcome",
+        "seconds",
+        "runs",
+        "records elsewhere meanwhile",
+    ):
         receipts.add_column(column)
     for hold in report.holds:
         receipts.add_row(
@@ -138,10 +158,16 @@ def tell(report: Report, view: View) -> None:
         )
     view.print(receipts)
     for check in report.checks:
-        view.print(f"{'[green]passed[/green]' if check.passed else '[bold red]FAILED[/bold red]'}  {check.name}: {check.detail}")
+        view.print(
+            f"{'[green]passed[/green]' if check.passed else '[bold red]FAILED[/bold red]'}  "
+            f"{check.name}: {check.detail}"
+        )
 
 
 def _ends(admin: AdminClient) -> dict[int, int]:
     asked = {TopicPartition(TOPIC, number): OffsetSpec.latest() for number in range(PARTITIONS)}
     answers = admin.list_offsets(asked, request_timeout=_LIMIT_S)
-    return {partition.partition: int(answer.result(_LIMIT_S).offset) for partition, answer in answers.items()}
+    return {
+        partition.partition: int(answer.result(_LIMIT_S).offset)
+        for partition, answer in answers.items()
+    }

@@ -1,6 +1,7 @@
-"""How things stand during the demo: who owns each partition, what is committed, and which runs are at work.
+"""The state of the demo has each partition's owner, the committed offsets, and the runs at work.
 
-Reads Dagster's catalogue, as a person would, and asks Kafka who it gave what to. Decides nothing and changes nothing.
+It is read from Dagster's catalogue, as a person would, and Kafka is asked who it gave what to.
+Decides nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ if TYPE_CHECKING:
 
 _LIMIT_S = 15.0
 _QUEUED = [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.NOT_STARTED]
-_LIVE = [*_QUEUED, dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING]
+_LIVE = [
+    *_QUEUED,
+    dg.DagsterRunStatus.STARTING,
+    dg.DagsterRunStatus.STARTED,
+    dg.DagsterRunStatus.CANCELING,
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +103,8 @@ class Watcher:
         group: The consumer group.
         names: Its partitions.
         admin: For Kafka.
-        interrupts: librdkafka aborts the process when the broker goes during a description of a group: a signal must wait for its end.
+        interrupts: librdkafka aborts the process when the broker goes during a description of a
+            group: a signal must wait for its end.
         leaving: Members that have been told to shut down.
     """
 
@@ -135,7 +142,8 @@ class Watcher:
             Lane(
                 name=name,
                 owner=(owner := self._owners.get(name, "")),
-                is_draining=bool(owner) and (owner in self.leaving or name not in assigned.get(owner, {name})),
+                is_draining=bool(owner)
+                and (owner in self.leaving or name not in assigned.get(owner, {name})),
                 committed=committed.get(name, 0),
                 end=end,
                 run=next((run for run in runs if name in run.partitions), None),
@@ -155,14 +163,18 @@ class Watcher:
             self._kafka_ids[str(event.metadata.get("member_id"))] = event.member
         elif event.kind in {"hold", "left"}:
             gone = [
-                name for name, owner in self._owners.items() if owner == event.member and (name in event.partitions or event.kind == "left")
+                name
+                for name, owner in self._owners.items()
+                if owner == event.member and (name in event.partitions or event.kind == "left")
             ]
             for name in gone:
                 del self._owners[name]
 
     def _runs(self) -> Iterator[RunAtWork]:
         now = time.time()
-        for record in self.instance.get_run_records(dg.RunsFilter(tags={GROUP_TAG: self.group}, statuses=_LIVE)):
+        for record in self.instance.get_run_records(
+            dg.RunsFilter(tags={GROUP_TAG: self.group}, statuses=_LIVE)
+        ):
             run = record.dagster_run
             ranges = ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
             yield RunAtWork(
@@ -176,11 +188,15 @@ class Watcher:
         """What Kafka lets each member have. During a hold that is less than the member has."""
         with self.interrupts.deferred():
             try:
-                described = self.admin.describe_consumer_groups([self.group], request_timeout=_LIMIT_S)[self.group].result(_LIMIT_S)
+                described = self.admin.describe_consumer_groups(
+                    [self.group], request_timeout=_LIMIT_S
+                )[self.group].result(_LIMIT_S)
             except KafkaException:  # before the first member there is no group
                 return {}
         return {
-            self._kafka_ids[member.member_id]: {f"{one.topic}-{one.partition}" for one in member.assignment.topic_partitions}
+            self._kafka_ids[member.member_id]: {
+                f"{one.topic}-{one.partition}" for one in member.assignment.topic_partitions
+            }
             for member in described.members
             if member.member_id in self._kafka_ids
         }

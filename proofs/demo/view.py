@@ -1,4 +1,4 @@
-"""What a person sees of the demo: a table that is kept up to date in a terminal, and lines of text anywhere else.
+"""A person sees the demo as a live table in a terminal, and as lines of text anywhere else.
 
 Owns the words and the layout. Must not read or change anything by itself.
 """
@@ -35,7 +35,11 @@ class View:
 
     def __init__(self) -> None:
         # Without a terminal rich takes it to have 80 columns, and would wrap at them.
-        self.console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, soft_wrap=True, width=120)
+        self.console = (
+            Console(highlight=False)
+            if sys.stdout.isatty()
+            else Console(highlight=False, soft_wrap=True, width=120)
+        )
         self._live = Live(console=self.console, refresh_per_second=4, transient=True)
         self._began_at = time.monotonic()
         self._line_due_at = float("-inf")
@@ -56,7 +60,12 @@ class View:
             self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
     def act(self, title: str, text: str) -> None:
@@ -96,11 +105,24 @@ class View:
         return f"{minutes}:{seconds:02}"
 
     def _table(self, snapshot: Snapshot, waits_for: str) -> Table:
-        table = Table(title=self._now, caption=f"{self._clock()}  waiting for {waits_for}", title_justify="left", caption_justify="left")
-        for name, justify in (("partition", "left"), ("owner", "left"), ("committed", "right"), ("lag", "right"), ("at work", "left")):
+        table = Table(
+            title=self._now,
+            caption=f"{self._clock()}  waiting for {waits_for}",
+            title_justify="left",
+            caption_justify="left",
+        )
+        for name, justify in (
+            ("partition", "left"),
+            ("owner", "left"),
+            ("committed", "right"),
+            ("lag", "right"),
+            ("at work", "left"),
+        ):
             table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
         for lane in snapshot.lanes:
-            table.add_row(lane.name, _owner(lane), f"{lane.committed:,}", f"{lane.lag:,}", _work(lane))
+            table.add_row(
+                lane.name, _owner(lane), f"{lane.committed:,}", f"{lane.lag:,}", _work(lane)
+            )
         return table
 
 
@@ -121,15 +143,21 @@ def _work(lane: Lane) -> str:
         return ""
     if lane.run.is_queued:
         return f"run {lane.run.run_id[:8]} in the queue"
-    return f"run {lane.run.run_id[:8]} " + (f"for {lane.run.seconds:.0f} s" if lane.run.seconds else "is being started")
+    return f"run {lane.run.run_id[:8]} " + (
+        f"for {lane.run.seconds:.0f} s" if lane.run.seconds else "is being started"
+    )
 
 
 def in_words(snapshot: Snapshot) -> str:
     """How things stand, in a line."""
     owners: dict[str, list[Lane]] = {}
     for lane in snapshot.lanes:
-        owners.setdefault(f"{painted(lane.owner) or 'nobody'}{' drains' if lane.is_draining else ''}", []).append(lane)
-    parts = [f"{owner}: {short(lane.name for lane in lanes)}" for owner, lanes in sorted(owners.items())]
+        owners.setdefault(
+            f"{painted(lane.owner) or 'nobody'}{' drains' if lane.is_draining else ''}", []
+        ).append(lane)
+    parts = [
+        f"{owner}: {short(lane.name for lane in lanes)}" for owner, lanes in sorted(owners.items())
+    ]
     return f"{'; '.join(parts)}; lag {snapshot.lag:,}; {len(snapshot.runs)} runs at work"
 
 

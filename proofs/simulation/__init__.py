@@ -1,5 +1,8 @@
-"""The simulator: the real member (pump, consumer lists, driver) against simulated coordinators, Dagster and processes, in virtual time.
+"""The simulator runs the real member against simulated parts, in virtual time.
 
-A schedule is one thread, seeded, without real parts: `schedule.play` plays one life of a group and checks what is promised after each step.
-`proof.prove` plays many, on all cores. A schedule is its seed: the same seed gives the same trace, whoever plays it.
+The real member is the pump, the consumer lists and the driver; the simulated parts are
+coordinators, Dagster and processes. A schedule is one thread, seeded, without real parts:
+`schedule.play` plays one life of a group and checks what is promised after each step. `proof.prove`
+plays many schedules, on all cores. A schedule is its seed: the same seed gives the same trace,
+whoever plays it.
 """

@@ -1,7 +1,9 @@
-"""The classic protocol, written from its rules: join, sync, one generation for all; cooperative and eager.
+"""The classic protocol, written from its rules, has one generation for all members.
 
-A rebalance waits for every known member to join, at most the rebalance time-out; who has not joined by then is thrown out. In cooperative
-mode a partition is taken from its owner in one generation and given to the next in a later one.
+Members join and sync; the protocol is cooperative or eager. A rebalance waits for every known
+member to join, at most the rebalance time-out; a member that has not joined by then is thrown out.
+In cooperative mode a partition is taken from its owner in one generation and given to the next
+owner in a later one.
 """
 
 from __future__ import annotations
@@ -31,8 +33,18 @@ class ClassicGroup(Coordinator):
         is_eager: Whether members give everything back before they join.
     """
 
-    def __init__(self, clockwork: Clockwork, *, partitions: int, session_s: float, rebalance_s: float, is_eager: bool) -> None:
-        super().__init__(clockwork, partitions=partitions, session_s=session_s, rebalance_s=rebalance_s)
+    def __init__(
+        self,
+        clockwork: Clockwork,
+        *,
+        partitions: int,
+        session_s: float,
+        rebalance_s: float,
+        is_eager: bool,
+    ) -> None:
+        super().__init__(
+            clockwork, partitions=partitions, session_s=session_s, rebalance_s=rebalance_s
+        )
         self.is_eager = is_eager
         self._join_by: float | None = None
         self._syncs_at: float | None = None
@@ -43,7 +55,10 @@ class ClassicGroup(Coordinator):
         return self._join_by is not None
 
     def join(self, member_id: str, owned: Collection[TopicPartition]) -> None:
-        """A member takes part in the next generation; the assignment is told by its heartbeats (they stand for SyncGroup, too)."""
+        """A member takes part in the next generation.
+
+        Its heartbeats tell it the assignment (they stand for SyncGroup, too).
+        """
         seat = self.seats.setdefault(member_id, Seat(member_id, -1, self.clockwork.now))
         seat.seen_at = self.clockwork.now
         seat.claims = frozenset(owned)
@@ -55,7 +70,10 @@ class ClassicGroup(Coordinator):
         self._complete_if_all_joined()
 
     def heartbeat(self, member_id: str) -> Grant | Refusal | None:
-        """A member lives; it is told to join, or its assignment, or nothing while the others are waited for."""
+        """A member lives; it is told to join, or is told its assignment.
+
+        It is told nothing while the coordinator waits for the others.
+        """
         seat = self.seats.get(member_id)
         if seat is None:
             return Refusal.UNKNOWN_MEMBER
@@ -111,7 +129,10 @@ class ClassicGroup(Coordinator):
 
     def _sync(self) -> None:
         self._syncs_at = None
-        has = {seat.member_id: frozenset() if self.is_eager else seat.claims for seat in self.seats.values()}
+        has = {
+            seat.member_id: frozenset() if self.is_eager else seat.claims
+            for seat in self.seats.values()
+        }
         for partition, member_id in self.shares(has).items():
             holder = next((other for other, claimed in has.items() if partition in claimed), None)
             for seat in self.seats.values():
@@ -119,6 +140,7 @@ class ClassicGroup(Coordinator):
             if holder is None or holder == member_id:
                 self.seats[member_id].owned.add(partition)
             else:
-                # It is taken from its owner in this generation; until that one has joined without it, it is nobody else's.
+                # It is taken from its owner in this generation; until that one has joined without
+                # it, it is nobody else's.
                 self.seats[holder].owned.add(partition)
                 self.seats[holder].revoking |= {partition}

@@ -1,7 +1,9 @@
-"""The client of a simulated member (implements `GroupMember`): what librdkafka and `consumer.membership` do with the coordinator's answers.
+"""A simulated member's client stands for librdkafka and `consumer.membership`.
 
-Heartbeats go on in the background, as long as the process lives; what they bring is told by the next poll. A hold that went wrong is told
-by nobody and found out a little later. Owns what the member believes; it must never ask to commit what it was not told to own.
+It implements `GroupMember`, and does what those two do with the coordinator's answers. Heartbeats
+go on in the background, as long as the process lives; the next poll tells what they bring. Nobody
+tells of a hold that went wrong; the client finds it out a little later. Owns what the member
+believes; it must never ask to commit what it was not told to own.
 """
 
 from __future__ import annotations
@@ -12,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult, MemberEvent
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.coordinator import Grant, Refusal
@@ -61,18 +68,21 @@ class SimulatedMember:
         """What this member believes to own."""
         return frozenset(self._owned)
 
-    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:  # noqa: ARG002 - the port's signature
+    def subscribe(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part."""
         self._subscribed = True
         self._polled_at = self._process.clockwork.now
 
-    def unsubscribe(self, timeout_s: float) -> None:  # noqa: ARG002 - the port's signature
+    def unsubscribe(self, timeout_s: float) -> None:
         """Leave the group."""
         self._subscribed = False
         self._leave()
 
     def poll(self, timeout_s: float) -> list[MemberEvent]:
-        """Tell what happened. Time goes on for this process only: a poll may take longer than was asked for."""
+        """Tell what happened.
+
+        Time goes on for this process only: a poll may take longer than was asked for.
+        """
         self._polled_at = self._process.clockwork.now
         events: list[MemberEvent] = []
         while self._inbox:
@@ -103,18 +113,26 @@ class SimulatedMember:
         if not self._process.reaches("kafka", wait=not self.is_superseded):
             return _failed(offsets, BrokerError("no connection", retriable=True))
         forbidden = offsets.keys() & self._group.forbidden
-        allowed = {partition: offset for partition, offset in offsets.items() if partition not in forbidden}
+        allowed = {
+            partition: offset for partition, offset in offsets.items() if partition not in forbidden
+        }
         refusal = self._group.commit(self.member_id, self._epoch, allowed)
         if refusal is not None:
             self._process.tell(f"commit refused: {refusal.value}")
             if self.held and refusal is not Refusal.REBALANCING:
                 self._undone, self._found_out_at = self._undone or LostReason.FENCED, 0.0
             fenced = refusal is Refusal.UNKNOWN_MEMBER
-            return _failed(offsets, PartitionLostError("fenced") if fenced else RebalanceInProgressError(refusal.value))
+            return _failed(
+                offsets,
+                PartitionLostError("fenced") if fenced else RebalanceInProgressError(refusal.value),
+            )
         if not self._process.reaches("kafka"):
             self._process.tell("the answer to a commit is lost")
             return _failed(offsets, BrokerError("no answer", retriable=True))
-        return CommitResult(frozenset(allowed), dict.fromkeys(forbidden, BrokerError("the right is missing", retriable=False)))
+        return CommitResult(
+            frozenset(allowed),
+            dict.fromkeys(forbidden, BrokerError("the right is missing", retriable=False)),
+        )
 
     def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
         """Store at once; the next poll tells."""
@@ -122,7 +140,7 @@ class SimulatedMember:
         self._answers.append(CommitAnswered(ticket, self.commit(offsets)))
         return ticket
 
-    def settle(self, timeout_s: float = 10.0) -> bool:  # noqa: ARG002 - the port's signature
+    def settle(self, timeout_s: float = 10.0) -> bool:
         """Nothing is ever on its way."""
         return True
 
@@ -137,26 +155,40 @@ class SimulatedMember:
     def committed(
         self,
         partitions: Collection[TopicPartition],
-        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
+        timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed; anybody is told."""
         self._process.must_reach("kafka")
         return {partition: self._group.stored.get(partition) for partition in partitions}
 
-    def close(self, timeout_s: float = 10.0) -> None:  # noqa: ARG002 - the port's signature
+    def close(self, timeout_s: float = 10.0) -> None:
         """Leave for good."""
         if not self._closed:
             self._closed = True
             self._leave()
 
     def topic_changed(self) -> None:
-        """The client sees new metadata. In the classic protocol that overtakes a hold: it joins anew, without the held partitions."""
-        if self._process.is_gone or self._process.is_paused or self._process.clockwork.is_waiting(self._process):
+        """The client sees new metadata.
+
+        In the classic protocol that overtakes a hold: it joins anew, without the held partitions.
+        """
+        if (
+            self._process.is_gone
+            or self._process.is_paused
+            or self._process.clockwork.is_waiting(self._process)
+        ):
             return
-        if isinstance(self._group, ClassicGroup) and self.held and self._undone is None and self._knows():
+        if (
+            isinstance(self._group, ClassicGroup)
+            and self.held
+            and self._undone is None
+            and self._knows()
+        ):
             self._process.tell(f"its hold of {_names(self.held)} is superseded, and nobody tells")
             self._undone = LostReason.SUPERSEDED
-            self._found_out_at = self._process.clockwork.now + self._process.clockwork.within(0.2, _PROBE_S)
+            self._found_out_at = self._process.clockwork.now + self._process.clockwork.within(
+                0.2, _PROBE_S
+            )
             self._group.join(self.member_id, self._owned - self.held)
 
     def _join_anew(self) -> None:
@@ -250,14 +282,18 @@ class SimulatedMember:
         self._process.tell(f"is asked for {_names(partitions)}")
         self._process.expects_drain(self.held)
         if self._process.clockwork.happens(self._process.weather.overtaken):
-            self._process.clockwork.after(self._process.clockwork.within(0.0, 4.0), None, self.topic_changed)
+            self._process.clockwork.after(
+                self._process.clockwork.within(0.0, 4.0), None, self.topic_changed
+            )
         return [RevokeRequested(tuple(sorted(partitions)))]
 
     def _thrown_out(self) -> list[MemberEvent]:
         if self.held:
             if self._undone is None:
                 self._undone = LostReason.FENCED
-                self._found_out_at = self._process.clockwork.now + self._process.clockwork.within(0.0, _PROBE_S)
+                self._found_out_at = self._process.clockwork.now + self._process.clockwork.within(
+                    0.0, _PROBE_S
+                )
             return []
         return self._start_over(LostReason.SESSION)
 
@@ -286,5 +322,7 @@ def _names(partitions: Collection[TopicPartition]) -> str:
     return ", ".join(map(str, sorted(partitions))) or "nothing"
 
 
-def _failed(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: BrokerError) -> CommitResult:
+def _failed(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata], error: BrokerError
+) -> CommitResult:
     return CommitResult(frozenset(), dict.fromkeys(offsets, error))

@@ -1,7 +1,8 @@
 """Virtual time: a queue of what happens next, one source of chance, and the trace that people read.
 
-Owns the order of things. A process that waits for an answer lets the others work meanwhile (`let_others`), so that anything can happen
-between a read and the write behind it. It must never read a real clock, and draws from one seeded generator only.
+Owns the order of things. A process that waits for an answer lets the others work meanwhile
+(`let_others`), so that anything can happen between a read and the write behind it. It must never
+read a real clock, and draws from one seeded generator only.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 _LINES_KEPT = 5_000
 _MOST_WAITING = 16
-"""With more actors that wait inside each other there would always be one more: the first would never get its answer. Then no
-run begins anything until one of them has its answer; members are few, and have to keep their limits."""
+"""With more actors that wait inside each other there would always be one more: the first would
+never get its answer. Then no run begins anything until one of them has its answer; members are few,
+and have to keep their limits."""
 
 
 class Violation(BaseException):
@@ -50,9 +52,10 @@ class Clockwork:
         self.trace.append(f"{self.now - 1000:9.2f} {who}: {what}")
 
     def after(self, seconds: float, actor: object, action: Callable[[], None]) -> None:
-        """Let an actor do something later: a run, by its id, or a part of a member; None for the world.
+        """Let an actor do something later.
 
-        While the actor waits for an answer, it does nothing else.
+        The actor is a run, by its id, or a part of a member, or None for the world. While the actor
+        waits for an answer, it does nothing else.
         """
         heapq.heappush(self._queue, (self.now + seconds, next(self._order), actor, action))
 

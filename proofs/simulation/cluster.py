@@ -24,31 +24,47 @@ class SimulatedCluster:
         self._process = process
         self._group = group
 
-    def beginning_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
+    def beginning_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The first offset that exists."""
         self._process.must_reach("kafka")
         return {partition: self._group.starts[partition] for partition in partitions}
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:  # noqa: ARG002 - the port's signature
+    def end_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The offset that the next record will get."""
         self._process.must_reach("kafka")
         return {partition: self._group.ends[partition] for partition in partitions}
 
-    def log_ends(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, LogPosition]:
+    def log_ends(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, LogPosition]:
         """The end offsets, with the leader epochs."""
         ends = self.end_offsets(partitions, timeout_s)
-        return {partition: LogPosition(end, self._group.leader_epochs[partition]) for partition, end in ends.items()}
+        return {
+            partition: LogPosition(end, self._group.leader_epochs[partition])
+            for partition, end in ends.items()
+        }
 
-    def high_watermarks(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def high_watermarks(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """The same as the end offsets: nobody writes in transactions."""
         return self.end_offsets(partitions, timeout_s)
 
-    def truncated(self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0) -> dict[TopicPartition, bool]:  # noqa: ARG002 - the port's signature
+    def truncated(
+        self, positions: Mapping[TopicPartition, LogPosition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, bool]:
         """Whether the log lost records before a position."""
         self._process.must_reach("kafka")
-        return {partition: self._group.has_lost(partition, position) for partition, position in positions.items()}
+        return {
+            partition: self._group.has_lost(partition, position)
+            for partition, position in positions.items()
+        }
 
-    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:  # noqa: ARG002 - the port's signature
+    def topic_ids(self, topics: Collection[str], timeout_s: float = 10.0) -> dict[str, str]:
         """It tells a topic from another one of the same name."""
         self._process.must_reach("kafka")
         return dict.fromkeys(topics, self._group.topic_id)
@@ -56,19 +72,26 @@ class SimulatedCluster:
     def offsets_for_times(
         self,
         timestamps: Mapping[TopicPartition, int],
-        timeout_s: float = 10.0,  # noqa: ARG002 - the port's signature
+        timeout_s: float = 10.0,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The simulated log has offsets and no records, so none of them has a time."""
         self._process.must_reach("kafka")
         return dict.fromkeys(timestamps)
 
-    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:  # noqa: ARG002 - the port's signature
+    def list_topics(self, timeout_s: float = 10.0) -> dict[str, list[PartitionInfo]]:
         """The one topic."""
-        return {TOPIC: [PartitionInfo(TOPIC, partition.partition, 1, (1,), (1,)) for partition in self._group.partitions]}
+        return {
+            TOPIC: [
+                PartitionInfo(TOPIC, partition.partition, 1, (1,), (1,))
+                for partition in self._group.partitions
+            ]
+        }
 
     def partitions_for(self, topic: str, timeout_s: float = 10.0) -> list[PartitionInfo]:
         """Its partitions."""
         return self.list_topics(timeout_s)[topic]
 
-    def check(self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0) -> None:
+    def check(
+        self, subscription: Collection[str] | re.Pattern[str], timeout_s: float = 10.0
+    ) -> None:
         """All is well."""

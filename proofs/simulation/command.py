@@ -1,6 +1,7 @@
-"""`python -m proofs simulate`: many lives of a group in virtual time, each checked against what is promised.
+"""`python -m proofs simulate` checks many lives of a group in virtual time against the promises.
 
-Owns the options, and what is shown and written. A violation is told with its seed and the end of its trace, and is exit code 1.
+Owns the options, and what is shown and written. A violation is told with its seed and the end of
+its trace, and is exit code 1.
 """
 
 from __future__ import annotations
@@ -25,25 +26,45 @@ def simulate(
     schedules: Annotated[int, typer.Option(min=1, help="How many schedules are played.")] = 1000,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="The seed of the first one; the others count on from it. Without it, one that nobody has played."),
+        typer.Option(
+            min=0,
+            help=(
+                "The seed of the first one; the others count on from it. "
+                "Without it, one that nobody has played."
+            ),
+        ),
     ] = None,
-    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path("build/sim.json"),
+    output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
+        "build/sim.json"
+    ),
 ) -> None:
-    """Play random schedules of rebalances, crashes and failures, and check that nothing is lost, doubled or stalled."""
+    """Play random schedules of rebalances, crashes and failures.
+
+    The command checks that nothing is lost, doubled or stalled.
+    """
     first = fresh_seed() if seed is None else seed
 
     def told(played: Played) -> None:
         number = played.seed - first + 1
         if played.violation:
-            typer.echo("\n".join([*played.trace[-_SHOWN:], f"see all of it with: python -m proofs replay --seed {played.seed}"]))
+            typer.echo(
+                "\n".join(
+                    [
+                        *played.trace[-_SHOWN:],
+                        f"see all of it with: python -m proofs replay --seed {played.seed}",
+                    ]
+                )
+            )
         elif number % _TOLD_EVERY == 0:
             typer.echo(f"{number} of {schedules} schedules", err=True)
 
     proof = prove(schedules, first, told=told)
     proof.write(output)
     typer.echo(
-        f"{proof.schedules} schedules from seed {proof.seed}: {len(proof.violations)} violations, {proof.rebalances} rebalances, "
-        f"{proof.commits} commits, {len(proof.transitions) - len(proof.not_taken)} of {len(proof.transitions)} transitions taken; "
+        f"{proof.schedules} schedules from seed {proof.seed}: {len(proof.violations)} violations, "
+        f"{proof.rebalances} rebalances, "
+        f"{proof.commits} commits, {len(proof.transitions) - len(proof.not_taken)} of "
+        f"{len(proof.transitions)} transitions taken; "
         f"the figures are in {output}"
     )
     if proof.not_taken:

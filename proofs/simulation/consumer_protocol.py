@@ -1,7 +1,8 @@
-"""The consumer protocol (KIP-848), written from its rules: the coordinator assigns, members reconcile with heartbeats, one epoch each.
+"""In the consumer protocol (KIP-848) the coordinator assigns, and members reconcile by heartbeats.
 
-A member that has something to give back keeps its epoch until a heartbeat no longer lists it; only then does the next owner get it. One
-that does not give back within the rebalance time-out is thrown out.
+It is written from its rules; each member has an epoch of its own. A member that has something to
+give back keeps its epoch until a heartbeat no longer lists it; only then does the next owner get
+it. A member that does not give back within the rebalance time-out is thrown out.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ class ConsumerGroup(Coordinator):
         self.membership_changed()
         return self._reconciled(self.seats[member_id])
 
-    def heartbeat(self, member_id: str, epoch: int, owned: Collection[TopicPartition]) -> Grant | Refusal:
+    def heartbeat(
+        self, member_id: str, epoch: int, owned: Collection[TopicPartition]
+    ) -> Grant | Refusal:
         """A member says what it owns, and is told what it may have.
 
-        An epoch behind the seat's is taken as long as the answer to the last heartbeat may have been lost: then the member owns no more
-        than it was granted.
+        An epoch behind the seat's is taken as long as the answer to the last heartbeat may have
+        been lost: then the member owns no more than it was granted.
         """
         seat = self.seats.get(member_id)
         if seat is None:
@@ -53,8 +56,15 @@ class ConsumerGroup(Coordinator):
         self.membership_changed()
 
     def _reconciled(self, seat: Seat) -> Grant:
-        has = {other.member_id: frozenset(other.owned - other.revoking) for other in self.seats.values()}
-        target = {partition for partition, member_id in self.shares(has).items() if member_id == seat.member_id}
+        has = {
+            other.member_id: frozenset(other.owned - other.revoking)
+            for other in self.seats.values()
+        }
+        target = {
+            partition
+            for partition, member_id in self.shares(has).items()
+            if member_id == seat.member_id
+        }
         surplus = frozenset(seat.owned - target)
         if surplus and not seat.revoking:
             seat.revoking, seat.revoke_by = surplus, self.clockwork.now + self.rebalance_s

@@ -1,7 +1,9 @@
-"""The group coordinator, as far as both protocols share it: seats, sessions, fencing, committed offsets, and the log of each partition.
+"""The group coordinator has the parts that both protocols share.
 
-Owns who is known to the group and what is stored. It checks the member and its epoch on a commit, never the ownership of the partition: as
-Kafka's does. What a rebalance is, is the protocol's (`classic`, `consumer_protocol`).
+These are seats, sessions, fencing, committed offsets, and the log of each partition. Owns who is
+known to the group and what is stored. It checks the member and its epoch on a commit, never the
+ownership of the partition, as Kafka's coordinator does. The protocol (`classic`,
+`consumer_protocol`) decides what a rebalance is.
 """
 
 from __future__ import annotations
@@ -71,10 +73,13 @@ class Coordinator(ABC):
         clockwork: Time and chance.
         partitions: How many partitions the topic has.
         session_s: A member that is not heard of for so long is thrown out.
-        rebalance_s: So long a member may take to give back what it was asked for (`max.poll.interval.ms`).
+        rebalance_s: So long a member may take to give back what it was asked for
+            (`max.poll.interval.ms`).
     """
 
-    def __init__(self, clockwork: Clockwork, *, partitions: int, session_s: float, rebalance_s: float) -> None:
+    def __init__(
+        self, clockwork: Clockwork, *, partitions: int, session_s: float, rebalance_s: float
+    ) -> None:
         self.clockwork = clockwork
         self.partitions = tuple(TopicPartition(TOPIC, number) for number in range(partitions))
         self.session_s = session_s
@@ -90,14 +95,21 @@ class Coordinator(ABC):
         self.forbidden: set[TopicPartition] = set()
         self.cuts: dict[TopicPartition, int] = {}
         self.ever_cut: set[TopicPartition] = set()
-        self._led_from: dict[TopicPartition, list[tuple[int, int]]] = {partition: [] for partition in self.partitions}
-        self.on_commit: Callable[[str, TopicPartition, OffsetAndMetadata | None, OffsetAndMetadata], None] | None = None
+        self._led_from: dict[TopicPartition, list[tuple[int, int]]] = {
+            partition: [] for partition in self.partitions
+        }
+        self.on_commit: (
+            Callable[[str, TopicPartition, OffsetAndMetadata | None, OffsetAndMetadata], None]
+            | None
+        ) = None
         self.meddled: set[TopicPartition] = set()
         self._joined = 0
 
     def owner(self, partition: TopicPartition) -> str | None:
         """The member that a partition belongs to."""
-        return next((seat.member_id for seat in self.seats.values() if partition in seat.owned), None)
+        return next(
+            (seat.member_id for seat in self.seats.values() if partition in seat.owned), None
+        )
 
     def new_member_id(self) -> str:
         """An id for a member that is about to join."""
@@ -122,30 +134,44 @@ class Coordinator(ABC):
 
     def cut_off(self, partition: TopicPartition, at: int) -> None:
         """The new leader lacks the last records, as in an unclean election."""
-        self.clockwork.tell("kafka", f"loses the records of {partition} from {at} to {self.ends[partition]}")
+        self.clockwork.tell(
+            "kafka", f"loses the records of {partition} from {at} to {self.ends[partition]}"
+        )
         self.ends[partition] = at
         self.cuts[partition] = min(at, self.cuts.get(partition, at))
         self.ever_cut.add(partition)
         self.elect(partition)
 
     def make_topic_anew(self) -> None:
-        """The topic is deleted, with what groups have committed for it, and made again with as many partitions."""
+        """The topic is deleted, and made again with as many partitions.
+
+        The offsets that groups have committed for it are deleted, too.
+        """
         self.topic_id += "-again"
         self.clockwork.tell("kafka", f"deletes the topic; it is made again as {self.topic_id}")
         self.stored.clear()
         for partition in self.partitions:
-            self.starts[partition] = self.ends[partition] = self.leader_epochs[partition] = self.cuts[partition] = 0
+            self.starts[partition] = self.ends[partition] = self.leader_epochs[
+                partition
+            ] = self.cuts[partition] = 0
             self._led_from[partition].clear()
             self.ever_cut.add(partition)
 
     def has_lost(self, partition: TopicPartition, position: LogPosition) -> bool:
         """Whether the log of a leader epoch does not reach an offset any more."""
-        epoch = self.leader_epochs[partition] if position.leader_epoch is None else position.leader_epoch
-        end = next((start for later, start in self._led_from[partition] if later > epoch), self.ends[partition])
+        epoch = (
+            self.leader_epochs[partition]
+            if position.leader_epoch is None
+            else position.leader_epoch
+        )
+        end = next(
+            (start for later, start in self._led_from[partition] if later > epoch),
+            self.ends[partition],
+        )
         return end < position.offset
 
     def is_lost(self, partition: TopicPartition) -> bool:
-        """Whether the group has committed or claimed records that the log does not have any more, or has no offset."""
+        """Whether the group has no offset, or committed or claimed records that the log lost."""
         stored = self.stored.get(partition)
         try:
             read = decode(stored) if stored is not None else None
@@ -155,7 +181,9 @@ class Coordinator(ABC):
             return True
         return self.has_lost(partition, LogPosition(read.claimed_until, read.log.leader_epoch))
 
-    def commit(self, member_id: str, epoch: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Refusal | None:
+    def commit(
+        self, member_id: str, epoch: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> Refusal | None:
         """Store offsets of a member that is known, in its present epoch."""
         refusal = self.refusal(member_id, epoch)
         if refusal is None:
@@ -195,7 +223,7 @@ class Coordinator(ABC):
                 self.throw_out(seat.member_id, "it did not give back in time")
 
     def shares(self, wanted: Mapping[str, frozenset[TopicPartition]]) -> dict[TopicPartition, str]:
-        """A fair share for each member, with as few moves as possible; `wanted` is what each has now."""
+        """A fair share for each member, with the fewest moves; `wanted` is what each has now."""
         if not wanted:
             return {}
         members = sorted(wanted, key=lambda member_id: (-len(wanted[member_id]), member_id))
@@ -204,7 +232,9 @@ class Coordinator(ABC):
         room: list[str] = []
         for rank, member_id in enumerate(members):
             quota = least + (rank < extra)
-            kept = [partition for partition in sorted(wanted[member_id]) if partition not in shares][:quota]
+            kept = [
+                partition for partition in sorted(wanted[member_id]) if partition not in shares
+            ][:quota]
             shares.update(dict.fromkeys(kept, member_id))
             room += [member_id] * (quota - len(kept))
         rest = [partition for partition in self.partitions if partition not in shares]

@@ -1,7 +1,9 @@
-"""Dagster, as far as the member sees it: its runs and their states, what was recorded, and what people and Dagster itself do to runs.
+"""Dagster, as far as the member sees it, has runs, their states, and what was recorded.
 
-Owns the word of Dagster, which is an opinion: it may show a run as ended whose process works, and as working whose process is gone. The
-processes, and what they wrote, are in `run_life`. A success that is not the only one on an offset is a `Violation`.
+People and Dagster itself do things to runs. Owns the word of Dagster, which is an opinion: Dagster
+may show a run as ended whose process works, and as working whose process is gone. The processes,
+and what they wrote, are in `run_life`. A success that is not the only one on an offset is a
+`Violation`.
 """
 
 from __future__ import annotations
@@ -47,17 +49,32 @@ class SimulatedDagster(RunLife):
         """A run request of a tick; a key of which there is a run starts no other."""
         run_id = self._keys.get(offer.run_key)
         if run_id is None or run_id in self.deleted:
-            run_id = self._keys[offer.run_key] = self.create(offer.batch_id, offer.ranges, attempt=offer.attempt)
-        if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(self._weather.requests_break):
+            run_id = self._keys[offer.run_key] = self.create(
+                offer.batch_id, offer.ranges, attempt=offer.attempt
+            )
+        if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(
+            self._weather.requests_break
+        ):
             self._submit(run_id)
 
-    def start(self, batch_id: str, ranges: tuple[OffsetRange, ...], *, parent_id: str = "", assets: tuple[str, ...] = ()) -> None:
+    def start(
+        self,
+        batch_id: str,
+        ranges: tuple[OffsetRange, ...],
+        *,
+        parent_id: str = "",
+        assets: tuple[str, ...] = (),
+    ) -> None:
         """A run is created and submitted: for all assets of the job unless some are named."""
         self._submit(self.create(batch_id, ranges, parent_id=parent_id, assets=assets))
 
     def retry(self, run: RunSeen, assets: tuple[str, ...]) -> None:
         """The same, by Dagster itself."""
-        self._submit(self.create(run.batch_id, run.ranges, parent_id=run.run_id, is_automatic=True, assets=assets))
+        self._submit(
+            self.create(
+                run.batch_id, run.ranges, parent_id=run.run_id, is_automatic=True, assets=assets
+            )
+        )
 
     def create(
         self,
@@ -85,43 +102,76 @@ class SimulatedDagster(RunLife):
         )
         self.processes[run_id] = RunProcess()
         self._by_batch.setdefault(batch_id, []).append(run_id)
-        kind = f" (executes {parent_id} again{', without ' + ', '.join(left_out) if left_out else ''})" if parent_id else ""
-        self._clockwork.tell(run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{kind}")
+        kind = (
+            f" (executes {parent_id} again{', without ' + ', '.join(left_out) if left_out else ''})"
+            if parent_id
+            else ""
+        )
+        self._clockwork.tell(
+            run_id, f"is created for {batch_id}: {', '.join(map(str, ranges))}{kind}"
+        )
         return run_id
 
     # What members do
 
-    def seen(self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+    def seen(
+        self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
         """What a look-up finds; a run that was deleted, by the note of its work on a claim."""
         found = {run_id for batch_id in batch_ids for run_id in self._by_batch.get(batch_id, ())}
         if live_too:
             found |= {run.run_id for run in self.runs.values() if run.state in LIVE}
-        there = tuple(self._shown(run_id) for run_id in sorted(found - self.deleted, key=lambda run_id: int(run_id[1:])))
-        noted = {claim: self.notes[claim] for claim in claims if self.notes.get(claim) in self.deleted}
-        return (*there, *(self._shown_deleted(run_id, noted) for run_id in dict.fromkeys(noted.values())))
+        there = tuple(
+            self._shown(run_id)
+            for run_id in sorted(found - self.deleted, key=lambda run_id: int(run_id[1:]))
+        )
+        noted = {
+            claim: self.notes[claim] for claim in claims if self.notes.get(claim) in self.deleted
+        }
+        return (
+            *there,
+            *(self._shown_deleted(run_id, noted) for run_id in dict.fromkeys(noted.values())),
+        )
 
     def cancel(self, run_id: str, *, by_member: bool = True, only_unstarted: bool = False) -> None:
-        """Cancel a run: one that waits is over at once, one that works is asked to stop, one that is being launched cannot be."""
+        """Cancel a run.
+
+        A run that waits is over at once, a run that works is asked to stop, and a run that is being
+        launched cannot be cancelled.
+        """
         run = self.runs[run_id]
         if run_id in self.deleted or run.state not in {*NOT_BEGUN, RunState.STARTED}:
             return
         if run.state is RunState.STARTED and only_unstarted:
             return
         waits = run.state in NOT_BEGUN
-        self._move(run_id, RunState.CANCELED if waits else RunState.CANCELING, is_taken_back=run.is_taken_back or by_member)
+        self._move(
+            run_id,
+            RunState.CANCELED if waits else RunState.CANCELING,
+            is_taken_back=run.is_taken_back or by_member,
+        )
         if not waits:
             self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """See to it that nothing of a run works: its Spark work is stopped, its process is killed where it is there."""
+        """See to it that nothing of a run works.
+
+        Its Spark work is stopped, and its process is killed where it is there.
+        """
         process, run = self.processes[run_id], self.runs[run_id]
         if self._has_given_another(run_id, sign):
             return False
         self._must_be_dead(run_id)
         process.is_working = False
         if run_id not in self.deleted and run.state in LIVE:
-            # A process that is still on its way is not always there to be killed: it finds out when it looks whether it may work.
-            process.is_gone = process.is_gone or process.is_frozen or process.has_begun or self._clockwork.happens(0.5)
+            # A process that is still on its way is not always there to be killed: it finds out when
+            # it looks whether it may work.
+            process.is_gone = (
+                process.is_gone
+                or process.is_frozen
+                or process.has_begun
+                or self._clockwork.happens(0.5)
+            )
             self._move(run_id, RunState.FAILED)
         return True
 
@@ -132,19 +182,24 @@ class SimulatedDagster(RunLife):
         self._must_be_dead(run_id)
         if run_id in self.deleted:
             self.notes = {claim: noted for claim, noted in self.notes.items() if noted != run_id}
-        self.processes[run_id].is_over |= run_id not in self.deleted and self.runs[run_id].state is not RunState.SUCCEEDED
+        self.processes[run_id].is_over |= (
+            run_id not in self.deleted and self.runs[run_id].state is not RunState.SUCCEEDED
+        )
         return True
 
     def _has_given_another(self, run_id: str, sign: str) -> bool:
         process = self.processes[run_id]
         if run_id in self.deleted:
-            return not sign  # it was there at the last look: whether it had begun its work, its note tells the next one
+            # It was there at the last look: its note tells the next one whether it had begun.
+            return not sign
         return process.has_begun and str(process.beat(self._clockwork.now)) != sign
 
     def record(self, commit: RecordCommit) -> None:
         """Record a commit once."""
         known = self.recorded.setdefault(commit.range.topic_partition, [])
-        rest = commit.without({said for other in known for said in recorded_commits(other.range.start, other.ends)})
+        rest = commit.without(
+            {said for other in known for said in recorded_commits(other.range.start, other.ends)}
+        )
         if rest is not None:
             known.append(rest)
 
@@ -152,17 +207,24 @@ class SimulatedDagster(RunLife):
         """The same, and the letters."""
         super().forget(partition, at)
         self.letters = {
-            range_: letter for range_, letter in self.letters.items() if range_.topic_partition != partition or range_.until <= at
+            range_: letter
+            for range_, letter in self.letters.items()
+            if range_.topic_partition != partition or range_.until <= at
         }
 
     # What people and Dagster itself do
 
     def mark_ended(self, run_id: str, state: RunState) -> None:
-        """A run is force-terminated, or run monitoring or the code server takes it for failed, whatever its process does."""
+        """Dagster takes a run for ended, whatever the run's process does.
+
+        A person force-terminates the run, or run monitoring or the code server takes it for failed.
+        """
         run = self.runs[run_id]
         if run.state in LIVE and run_id not in self.deleted:
             self._clockwork.tell("dagster", f"takes {run_id} for {state.value}")
-            self._move(run_id, state, awaits_retry=state is RunState.FAILED and self._will_retry(run_id))
+            self._move(
+                run_id, state, awaits_retry=state is RunState.FAILED and self._will_retry(run_id)
+            )
             self._notice(run_id)
 
     def delete(self, run_id: str) -> None:
@@ -176,7 +238,10 @@ class SimulatedDagster(RunLife):
         self._clockwork.after(self._weather.queueing(), run_id, partial(self._launch, run_id))
 
     def _shown_deleted(self, run_id: str, noted: Mapping[Claimed, str]) -> RunSeen:
-        process, ranges = self.processes[run_id], [range_ for (_, range_), other in noted.items() if other == run_id]
+        process, ranges = (
+            self.processes[run_id],
+            [range_ for (_, range_), other in noted.items() if other == run_id],
+        )
         return RunSeen(
             run_id,
             self.runs[run_id].batch_id,
@@ -194,7 +259,9 @@ class SimulatedDagster(RunLife):
         is_known_gone = process.has_begun and process.is_gone and self._weather.same_machine
         return replace(
             run,
-            heartbeat=str(process.beat(self._clockwork.now)) if process.has_begun and (run.state in WORKING or not is_over) else "",
+            heartbeat=str(process.beat(self._clockwork.now))
+            if process.has_begun and (run.state in WORKING or not is_over)
+            else "",
             is_gone=process.has_finished or is_known_gone,
             is_over=is_over,
         )

@@ -1,6 +1,7 @@
-"""What disturbs a group: processes that crash, hang and are replaced, networks that fail, people who interfere.
+"""Disturbances hit a group: processes crash or hang, networks fail, and people interfere.
 
-Owns the list of disturbances; how often they come is the weather's. A disturbance that finds nothing to disturb does nothing.
+Crashed processes are replaced. Owns the list of disturbances; the weather decides how often they
+come. A disturbance that finds nothing to disturb does nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +61,11 @@ class Disturbances:
         self._later()
 
     def _later(self) -> None:
-        self._clockwork.after(self._clockwork.within(0.5, 6.0) / max(self._world.weather.roughness, 0.1), None, self._disturb)
+        self._clockwork.after(
+            self._clockwork.within(0.5, 6.0) / max(self._world.weather.roughness, 0.1),
+            None,
+            self._disturb,
+        )
 
     def _disturb(self) -> None:
         if self._world.is_calm:
@@ -87,7 +92,11 @@ class Disturbances:
         process = self._anyone()
         if process is not None:
             process.kill()
-            self._clockwork.after(self._clockwork.within(0.5, 15), None, lambda: self._world.ensure(process.incarnation))
+            self._clockwork.after(
+                self._clockwork.within(0.5, 15),
+                None,
+                lambda: self._world.ensure(process.incarnation),
+            )
 
     def _a_process_is_paused(self) -> None:
         process = self._anyone()
@@ -106,7 +115,9 @@ class Disturbances:
         process = self._anyone()
         if process is not None and not process.is_retired:
             process.retire()
-            self._clockwork.after(self._clockwork.within(5, 30), None, lambda: self._world.ensure(process.incarnation))
+            self._clockwork.after(
+                self._clockwork.within(5, 30), None, lambda: self._world.ensure(process.incarnation)
+            )
 
     # Backends
 
@@ -123,7 +134,11 @@ class Disturbances:
         if process is not None:
             process.tell("cannot reach Kafka")
             process.is_connected = False
-            self._clockwork.after(self._clockwork.within(0.5, 15), None, lambda: setattr(process, "is_connected", True))
+            self._clockwork.after(
+                self._clockwork.within(0.5, 15),
+                None,
+                lambda: setattr(process, "is_connected", True),
+            )
 
     def _leaders_change(self) -> None:
         """A broker restarts in good order: no log is cut off, but every member has to ask."""
@@ -165,18 +180,27 @@ class Disturbances:
             self._world.group.stored[partition] = before
 
     def _retention_is_faster(self) -> None:
-        """Records are deleted before anybody claimed them; later a person moves the offset behind them."""
+        """Unclaimed records are deleted; later a person moves the offset behind them."""
         world, group = self._world, self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         stored = group.stored.get(partition)
         if stored is None or stored.offset == group.ends[partition] or self._clockwork.is_nested:
             return
         group.starts[partition] = group.ends[partition]
-        self._clockwork.tell("kafka", f"retention deletes {partition} up to {group.starts[partition]}")
-        self._clockwork.after(self._clockwork.within(1, 12), None, lambda: world.people.move_behind_what_is_deleted(partition))
+        self._clockwork.tell(
+            "kafka", f"retention deletes {partition} up to {group.starts[partition]}"
+        )
+        self._clockwork.after(
+            self._clockwork.within(1, 12),
+            None,
+            lambda: world.people.move_behind_what_is_deleted(partition),
+        )
 
     def _an_offset_vanishes(self) -> None:
-        """Kafka drops what a group has committed, as after its retention of offsets; later a person commits it again."""
+        """Kafka drops what a group has committed; later a person commits it again.
+
+        Kafka does so after its retention of offsets.
+        """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         stored = group.stored.get(partition)
@@ -193,13 +217,15 @@ class Disturbances:
         group.meddled.add(partition)
         del group.stored[partition]
         self._world.vanished[partition] = stored
-        self._clockwork.after(self._clockwork.within(2, 15), None, lambda: self._world.people.commit_again(partition))
+        self._clockwork.after(
+            self._clockwork.within(2, 15), None, lambda: self._world.people.commit_again(partition)
+        )
 
     def _a_log_is_cut_off(self) -> None:
-        """A replica that lacks the last records becomes the leader; what is produced then gets their offsets.
+        """A replica that lacks the last records becomes the leader; new records get their offsets.
 
-        Not before a member has looked at an offset that a person has set: it names no epoch, as
-        docs/limits.md says.
+        This does not happen before a member has looked at an offset that a person has set: that
+        offset names no epoch, as docs/limits.md says.
         """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
@@ -215,12 +241,14 @@ class Disturbances:
             self._world.make_topic_anew()
 
     def _a_right_is_taken_away(self) -> None:
-        """Kafka refuses for good what is written for one partition, until somebody gives the right back."""
+        """Kafka forbids the writes for one partition, until somebody gives the right back."""
         forbidden = self._world.group.forbidden
         partition = self._clockwork.chance.choice(self._world.group.partitions)
         self._clockwork.tell("kafka", f"takes no offset of {partition} any more")
         forbidden.add(partition)
-        self._clockwork.after(self._clockwork.within(2, 25), None, lambda: forbidden.discard(partition))
+        self._clockwork.after(
+            self._clockwork.within(2, 25), None, lambda: forbidden.discard(partition)
+        )
 
     def _a_person_cancels_a_run(self) -> None:
         run = self._any_of(run for run in self._shown() if run.state in LIVE)
@@ -235,10 +263,14 @@ class Disturbances:
 
     def _a_part_is_executed_again(self) -> None:
         """A person selects one of the assets."""
-        run = self._any_of([run for run in self._shown() if run.state in {RunState.FAILED, RunState.CANCELED}][-3:])
+        run = self._any_of(
+            [run for run in self._shown() if run.state in {RunState.FAILED, RunState.CANCELED}][-3:]
+        )
         if run is not None:
             asset = self._clockwork.chance.choice(self._world.weather.assets)
-            self._world.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id, assets=(asset,))
+            self._world.dagster.start(
+                run.batch_id, run.ranges, parent_id=run.run_id, assets=(asset,)
+            )
 
     def _a_run_is_force_terminated(self) -> None:
         """A person lets Dagster show it as cancelled without waiting for its process."""

@@ -1,8 +1,9 @@
 """Work that waits for an answer for long, while the thread that began it goes on.
 
-What waits for a moment lets the others work meanwhile and comes back before them (`Clockwork.let_others`). That would keep
-whoever is in the middle of something from going on for as long as a hang takes, so what hangs has a real thread of its own.
-One thread works at any time: a seed gives the same again.
+What waits for a moment lets the others work meanwhile and comes back before them
+(`Clockwork.let_others`). That would keep whoever is in the middle of something from going on for as
+long as a hang takes, so what hangs has a real thread of its own. One thread works at any time: a
+seed gives the same again.
 """
 
 from __future__ import annotations
@@ -29,7 +30,12 @@ class Hanging:
         resumed: Is called with what goes on with the work, each time.
     """
 
-    def __init__(self, clockwork: Clockwork, work: Callable[[], None], resumed: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(
+        self,
+        clockwork: Clockwork,
+        work: Callable[[], None],
+        resumed: Callable[[Callable[[], None]], None],
+    ) -> None:
         self._clockwork = clockwork
         self._resumed = resumed
         self._work = work

@@ -1,7 +1,8 @@
-"""What simulated runs have written, range by range: which asset is there by which run, and what is done because all of them are.
+"""The outputs say, range by range, which simulated run made which asset.
 
-Owns that a success is the only one on its offsets: a second one is a `Violation`. What was done with records that are gone says
-nothing about those that have come in their place.
+A range is done once all of its assets are there. Owns that a success is the only one on its
+offsets: a second one is a `Violation`. Work on records that are gone says nothing about those that
+have come in their place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ class Outputs:
     """The outputs of the job of one group.
 
     Args:
-        deleted: The runs that people have deleted, as they come: what those have done is not known any more.
+        deleted: The runs that people have deleted, as they come: what those have done is not known
+            any more.
     """
 
     def __init__(self, deleted: Collection[str]) -> None:
@@ -38,8 +40,13 @@ class Outputs:
             until = self._until_where_records_are(range_, run.run_id)
             if until == range_.until:
                 self._made |= {(range_, asset): run.run_id for asset in asked}
-            makers = [self._made.get((range_, asset), run.run_id if asset in asked else None) for asset in assets]
-            known = frozenset(maker for maker in makers if maker is not None and maker not in self._deleted)
+            makers = [
+                self._made.get((range_, asset), run.run_id if asset in asked else None)
+                for asset in assets
+            ]
+            known = frozenset(
+                maker for maker in makers if maker is not None and maker not in self._deleted
+            )
             if known.issuperset(makers) and until > range_.start:
                 self._add(replace(range_, until=until), run.run_id, known)
 
@@ -50,25 +57,48 @@ class Outputs:
 
     def losses(self, range_: OffsetRange) -> int:
         """How often records of a range have gone."""
-        return sum(partition == range_.topic_partition and at < range_.until for partition, at, _ in self._forgotten)
+        return sum(
+            partition == range_.topic_partition and at < range_.until
+            for partition, at, _ in self._forgotten
+        )
 
     def forget(self, partition: TopicPartition, at: int, begun: Iterable[str]) -> None:
-        """The records from an offset on are gone: what was done with them, or is being done by runs that have begun, does not count."""
+        """The records from an offset on are gone, and work on them does not count.
+
+        Neither does the work that the runs in `begun` are doing on them.
+        """
         self._forgotten.append((partition, at, frozenset(begun)))
-        self._made = {made: by for made, by in self._made.items() if made[0].topic_partition != partition or made[0].until <= at}
-        kept = [(entry, (entry[0], min(entry[1], at), entry[2])) for entry in self.done.get(partition, ()) if entry[0] < at]
+        self._made = {
+            made: by
+            for made, by in self._made.items()
+            if made[0].topic_partition != partition or made[0].until <= at
+        }
+        kept = [
+            (entry, (entry[0], min(entry[1], at), entry[2]))
+            for entry in self.done.get(partition, ())
+            if entry[0] < at
+        ]
         for before, after in kept:
             self._makers[partition, after] = self._makers[partition, before]
         self.done[partition] = [after for _, after in kept]
 
     def _until_where_records_are(self, range_: OffsetRange, run_id: str) -> int:
-        ends = [at for partition, at, begun in self._forgotten if partition == range_.topic_partition and run_id in begun]
+        ends = [
+            at
+            for partition, at, begun in self._forgotten
+            if partition == range_.topic_partition and run_id in begun
+        ]
         return min([range_.until, *ends])
 
     def _add(self, range_: OffsetRange, run_id: str, makers: frozenset[str]) -> None:
-        # What a run has done that a person has deleted is not known any more: all is done again, and its output is replaced.
+        # What a run has done that a person has deleted is not known any more: all is done again,
+        # and its output is replaced.
         done = self.done.setdefault(range_.topic_partition, [])
-        for entry in [(start, until, other) for start, until, other in done if start < range_.until and range_.start < until]:
+        for entry in [
+            (start, until, other)
+            for start, until, other in done
+            if start < range_.until and range_.start < until
+        ]:
             if not self._makers[range_.topic_partition, entry] & set(self._deleted):
                 msg = f"{range_} was materialised by {entry[2]} and by {run_id}"
                 raise Violation(msg)

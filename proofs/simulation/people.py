@@ -1,7 +1,8 @@
-"""What people do about partitions that are stopped: they move committed offsets, commit again what Kafka dropped, and execute runs again.
+"""People move committed offsets and execute runs again where partitions are stopped.
 
-They act a while after the harm was done, and never in the middle of what a member does. Nothing may go on without their word where
-records or offsets are gone; that is checked at the end, by what has been done with the records that are there.
+They also commit again what Kafka dropped. They act a while after the harm was done, and never in
+the middle of what a member does. Where records or offsets are gone, nothing may go on without their
+word; the end checks that, by what has been done with the records that are there.
 """
 
 from __future__ import annotations
@@ -30,16 +31,20 @@ class People:
         self._look()
 
     def move_behind_what_is_deleted(self, partition: TopicPartition) -> None:
-        """Move the committed offset behind what was deleted and what is done, once nothing works there any more."""
+        """Move the committed offset behind deleted and done records, once nothing works there."""
         group, dagster = self._world.group, self._world.dagster
         stored, start = group.stored.get(partition), group.starts[partition]
         if stored is None or stored.offset >= start:
             return
         if not self._may_move(partition):
-            self._clockwork.after(_AGAIN_S, None, lambda: self.move_behind_what_is_deleted(partition))
+            self._clockwork.after(
+                _AGAIN_S, None, lambda: self.move_behind_what_is_deleted(partition)
+            )
             return
         moved = max([start, *(until for _, until, _ in dagster.outputs.done.get(partition, ()))])
-        self._world.deleted.add(OffsetRange(partition.topic, partition.partition, stored.offset, moved))
+        self._world.deleted.add(
+            OffsetRange(partition.topic, partition.partition, stored.offset, moved)
+        )
         self._move(partition, moved)
 
     def commit_again(self, partition: TopicPartition) -> None:
@@ -50,11 +55,22 @@ class People:
             self._world.group.stored[partition] = stored
 
     def _look(self) -> None:
-        """Where failed runs or lost records stop a partition, somebody acts once the cause is mended."""
+        """Somebody acts on stopped partitions once the cause is mended.
+
+        Failed runs or lost records stop a partition.
+        """
         for process in self._world.processes:
             for owned in process.driver.partitions.values():
-                blocked = owned.ledger.blocked if owned.ledger is not None and not process.is_gone else None
-                if owned.phase is Phase.STOPPED and blocked is not None and isinstance(blocked[1], GaveUp):
+                blocked = (
+                    owned.ledger.blocked
+                    if owned.ledger is not None and not process.is_gone
+                    else None
+                )
+                if (
+                    owned.phase is Phase.STOPPED
+                    and blocked is not None
+                    and isinstance(blocked[1], GaveUp)
+                ):
                     self._execute_again(blocked[1].run_id)
         for partition, cut in tuple(self._world.group.cuts.items()):
             if self._world.group.is_lost(partition) and self._may_move(partition):
@@ -63,17 +79,24 @@ class People:
 
     def _move_before_what_is_lost(self, partition: TopicPartition, cut: int) -> None:
         stored = self._world.group.stored.get(partition)
-        if stored is not None or (self._world.dagster.recorded.get(partition) and partition not in self._world.vanished):
+        if stored is not None or (
+            self._world.dagster.recorded.get(partition) and partition not in self._world.vanished
+        ):
             moved = min(cut, stored.offset if stored else cut)
             self._world.forget(partition, moved)
             self._move(partition, moved)
 
     def _may_move(self, partition: TopicPartition) -> bool:
         stored = self._world.group.stored.get(partition)
-        return not (self._clockwork.is_nested or self._world.dagster.is_busy(partition) or is_foreign(stored))
+        return not (
+            self._clockwork.is_nested
+            or self._world.dagster.is_busy(partition)
+            or is_foreign(stored)
+        )
 
     def _move(self, partition: TopicPartition, moved: int) -> None:
-        # The note of the last commit goes with it, so nobody can record late what its owner has not.
+        # The note of the last commit goes with it, so nobody can record late what its owner has
+        # not.
         self._world.forget_unrecorded(partition)
         self._world.group.stored[partition] = OffsetAndMetadata(moved)
         self._world.group.meddled.add(partition)
@@ -81,7 +104,10 @@ class People:
         self._clockwork.tell("a person", f"moves {partition} to {moved}")
 
     def _execute_again(self, run_id: str) -> None:
-        """As Dagster's page does it: with all ranges of the run, also where some of them are done, or were given up by moving an offset."""
+        """Execute a run again as Dagster's page does it, with all ranges of the run.
+
+        Some of the ranges may be done, or were given up by moving an offset.
+        """
         dagster = self._world.dagster
         run = dagster.runs[run_id]
         batch = dagster.seen([run.batch_id], live_too=False)

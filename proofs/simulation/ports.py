@@ -1,6 +1,7 @@
-"""Dagster's side of a simulated process: the runs, the catalogue and the dead letters that the pump is given.
+"""Dagster's side of a process gives the pump the runs, the catalogue and the dead letters.
 
-Each call goes over the network of its process: it may fail, take its time, or be carried out without an answer.
+The process is simulated. Each call goes over the network of its process: it may fail, take its
+time, or be carried out without an answer.
 """
 
 from __future__ import annotations
@@ -35,13 +36,16 @@ class SimulatedRuns:
         live_too: bool = False,
         claims: Iterable[Claimed] = (),
     ) -> tuple[RunSeen, ...]:
-        """All runs of the batches, and all live ones if wanted: as they were before the answer was on its way."""
+        """All runs of the batches, and all live ones if wanted.
+
+        The runs are as they were before the answer was on its way.
+        """
         self._process.must_reach("dagster")
         found = self._dagster.seen(batch_ids, live_too=live_too, claims=claims)
         self._process.must_reach("dagster")
         return found
 
-    def why_failed(self, run_id: str) -> str:  # noqa: ARG002 - all fail alike
+    def why_failed(self, run_id: str) -> str:
         """What a run failed with."""
         self._process.must_reach("dagster")
         return "it failed"
@@ -71,12 +75,21 @@ class SimulatedCatalogue:
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Nothing to keep."""
 
-    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
+    def last_recorded(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition."""
         self._process.must_reach("dagster")
         recorded = self._dagster.recorded
-        last = {partition: recorded[partition][-1] for partition in partitions if recorded.get(partition)}
-        return {partition: LastRecorded(commit.range.until, commit.run_id) for partition, commit in last.items()}
+        last = {
+            partition: recorded[partition][-1]
+            for partition in partitions
+            if recorded.get(partition)
+        }
+        return {
+            partition: LastRecorded(commit.range.until, commit.run_id)
+            for partition, commit in last.items()
+        }
 
     def record_commit(self, commit: RecordCommit) -> None:
         """Record a commit once."""
@@ -92,7 +105,10 @@ class SimulatedCatalogue:
     def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
         """Show what is stopped."""
         self._process.must_reach("dagster")
-        self._dagster.stopped, self._dagster.stopped_said_by = dict(stopped), self._process.incarnation
+        self._dagster.stopped, self._dagster.stopped_said_by = (
+            dict(stopped),
+            self._process.incarnation,
+        )
 
     def record_joined(self) -> None:
         """This process is the newest."""
@@ -114,7 +130,11 @@ class SimulatedCatalogue:
         """A newer process of the same code location."""
         mine = self._process.incarnation
         side, _, number = mine.partition(".")
-        newer = [other for other in self._dagster.joined if other.partition(".")[0] == side and int(other.partition(".")[2]) > int(number)]
+        newer = [
+            other
+            for other in self._dagster.joined
+            if other.partition(".")[0] == side and int(other.partition(".")[2]) > int(number)
+        ]
         return newer[-1] if newer else None
 
 
@@ -136,11 +156,14 @@ class SimulatedDeadLetters:
         """Whether the letter of a range is on its way."""
         return range_.key in self._under_way
 
-    def store(self, letter: StoreDeadLetter, error: str) -> None:  # noqa: ARG002 - nobody reads the records here
+    def store(self, letter: StoreDeadLetter, error: str) -> None:
         """Begin to store a letter."""
         for run_id in letter.run_ids:
             if self._dagster.runs[run_id].is_refused:
-                msg = f"{letter.range} becomes a dead letter because of {run_id}, which refused itself"
+                msg = (
+                    f"{letter.range} becomes a dead letter because of {run_id}, "
+                    "which refused itself"
+                )
                 raise Violation(msg)
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter
@@ -160,4 +183,6 @@ class SimulatedDeadLetters:
         stored = not lost or self._process.clockwork.happens(0.5)
         if stored and losses == self._dagster.outputs.losses(letter.range):
             self._dagster.letters[letter.range] = letter
-        self._ended.append(DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter))
+        self._ended.append(
+            DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter)
+        )

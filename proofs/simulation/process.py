@@ -1,7 +1,8 @@
-"""A code-server process: the real pump, consumer and driver on simulated ports, with a sensor that ticks and a network that fails.
+"""A code-server process has the real pump, consumer and driver on simulated ports.
 
-Owns when the process works, waits, is paused or dies. While it waits for an answer all others go on, so whatever can happen between two of
-its requests does.
+Its sensor ticks, and its network fails. Owns when the process works, waits, is paused or dies.
+While the process waits for an answer all others go on, so whatever can happen between two of its
+requests does.
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 _CONFIG = {
     "consumer": {"group.protocol": "consumer"},
-    "cooperative": {"group.protocol": "classic", "partition.assignment.strategy": "cooperative-sticky"},
+    "cooperative": {
+        "group.protocol": "classic",
+        "partition.assignment.strategy": "cooperative-sticky",
+    },
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
 }
 _LONG_S = 1.0
@@ -72,7 +76,8 @@ class Process:
     """One member and its sensor.
 
     Args:
-        incarnation: `<side>.<number>`: a newer process of the same side is the successor of an older one.
+        incarnation: `<side>.<number>`: a newer process of the same side is the successor of an
+            older one.
         clockwork: Time and chance.
         group: The coordinator.
         dagster: Dagster.
@@ -113,7 +118,11 @@ class Process:
         self.mailbox = Mailbox()
         self.driver = Driver(weather.settings, new_batch_id=new_batch_id, now=self.clock())
         self.consumer = RebalanceAwareConsumer(
-            {"bootstrap.servers": "simulated", "group.id": "simulated", **_CONFIG[weather.protocol]},
+            {
+                "bootstrap.servers": "simulated",
+                "group.id": "simulated",
+                **_CONFIG[weather.protocol],
+            },
             hold_limit_s=weather.settings.budget.limit_s,
             fetch=False,
             clock=self.clock,
@@ -150,7 +159,10 @@ class Process:
     @property
     def is_served(self) -> bool:
         """Whether ticks come, and all its backends are there."""
-        is_borne = self._hangs_since is not None and self.clockwork.now - self._hangs_since < _HANG_IS_BORNE_S
+        is_borne = (
+            self._hangs_since is not None
+            and self.clockwork.now - self._hangs_since < _HANG_IS_BORNE_S
+        )
         return not self.is_retired and self.is_connected and self.has_storage and not is_borne
 
     @property
@@ -176,17 +188,26 @@ class Process:
 
     def expects_drain(self, held: frozenset[TopicPartition]) -> None:
         """From now on the runs that are known to work on these are waited for."""
-        owned = [self.driver.partitions[partition] for partition in sorted(held) if partition in self.driver.partitions]
+        owned = [
+            self.driver.partitions[partition]
+            for partition in sorted(held)
+            if partition in self.driver.partitions
+        ]
         self._waits_for = {o.partition: o.live_runs for o in owned}
         budget = self.weather.settings.budget
         self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s
 
     def check_drained(self) -> None:
-        """Before the deadline nothing is given back while a run works on it; unless a person meddled, or the member is leaving."""
+        """No partition is given back before the deadline while a run works on it.
+
+        The rule does not hold when a person meddled, or when the member is leaving.
+        """
         if self.driver.leaving is not None or self.clock() >= self._drains_until:
             return
         for partition, run_ids in self._waits_for.items():
-            busy = [run_id for run_id in sorted(run_ids) if self._dagster.processes[run_id].is_working]
+            busy = [
+                run_id for run_id in sorted(run_ids) if self._dagster.processes[run_id].is_working
+            ]
             if busy and partition not in self._group.meddled:
                 msg = f"{self} gives {partition} back while {busy[0]} works on it"
                 raise Violation(msg)
@@ -222,7 +243,10 @@ class Process:
     # The network
 
     def reaches(self, backend: str, *, wait: bool = True) -> bool:
-        """Whether a request or its answer arrives; meanwhile the others go on, and this process may be stopped or killed."""
+        """Whether a request or its answer arrives.
+
+        Meanwhile the others go on, and this process may be stopped or killed.
+        """
         if self._hanging is not None:
             return self._reaches_late(self._hanging)
         if wait:
@@ -250,13 +274,21 @@ class Process:
         clockwork = self.clockwork
         if clockwork.happens(self.weather.stalls / 20):
             self.pause(clockwork.within(2, 20))
-        return clockwork.within(0, 4) if clockwork.happens(self.weather.stalls) else self.weather.latency() / 4
+        return (
+            clockwork.within(0, 4)
+            if clockwork.happens(self.weather.stalls)
+            else self.weather.latency() / 4
+        )
 
     # Storage that hangs
 
     def _begin_work(self, name: str, work: Callable[[], None]) -> None:
-        """The pump does not wait for what it asks of the storage; it matters only where the answer takes long."""
-        if name == "storage" and self._hangs_since is None and self.clockwork.happens(self.weather.storage_hangs):
+        """The pump does not wait for the storage; that matters only if the answer takes long."""
+        if (
+            name == "storage"
+            and self._hangs_since is None
+            and self.clockwork.happens(self.weather.storage_hangs)
+        ):
             self._hangs_since = self.clockwork.now
             hanging = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(hanging, go_on))
             hanging.go_on()
@@ -328,13 +360,20 @@ class Process:
             self._request(offer)
 
     def _request(self, offer: Offer) -> None:
-        """A tick may be thrown away, or be resumed much later: then, and for a second sensor, the run key is of no help."""
+        """A tick may be thrown away, or be resumed much later.
+
+        The run key is of no help then, nor for a second sensor.
+        """
         clockwork = self.clockwork
         if clockwork.happens(self.weather.late_requests):
             keyed = clockwork.happens(0.5)
-            clockwork.after(clockwork.within(0.5, 40), None, lambda: self._arrive(offer, keyed=keyed))
+            clockwork.after(
+                clockwork.within(0.5, 40), None, lambda: self._arrive(offer, keyed=keyed)
+            )
         else:
-            clockwork.after(clockwork.within(0.0, 0.5), None, lambda: self._arrive(offer, keyed=True))
+            clockwork.after(
+                clockwork.within(0.0, 0.5), None, lambda: self._arrive(offer, keyed=True)
+            )
 
     def _arrive(self, offer: Offer, *, keyed: bool) -> None:
         if keyed:

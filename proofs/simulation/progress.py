@@ -1,8 +1,9 @@
 """What an owned partition with lag waits for: what the member says, compared with what is so.
 
-Owns who has to act. Where a run works, a person has to mend something, or there is no room, the member may wait for as long as that is
-true, and must say so. All else is its own duty, and has a limit. It must never believe the member: the runs and offsets are looked up in
-the simulated Dagster and Kafka themselves.
+Owns who has to act. Where a run works, a person has to mend something, or there is no room, the
+member may wait for as long as that is true, and must say so. All else is its own duty, and has a
+limit. It must never believe the member: the runs and offsets are looked up in the simulated Dagster
+and Kafka themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.offers import batches_under_way
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, RunSeen, Succeeded, ToRequest, Trouble, blocking, progress_of
+from dagster_rebalance.core.runs import (
+    DeadLettered,
+    GaveUp,
+    InFlight,
+    RunSeen,
+    Succeeded,
+    ToRequest,
+    Trouble,
+    blocking,
+    progress_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -41,7 +52,8 @@ class Wait:
     Attributes:
         said: Words that the member's explanation of the partition must hold.
         limit_s: For how long; for ever where others have to act.
-        is_half_done: Tells two waits apart that follow each other, and that the member cannot tell apart.
+        is_half_done: Tells two waits apart that follow each other, and that the member cannot tell
+            apart.
     """
 
     said: str
@@ -66,11 +78,20 @@ class Progress:
             case Phase.RESTORING:
                 return (self._of_restoring(owned),)
             case Phase.STOPPED:
-                return (Wait("stopped: ", FOR_OTHERS if self._is_stopped_rightly(owned) else driver.settings.recheck_s + self._slack_s),)
+                return (
+                    Wait(
+                        "stopped: ",
+                        FOR_OTHERS
+                        if self._is_stopped_rightly(owned)
+                        else driver.settings.recheck_s + self._slack_s,
+                    ),
+                )
             case Phase.OWNED:
                 return tuple(self._of_work(driver, owned)) or (self._of_backlog(driver, owned),)
             case _:
-                is_held = driver.leaving is not None or any(owned.partition in hold.epochs for hold in driver.holds)
+                is_held = driver.leaving is not None or any(
+                    owned.partition in hold.epochs for hold in driver.holds
+                )
                 return (Wait("waits for ", FOR_OTHERS if is_held else 0.0),)
 
     def _of_restoring(self, owned: OwnedPartition) -> Wait:
@@ -98,16 +119,24 @@ class Progress:
                 yield Wait("as soon as there is room among the runs in flight", FOR_OTHERS)
             case ToRequest():
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
-                is_there = any(run.is_live and entry.range in run.ranges for run in self._dagster.seen([entry.batch_id], live_too=False))
+                is_there = any(
+                    run.is_live and entry.range in run.ranges
+                    for run in self._dagster.seen([entry.batch_id], live_too=False)
+                )
                 yield Wait(f"of {span} is requested", self._slack_s + late_s, is_half_done=is_there)
             case InFlight(unsubmitted=RunSeen()):
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 yield Wait(f"for {span} is created but not submitted", self._slack_s + late_s)
             case InFlight():
-                yield Wait(_said_of(entry.progress, span), self._limit_of_runs(entry.progress.run_ids))
+                yield Wait(
+                    _said_of(entry.progress, span), self._limit_of_runs(entry.progress.run_ids)
+                )
             case GaveUp():
                 is_tried_again = owned.letter is not None and bool(owned.letter.problem)
-                yield Wait(f"failed on {span}", FOR_OTHERS if is_tried_again or not is_first else self._slack_s)
+                yield Wait(
+                    f"failed on {span}",
+                    FOR_OTHERS if is_tried_again or not is_first else self._slack_s,
+                )
             case Succeeded() | DeadLettered():
                 yield Wait(span, self._slack_s if is_first else FOR_OTHERS)
 
@@ -116,34 +145,51 @@ class Progress:
             # Until it has heard of the new end, it may well believe to be idle.
             return Wait("", self._slack_s)
         has_room = (
-            len(batches_under_way(driver.partitions.values(), self._weather.clockwork.now)) < driver.settings.limits.max_runs_in_flight
+            len(batches_under_way(driver.partitions.values(), self._weather.clockwork.now))
+            < driver.settings.limits.max_runs_in_flight
         )
         return Wait("for room among the runs in flight", self._slack_s if has_room else FOR_OTHERS)
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
-        """For as long as one of them lives. One whose process gives no more signs is to be ended by the member."""
+        """For as long as one of them lives.
+
+        One whose process gives no more signs is to be ended by the member.
+        """
         if any(self._dagster.gives_signs(run_id) for run_id in run_ids):
             return FOR_OTHERS
         pulse = self._weather.settings.pulse
         in_doubt = any(self._dagster.is_in_doubt(run_id) for run_id in run_ids)
-        return self._slack_s + (max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if in_doubt else 0.0)
+        return self._slack_s + (
+            max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if in_doubt else 0.0
+        )
 
     def _is_stopped_rightly(self, owned: OwnedPartition) -> bool:
         if owned.partition in self._group.forbidden:
             return True
         if owned.ledger is None:
             stored = self._group.stored.get(owned.partition)
-            return stored is None or is_foreign(stored) or self._is_out_of_range(owned.partition) or self._group.is_lost(owned.partition)
+            return (
+                stored is None
+                or is_foreign(stored)
+                or self._is_out_of_range(owned.partition)
+                or self._group.is_lost(owned.partition)
+            )
         most = self._weather.settings.max_attempts
         for entry in owned.entries:
             runs = self._dagster.seen([entry.batch_id], live_too=False)
-            if blocking(progress_of(entry.range, entry.batch_id, runs, max_attempts=most)) is not None:
+            if (
+                blocking(progress_of(entry.range, entry.batch_id, runs, max_attempts=most))
+                is not None
+            ):
                 return True
         return False
 
     def _is_out_of_range(self, partition: TopicPartition) -> bool:
         stored = self._group.stored.get(partition)
-        return stored is not None and not self._group.starts[partition] <= stored.offset <= self._group.ends[partition]
+        return (
+            stored is not None
+            and not self._group.starts[partition] <= stored.offset <= self._group.ends[partition]
+        )
 
 
 def _said_of(progress: InFlight, span: str) -> str:
@@ -155,11 +201,17 @@ def _said_of(progress: InFlight, span: str) -> str:
         return f"for {span}: being launched"
     if run_ids <= set(progress.deleted):
         return f"for {span} was deleted from Dagster"
-    return f"for {span} has ended in Dagster" if run_ids <= set(progress.unconfirmed) else f"works on {span}"
+    return (
+        f"for {span} has ended in Dagster"
+        if run_ids <= set(progress.unconfirmed)
+        else f"works on {span}"
+    )
 
 
 def _is_offered(driver: Driver, entry: Entry) -> bool:
-    return any(offer.batch_id == entry.batch_id and entry.range in offer.ranges for offer in driver.offers)
+    return any(
+        offer.batch_id == entry.batch_id and entry.range in offer.ranges for offer in driver.offers
+    )
 
 
 def is_foreign(stored: OffsetAndMetadata | None) -> bool:

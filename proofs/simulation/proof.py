@@ -1,4 +1,7 @@
-"""Plays many schedules, and says what they show: violations with their seeds, and that every transition of the table was taken."""
+"""A proof plays many schedules, and reports violations with their seeds.
+
+It also says whether every transition of the table was taken.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
 
 _SEEDS = 10**10
 _CHUNK = 20
-"""So many schedules take about a second: short enough to stop, long enough to be worth a message between processes."""
+"""So many schedules take about a second: short enough to stop, long enough to be worth a message
+between processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,9 @@ class Proof:
             "schedules": self.schedules,
             "violations": len(self.violations),
             "seed": self.seed,
-            "violated_by": [{"seed": played.seed, "what": played.violation} for played in self.violations],
+            "violated_by": [
+                {"seed": played.seed, "what": played.violation} for played in self.violations
+            ],
             "rebalances": self.rebalances,
             "commits": self.commits,
             "transitions": self.transitions,
@@ -63,17 +69,27 @@ class Proof:
 
 
 def fresh_seed() -> int:
-    """A seed from the clock, so that each time schedules are played that nobody has played. Whoever uses it must show it."""
+    """A seed from the clock, so that each time schedules are played that nobody has played.
+
+    Whoever uses it must show it.
+    """
     return time.time_ns() // 1_000_000 % _SEEDS
 
 
-def prove(schedules: int, seed: int, *, told: Callable[[Played], None] = lambda _: None, workers: int | None = None) -> Proof:
+def prove(
+    schedules: int,
+    seed: int,
+    *,
+    told: Callable[[Played], None] = lambda _: None,
+    workers: int | None = None,
+) -> Proof:
     """Play schedules with the seeds from `seed` on.
 
     Args:
         schedules: How many.
         seed: The seed of the first.
-        told: Hears of each, in the order of the seeds. Only one with a violation comes with its trace.
+        told: Hears of each, in the order of the seeds. Only one with a violation comes with its
+            trace.
         workers: How many processes play; one for each core unless it says otherwise.
     """
     violations = []
@@ -89,11 +105,22 @@ def prove(schedules: int, seed: int, *, told: Callable[[Played], None] = lambda 
             commits += played.commits
             if played.violation:
                 violations.append(played)
-    return Proof(seed, schedules, tuple(violations), {name_of(step): taken[name_of(step)] for step in TRANSITIONS}, rebalances, commits)
+    return Proof(
+        seed,
+        schedules,
+        tuple(violations),
+        {name_of(step): taken[name_of(step)] for step in TRANSITIONS},
+        rebalances,
+        commits,
+    )
 
 
 def _play_all(seeds: range) -> tuple[list[Played], Taken]:
-    """What comes from another process is small: thousands of lines for a schedule in which nothing happened are of no use."""
+    """Play a chunk of schedules, and drop the trace of each one without a violation.
+
+    The answer comes from another process and has to be small: thousands of lines for a schedule in
+    which nothing happened are of no use.
+    """
     with counted() as taken:
         chunk = [play(seed) for seed in seeds]
     return [played if played.violation else replace(played, trace=()) for played in chunk], taken

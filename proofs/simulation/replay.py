@@ -10,7 +10,9 @@ import typer
 from proofs.simulation.schedule import play
 
 
-def replay(*, seed: Annotated[int, typer.Option(min=0, help="The seed that `simulate` named.")]) -> None:
+def replay(
+    *, seed: Annotated[int, typer.Option(min=0, help="The seed that `simulate` named.")]
+) -> None:
     """Play one schedule again and print its trace."""
     played = play(seed)
     typer.echo("\n".join(played.trace))

@@ -1,7 +1,8 @@
-"""The life of simulated runs: they are launched, look whether they may work, work, and end in many ways; some are cut off or frozen.
+"""Simulated runs are launched, look whether they may work, work, and end in many ways.
 
-Owns what their processes do and what they wrote, and raises a `Violation` as soon as two of them work on the same offset. What a
-process reports reaches Dagster only while it can reach the storage.
+Some are cut off or frozen. Owns what their processes do and what they wrote, and raises a
+`Violation` as soon as two of them work on the same offset. The reports of a process reach Dagster
+only while the process can reach the storage.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ class RunLife:
         self._group = group
         self._weather = weather
 
-    def seen(self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+    def seen(
+        self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
         """What a look-up finds."""
         raise NotImplementedError
 
@@ -56,44 +59,83 @@ class RunLife:
 
     def working(self) -> list[RunSeen]:
         """The runs at work."""
-        return [self.runs[run_id] for run_id, process in self.processes.items() if process.is_working]
+        return [
+            self.runs[run_id] for run_id, process in self.processes.items() if process.is_working
+        ]
 
     def is_busy(self, partition: TopicPartition) -> bool:
-        """Whether any run may still work on a partition. One that nobody has submitted refuses itself, should it ever start."""
+        """Whether any run may still work on a partition.
+
+        One that nobody has submitted refuses itself, should it ever start.
+        """
         return any(
             (
                 process.is_working
-                or (run.is_live and run.state is not RunState.CREATED and not process.is_gone and run_id not in self.deleted)
+                or (
+                    run.is_live
+                    and run.state is not RunState.CREATED
+                    and not process.is_gone
+                    and run_id not in self.deleted
+                )
             )
             and any(range_.topic_partition == partition for range_ in run.ranges)
-            for (run_id, run), process in zip(self.runs.items(), self.processes.values(), strict=True)
+            for (run_id, run), process in zip(
+                self.runs.items(), self.processes.values(), strict=True
+            )
         )
 
     def gives_signs(self, run_id: str) -> bool:
-        """Whether a run has a process that lives and shows it, or is about to get one: from the queue, or as a retry."""
+        """Whether a run has a process that lives and shows it, or is about to get one.
+
+        A process is about to come from the queue, or as a retry.
+        """
         run = self.runs[run_id]
-        is_coming = run.state in LIVE and run.state is not RunState.CREATED and self.processes[run_id].is_heard
+        is_coming = (
+            run.state in LIVE
+            and run.state is not RunState.CREATED
+            and self.processes[run_id].is_heard
+        )
         return run_id not in self.deleted and (run.awaits_retry or is_coming)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """What runs have done from an offset on, or are doing, was with records that are gone, and so may be its claim."""
-        begun = [run_id for run_id, process in self.processes.items() if process.has_begun and not process.has_finished]
+        """The records from an offset on are gone, and so is the work of runs on them.
+
+        The claim of such a run may be gone, too.
+        """
+        begun = [
+            run_id
+            for run_id, process in self.processes.items()
+            if process.has_begun and not process.has_finished
+        ]
         self.bereft |= {
             run_id
             for run_id in begun
-            if any(range_.topic_partition == partition and range_.until > at for range_ in self.runs[run_id].ranges)
+            if any(
+                range_.topic_partition == partition and range_.until > at
+                for range_ in self.runs[run_id].ranges
+            )
         }
         self.outputs.forget(partition, at, begun)
 
     def is_in_doubt(self, run_id: str) -> bool:
-        """Whether a run may be taken for one that works, until its member has seen to it that nothing of it does."""
+        """Whether a run may be taken for one that works.
+
+        The doubt ends when its member has seen to it that nothing of the run works.
+        """
         run, process = self.runs[run_id], self.processes[run_id]
-        return run.state is not RunState.SUCCEEDED and not process.is_over and (run.state in LIVE or process.has_begun)
+        return (
+            run.state is not RunState.SUCCEEDED
+            and not process.is_over
+            and (run.state in LIVE or process.has_begun)
+        )
 
     # What breaks processes
 
     def die(self, run_id: str) -> None:
-        """The process of a run is killed. With Spark Connect its work goes on; the code server may notice its end."""
+        """The process of a run is killed.
+
+        With Spark Connect its work goes on; the code server may notice its end.
+        """
         process = self.processes[run_id]
         if process.is_gone:
             return
@@ -122,8 +164,12 @@ class RunLife:
         self._silence(run_id)
         lease_left_s = process.beat(self._clockwork.now) * BEAT_S + LEASE_S - self._clockwork.now
         # Not with the run as the actor: its lease ends in time, whatever its step waits for.
-        self._clockwork.after(lease_left_s, None, partial(self._end_of_lease, run_id, process.silent_since))
-        self._clockwork.after(seconds, None, partial(self._found_again, run_id, process.silent_since))
+        self._clockwork.after(
+            lease_left_s, None, partial(self._end_of_lease, run_id, process.silent_since)
+        )
+        self._clockwork.after(
+            seconds, None, partial(self._found_again, run_id, process.silent_since)
+        )
 
     def _silence(self, run_id: str) -> None:
         if self.processes[run_id].silent_since is None:
@@ -165,10 +211,17 @@ class RunLife:
 
     def _may_be_noticed(self, run_id: str) -> None:
         if self._clockwork.happens(self._weather.deaths_noticed):
-            self._clockwork.after(self._clockwork.within(0.5, 3.0), None, partial(self.mark_ended, run_id, RunState.FAILED))
+            self._clockwork.after(
+                self._clockwork.within(0.5, 3.0),
+                None,
+                partial(self.mark_ended, run_id, RunState.FAILED),
+            )
 
     def _notice(self, run_id: str) -> None:
-        """A process finds that its run has ended or was deleted, and stops; before its first sign it finds out when it looks."""
+        """A process finds that its run has ended or was deleted, and stops.
+
+        Before its first sign the process finds it out when it looks whether it may work.
+        """
         process = self.processes[run_id]
         if process.has_begun and process.is_heard:
             seconds = self._clockwork.within(0.0, LOOK_S) + self._clockwork.within(*STOPPING_S)
@@ -193,7 +246,9 @@ class RunLife:
             return
         if self.runs[run_id].state is RunState.STARTING:
             self._move(run_id, RunState.STARTED)
-        self._clockwork.after(self._weather.reaching_its_check(), run_id, partial(self._make_check, run_id))
+        self._clockwork.after(
+            self._weather.reaching_its_check(), run_id, partial(self._make_check, run_id)
+        )
 
     def _make_check(self, run_id: str) -> None:
         process = self.processes[run_id]
@@ -216,7 +271,12 @@ class RunLife:
             self._gone(run_id)
             process.is_over = True
             ends = self.runs[run_id].state in LIVE
-            self._move(run_id, RunState.FAILED if ends else self.runs[run_id].state, is_refused=True, refusal=why_not)
+            self._move(
+                run_id,
+                RunState.FAILED if ends else self.runs[run_id].state,
+                is_refused=True,
+                refusal=why_not,
+            )
             return
         if run_id in self.deleted:
             self._gone(run_id)
@@ -231,7 +291,11 @@ class RunLife:
         takes_s = self._weather.working()
         if self._clockwork.happens(self._weather.runs_hang):
             lose = self._clockwork.chance.choice((self.cut_off, self.freeze))
-            self._clockwork.after(self._clockwork.within(0, takes_s), None, partial(lose, run_id, self._clockwork.within(1, 40)))
+            self._clockwork.after(
+                self._clockwork.within(0, takes_s),
+                None,
+                partial(lose, run_id, self._clockwork.within(1, 40)),
+            )
             takes_s += self._clockwork.within(0, 30)
         self._clockwork.after(takes_s, run_id, partial(self._end, run_id))
 
@@ -240,7 +304,10 @@ class RunLife:
             if self._is_out_of_sight(other) and other.batch_id != me.batch_id:
                 continue  # docs/limits.md says so
             if any(mine.overlaps(theirs) for mine in me.ranges for theirs in other.ranges):
-                msg = f"{me.run_id} works on what {other.run_id} works on: two live runs of {me.batch_id} and {other.batch_id}"
+                msg = (
+                    f"{me.run_id} works on what {other.run_id} works on: "
+                    f"two live runs of {me.batch_id} and {other.batch_id}"
+                )
                 raise Violation(msg)
 
     def _is_out_of_sight(self, run: RunSeen) -> bool:
@@ -252,7 +319,11 @@ class RunLife:
     def _must_be_dead(self, run_id: str) -> None:
         process = self.processes[run_id]
         if process.is_working and not process.is_gone and not process.is_frozen:
-            signs = "gives signs of life" if process.silent_since is None else "cannot give a sign of life"
+            signs = (
+                "gives signs of life"
+                if process.silent_since is None
+                else "cannot give a sign of life"
+            )
             msg = f"{run_id} was ended as dead although it works and {signs}"
             raise Violation(msg)
 
@@ -269,10 +340,12 @@ class RunLife:
             self._report(run_id, RunState.FAILED)
         else:
             process.is_working = False
-            self._clockwork.after(self._weather.reporting(), run_id, partial(self._report, run_id, RunState.SUCCEEDED))
+            self._clockwork.after(
+                self._weather.reporting(), run_id, partial(self._report, run_id, RunState.SUCCEEDED)
+            )
 
     def _report(self, run_id: str, state: RunState) -> None:
-        """The output is there, or not; Dagster hears of it as soon as the storage can be reached."""
+        """The output is there, or not; Dagster hears of it once the storage can be reached."""
         process = self.processes[run_id]
         if process.is_gone:
             return
@@ -300,7 +373,9 @@ class RunLife:
         at = self._clockwork.chance.randrange(len(asked))
         if run_id not in self.deleted:
             self.outputs.fail(run, asked[:at], asked[at])
-        self._move(run_id, run.state, done=frozenset(asked[:at]), undone=frozenset(asked[at : at + 1]))
+        self._move(
+            run_id, run.state, done=frozenset(asked[:at]), undone=frozenset(asked[at : at + 1])
+        )
         if run.state is RunState.STARTED:
             self._move(run_id, RunState.FAILED, awaits_retry=self._will_retry(run_id))
         elif run.state is RunState.CANCELING:
@@ -310,13 +385,19 @@ class RunLife:
         """Whether Dagster retries a run: what failed and what it did not come to."""
         retries = self._clockwork.happens(self._weather.runs_retry)
         if retries:
-            self._clockwork.after(self._clockwork.within(0.1, 15), None, partial(self._retry, run_id))
+            self._clockwork.after(
+                self._clockwork.within(0.1, 15), None, partial(self._retry, run_id)
+            )
         return retries
 
     def _retry(self, run_id: str) -> None:
         run = self.runs[run_id]
         if not self._clockwork.happens(self._weather.retries_lost) and run_id not in self.deleted:
-            rest = tuple(asset for asset in self._weather.assets if asset not in (run.done | set(run.left_out)))
+            rest = tuple(
+                asset
+                for asset in self._weather.assets
+                if asset not in (run.done | set(run.left_out))
+            )
             self.retry(run, rest)
         self.runs[run_id] = replace(self.runs[run_id], awaits_retry=False)
 

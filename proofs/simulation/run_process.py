@@ -1,6 +1,7 @@
 """The process of a simulated run: what is physically so, whatever Dagster shows.
 
-Owns the lease, as the real heartbeat keeps it: a process that can give no sign of life stops itself before anybody may take it for dead.
+Owns the lease, as the real heartbeat keeps it: a process that can give no sign of life stops itself
+before anybody may take it for dead.
 """
 
 from __future__ import annotations

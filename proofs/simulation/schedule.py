@@ -1,6 +1,7 @@
-"""Plays one schedule: a rough time, then a calm one in which everything must be worked off, then everybody leaves.
+"""A schedule is a rough time, then a calm one, and then everybody leaves.
 
-The same seed gives the same trace, on every machine.
+In the calm time everything must be worked off. The same seed gives the same trace, on every
+machine.
 """
 
 from __future__ import annotations
@@ -71,10 +72,17 @@ def _play(world: World, rough_s: float) -> None:
     world.calm()
     since: dict[tuple[TopicPartition, int] | None, float] = {}
     while not world.is_settled():
-        # A long backlog may take its time, as long as each partition of it moves, and what follows the last commit comes in time too.
-        since = {standing: since.get(standing, clockwork.now) for standing in world.standing().items() or [None]}
+        # A long backlog may take its time, as long as each partition of it moves, and what follows
+        # the last commit comes in time too.
+        since = {
+            standing: since.get(standing, clockwork.now)
+            for standing in world.standing().items() or [None]
+        }
         if clockwork.now - min(since.values()) > _STANDSTILL_S:
-            msg = f"nothing was committed for {_STANDSTILL_S:.0f} s of calm: {world.why_not_settled()}"
+            msg = (
+                f"nothing was committed for {_STANDSTILL_S:.0f} s of calm: "
+                f"{world.why_not_settled()}"
+            )
             raise Violation(msg)
         clockwork.run(_LOOK_EVERY_S)
     world.check_all_is_done()
@@ -87,7 +95,10 @@ def _play(world: World, rough_s: float) -> None:
     # Kafka forgets a member that was killed only when its session has timed out.
     while world.group.seats or any(not process.is_gone for process in world.processes):
         if clockwork.now > end:
-            msg = f"members do not leave: {world.why_not_settled()}; the group has {len(world.group.seats)} left"
+            msg = (
+                f"members do not leave: {world.why_not_settled()}; "
+                f"the group has {len(world.group.seats)} left"
+            )
             raise Violation(msg)
         clockwork.run(1.0)
     world.check_gauges()
@@ -95,7 +106,7 @@ def _play(world: World, rough_s: float) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What members log is in the trace, without the stack of every request that was made to fail."""
+    """Silence the log: the trace has it, without the stacks of requests that were made to fail."""
     logger = logging.getLogger("dagster_rebalance")
     level = logger.level
     logger.setLevel(logging.CRITICAL + 1)

@@ -19,7 +19,9 @@ def name_of(step: tuple[ownership.Phase, ownership.Change]) -> str:
 
 
 class _Counted(dict[tuple[ownership.Phase, ownership.Change], ownership.Phase]):
-    def __init__(self, table: dict[tuple[ownership.Phase, ownership.Change], ownership.Phase], taken: Taken) -> None:
+    def __init__(
+        self, table: dict[tuple[ownership.Phase, ownership.Change], ownership.Phase], taken: Taken
+    ) -> None:
         super().__init__(table)
         self._taken = taken
 

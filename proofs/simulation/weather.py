@@ -1,6 +1,7 @@
-"""How rough a schedule is: its protocol and settings, how often things fail, and how long they take. All drawn from the seed.
+"""The weather says how rough a schedule is; the seed draws all of it.
 
-Owns the ranges that are drawn from. `calm` ends all of it, so that what is left over must be worked off.
+It has the protocol and settings, how often things fail, and how long they take. Owns the ranges
+that are drawn from. `calm` ends all of it, so that what is left over must be worked off.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.setbacks import RetryPace
-from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LeavePolicy, LossPolicy
+from dagster_rebalance.core.settings import (
+    DeadlinePolicy,
+    DriverSettings,
+    HoldBudget,
+    LeavePolicy,
+    LossPolicy,
+)
 
 if TYPE_CHECKING:
     from proofs.simulation.clockwork import Clockwork
@@ -91,12 +98,12 @@ class Weather:
 
     def calm(self) -> None:
         """From now on everything works."""
-        self.roughness = self.lost_requests = self.lost_answers = self.stalls = self.storage_hangs = self.overtaken = self.late_requests = (
-            0.0
-        )
-        self.requests_break = self.launches_fail = self.checks_fail = self.runs_fail = self.runs_die = self.runs_hang = (
-            self.retries_lost
-        ) = 0.0
+        self.roughness = self.lost_requests = self.lost_answers = self.stalls = (
+            self.storage_hangs
+        ) = self.overtaken = self.late_requests = 0.0
+        self.requests_break = self.launches_fail = self.checks_fail = self.runs_fail = (
+            self.runs_die
+        ) = self.runs_hang = self.retries_lost = 0.0
         self.slow_runs, self.is_calm = False, True
 
     def latency(self) -> float:
@@ -112,7 +119,10 @@ class Weather:
         return self._run_takes(0.1, 3.0 if self.slow_runs else 1.0)
 
     def reaching_its_check(self) -> float:
-        """How long a started run takes until it gives its first sign and looks at its claim; sometimes too long for a member."""
+        """How long a started run takes to give its first sign and look at its claim.
+
+        That is sometimes too long for a member.
+        """
         return self.clockwork.within(0.0, 20.0 if self.clockwork.happens(self.stalls * 3) else 0.8)
 
     def working(self) -> float:
@@ -128,7 +138,10 @@ class Weather:
         return self.clockwork.within(0.0, 6.0 if self.clockwork.happens(0.2) else 0.3)
 
     def _run_takes(self, low: float, high: float) -> float:
-        """What is left over is worked off quickly: most of the time of a schedule would go into that, and little is to be seen of it."""
+        """How long a step of a run takes; in calm weather it is only a share.
+
+        Most of the time of a schedule would else go into leftover work, which shows little.
+        """
         return self.clockwork.within(low, high) * (_CALM_SHARE if self.is_calm else 1.0)
 
 

@@ -1,7 +1,8 @@
-"""Plays chunks of schedules on all cores: each in a process of its own, what they show in the order of the chunks.
+"""Workers play chunks of schedules on all cores, and give the results in the chunks' order.
 
-Owns the processes, and that they end: with the work, on Ctrl-C, and with the process that started them, however that ended. How many there
-are must change nothing but the time that it takes.
+Each worker is a process of its own. Owns the processes, and that they end: with the work, on
+Ctrl-C, and with the process that started them, however that ended. The number of workers must
+change nothing but the time.
 """
 
 from __future__ import annotations
@@ -22,8 +23,13 @@ _Work = TypeVar("_Work")
 _Shown = TypeVar("_Shown")
 
 
-def spread(play: Callable[[_Work], _Shown], chunks: Sequence[_Work], *, workers: int | None = None) -> Iterator[_Shown]:
-    """What each chunk shows, in their order; in this process where there is one core or one chunk only."""
+def spread(
+    play: Callable[[_Work], _Shown], chunks: Sequence[_Work], *, workers: int | None = None
+) -> Iterator[_Shown]:
+    """The result of each chunk, in the order of the chunks.
+
+    With one core or one chunk only, this process plays the chunks itself.
+    """
     workers = min(workers or os.cpu_count() or 1, len(chunks))
     if workers <= 1:
         yield from map(play, chunks)
@@ -43,7 +49,10 @@ def spread(play: Callable[[_Work], _Shown], chunks: Sequence[_Work], *, workers:
 
 @contextmanager
 def _children_deaf_to_ctrl_c() -> Iterator[None]:
-    """Ctrl-C reaches all processes of a terminal; this one ends the others. They inherit what is blocked when they start."""
+    """Ctrl-C reaches all processes of a terminal; this one ends the others.
+
+    They inherit what is blocked when they start.
+    """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -52,7 +61,10 @@ def _children_deaf_to_ctrl_c() -> Iterator[None]:
 
 
 def _watch(lifeline: Connection) -> None:
-    """A worker ends in the middle of its chunk once the other end of its lifeline is closed: by who started it, or because that is gone."""
+    """A worker ends in the middle of its chunk once the other end of its lifeline is closed.
+
+    The process that started it closes that end, or is gone.
+    """
 
     def end() -> None:
         lifeline.poll(None)

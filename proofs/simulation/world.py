@@ -1,6 +1,7 @@
 """One world: a group, Dagster, processes that come and go, and what is promised about all of it.
 
-Owns what is checked as soon as it happens (a commit, a hold, a partition that stands still) and what must be true once it is calm.
+Owns what is checked as soon as it happens (a commit, a hold, a partition that stands still) and
+what must be true once it is calm.
 """
 
 from __future__ import annotations
@@ -49,7 +50,11 @@ class World:
         self._incarnations = count(1)
         self._sides: set[str] = set()
         self.clockwork.check = self._check_members
-        self.clockwork.tell("seed", f"{seed}: {self.weather.protocol}, {self.weather.partitions} partitions, {self.weather.settings}")
+        self.clockwork.tell(
+            "seed",
+            f"{seed}: {self.weather.protocol}, {self.weather.partitions} partitions, "
+            f"{self.weather.settings}",
+        )
         for side in "ab"[: self.clockwork.chance.randint(1, 2)]:
             self.start(side)
         self._disturbances = Disturbances(self)
@@ -60,9 +65,17 @@ class World:
     def _coordinator(self) -> ClassicGroup | ConsumerGroup:
         partitions = self.weather.partitions
         if self.weather.protocol == "consumer":
-            return ConsumerGroup(self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S)
+            return ConsumerGroup(
+                self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S
+            )
         is_eager = self.weather.protocol == "eager"
-        return ClassicGroup(self.clockwork, partitions=partitions, session_s=SESSION_S, rebalance_s=MAX_POLL_S, is_eager=is_eager)
+        return ClassicGroup(
+            self.clockwork,
+            partitions=partitions,
+            session_s=SESSION_S,
+            rebalance_s=MAX_POLL_S,
+            is_eager=is_eager,
+        )
 
     # Processes that come and go
 
@@ -87,7 +100,9 @@ class World:
     def ensure(self, incarnation: str) -> None:
         """Start the side of a process again, unless it has another one or was given up."""
         side = incarnation[0]
-        if side in self._sides and not any(p.incarnation[0] == side and not p.is_gone and not p.is_retired for p in self.processes):
+        if side in self._sides and not any(
+            p.incarnation[0] == side and not p.is_gone and not p.is_retired for p in self.processes
+        ):
             self.start(side)
 
     def reload(self, process: Process) -> None:
@@ -121,15 +136,23 @@ class World:
             self.forget(partition, 0)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """What was done from an offset on says nothing about the records that come in their place."""
+        """Forget the work from an offset on: it says nothing about the new records there."""
         self.dagster.forget(partition, at)
         others = {range_ for range_ in self.deleted if range_.topic_partition != partition}
-        mine = {range_ for range_ in self.deleted if range_.topic_partition == partition and range_.start < at}
+        mine = {
+            range_
+            for range_ in self.deleted
+            if range_.topic_partition == partition and range_.start < at
+        }
         self.deleted = others | {replace(range_, until=min(range_.until, at)) for range_ in mine}
 
     def forget_unrecorded(self, partition: TopicPartition) -> None:
         """A person has moved an offset: what was not recorded by then need not be."""
-        self._committed = [done for done in self._committed if done.topic_partition != partition or self._times_recorded(done)]
+        self._committed = [
+            done
+            for done in self._committed
+            if done.topic_partition != partition or self._times_recorded(done)
+        ]
 
     # What goes on by itself
 
@@ -145,17 +168,27 @@ class World:
 
     # What is promised
 
-    def _check_commit(self, member_id: str, partition: TopicPartition, before: OffsetAndMetadata | None, new: OffsetAndMetadata) -> None:
+    def _check_commit(
+        self,
+        member_id: str,
+        partition: TopicPartition,
+        before: OffsetAndMetadata | None,
+        new: OffsetAndMetadata,
+    ) -> None:
         process = next((p for p in self.processes if p.member.member_id == member_id), None)
         superseded = process is not None and process.member.is_superseded
         if self.group.owner(partition) != member_id and not superseded:
             msg = f"{member_id} commits {partition}, which belongs to {self.group.owner(partition)}"
             raise Violation(msg)
         if before is not None and is_foreign(before):
-            msg = f"{member_id} overwrites what another application has stored for {partition}: {before}"
+            msg = (
+                f"{member_id} overwrites what another application has stored for {partition}: "
+                f"{before}"
+            )
             raise Violation(msg)
         self.clockwork.tell(member_id, f"stores {partition} {new.offset} {new.metadata[13:]}")
-        # A write that was on its way when Kafka dropped the offset brings it back; it must go on from there all the same.
+        # A write that was on its way when Kafka dropped the offset brings it back; it must go on
+        # from there all the same.
         before = self.vanished.pop(partition, None) if before is None else before
         if before is None:
             return
@@ -164,17 +197,28 @@ class World:
             raise Violation(msg)
         if new.offset > before.offset:
             committed = OffsetRange(partition.topic, partition.partition, before.offset, new.offset)
-            if partition not in self.group.cuts:  # what was done may have been with the records before: the end shows what was not
+            if (
+                partition not in self.group.cuts
+            ):  # what was done may have been with the records before: the end shows what was not
                 self._check_covered(committed)
             self._committed.append(committed)
-        if not {claim for claim in decode(before).claims if claim.until > new.offset} <= set(decode(new).claims):
+        if not {claim for claim in decode(before).claims if claim.until > new.offset} <= set(
+            decode(new).claims
+        ):
             msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
             raise Violation(msg)
 
     def _check_covered(self, range_: OffsetRange) -> None:
         done = self.dagster.outputs.done.get(range_.topic_partition, [])
-        letters = [(letter.start, letter.until) for letter in self.dagster.letters if letter.topic_partition == range_.topic_partition]
-        if not any((start, until) == (range_.start, range_.until) for start, until in [*((s, u) for s, u, _ in done), *letters]):
+        letters = [
+            (letter.start, letter.until)
+            for letter in self.dagster.letters
+            if letter.topic_partition == range_.topic_partition
+        ]
+        if not any(
+            (start, until) == (range_.start, range_.until)
+            for start, until in [*((s, u) for s, u, _ in done), *letters]
+        ):
             msg = f"{range_} is committed, but no run has succeeded on it: it is lost"
             raise Violation(msg)
 
@@ -187,7 +231,10 @@ class World:
             for hold in process.driver.holds:
                 limit_at = hold.requested_at + hold.budget.limit_s
                 if now > max(limit_at, process.awake_since) + _HOLD_SLACK_S:
-                    msg = f"{process} still holds {', '.join(map(str, hold.epochs))}, {now - limit_at:.0f} s behind the limit"
+                    msg = (
+                        f"{process} still holds {', '.join(map(str, hold.epochs))}, "
+                        f"{now - limit_at:.0f} s behind the limit"
+                    )
                     raise Violation(msg)
 
     def check_progress(self, process: Process) -> None:
@@ -200,7 +247,12 @@ class World:
                 if wait.said not in said:
                     msg = f"{process} says '{said}', but nothing of '{wait.said}'"
                     raise Violation(msg)
-                state = (owned.partition, owned.epoch, owned.ledger.next_offset if owned.ledger else -1, wait)
+                state = (
+                    owned.partition,
+                    owned.epoch,
+                    owned.ledger.next_offset if owned.ledger else -1,
+                    wait,
+                )
                 waits_since[state] = since = process.waits_since.get(state, now)
                 if now - max(since, process.awake_since) > wait.limit_s:
                     msg = f"{process} does nothing about {said}"
@@ -211,14 +263,29 @@ class World:
     def _check_stops_are_shown(self) -> None:
         """The check in Dagster is what people rely on."""
         now = self.clockwork.now
-        awake = [process for process in self.processes if not (process.is_gone or process.is_paused or self.clockwork.is_waiting(process))]
+        awake = [
+            process
+            for process in self.processes
+            if not (process.is_gone or process.is_paused or self.clockwork.is_waiting(process))
+        ]
         served = [process for process in awake if process.is_served]
-        stopped = {owned.partition for process in served for owned in process.driver.partitions.values() if owned.phase is Phase.STOPPED}
-        self._stopped_since = {partition: self._stopped_since.get(partition, now) for partition in stopped - self.dagster.stopped.keys()}
+        stopped = {
+            owned.partition
+            for process in served
+            for owned in process.driver.partitions.values()
+            if owned.phase is Phase.STOPPED
+        }
+        self._stopped_since = {
+            partition: self._stopped_since.get(partition, now)
+            for partition in stopped - self.dagster.stopped.keys()
+        }
         awake_since = max((process.awake_since for process in served), default=now)
         for partition, since in self._stopped_since.items():
             if now - max(since, awake_since) > _SHOWN_WITHIN_S:
-                msg = f"{partition} is stopped for {now - since:.0f} s, and the check in Dagster does not show it"
+                msg = (
+                    f"{partition} is stopped for {now - since:.0f} s, "
+                    "and the check in Dagster does not show it"
+                )
                 raise Violation(msg)
 
     # The end
@@ -235,7 +302,10 @@ class World:
         self.ensure("a")
 
     def leave(self) -> None:
-        """Everybody leaves, and nobody is started again, also not for a process that was killed a while ago."""
+        """Everybody leaves, and no process is started again.
+
+        That includes a process that was killed a while ago.
+        """
         self._sides.clear()
         for process in self.processes:
             process.leave()
@@ -247,13 +317,23 @@ class World:
             if not _is_at(stored, end) or (stored is not None and decode(stored).claims):
                 return False
         members = [process for process in self.processes if not process.is_gone]
-        return all(not m.driver.holds and not any(o.committing or o.unrecorded for o in m.driver.partitions.values()) for m in members)
+        return all(
+            not m.driver.holds
+            and not any(o.committing or o.unrecorded for o in m.driver.partitions.values())
+            for m in members
+        )
 
     def standing(self) -> dict[TopicPartition, int]:
         """The partitions that are behind, and how far they are."""
-        stored = {partition: self.group.stored.get(partition) for partition in self.group.partitions}
+        stored = {
+            partition: self.group.stored.get(partition) for partition in self.group.partitions
+        }
         at = {partition: offset.offset if offset else 0 for partition, offset in stored.items()}
-        return {partition: offset for partition, offset in at.items() if offset < self.group.ends[partition]}
+        return {
+            partition: offset
+            for partition, offset in at.items()
+            if offset < self.group.ends[partition]
+        }
 
     def why_not_settled(self) -> str:
         """What stands still."""
@@ -270,10 +350,19 @@ class World:
         return "; ".join(texts) or "nobody is there"
 
     def check_all_is_done(self) -> None:
-        """Every offset is in exactly one successful run, in a dead letter, or was deleted; every commit is recorded."""
+        """Every offset is done once or was deleted, and every commit is recorded.
+
+        An offset is done once if it is in exactly one successful run, or in a dead letter.
+        """
         for partition in self.group.partitions:
-            covered = [(start, until) for start, until, _ in self.dagster.outputs.done.get(partition, [])]
-            covered += [(r.start, r.until) for r in {*self.dagster.letters, *self.deleted} if r.topic_partition == partition]
+            covered = [
+                (start, until) for start, until, _ in self.dagster.outputs.done.get(partition, [])
+            ]
+            covered += [
+                (r.start, r.until)
+                for r in {*self.dagster.letters, *self.deleted}
+                if r.topic_partition == partition
+            ]
             at = 0
             for start, until in sorted(covered):
                 if start > at:
@@ -287,24 +376,43 @@ class World:
     def check_is_recorded(self) -> None:
         """Each commit is recorded once, alone or joined with others."""
         # Where a log was cut off, other commits have had the same offsets.
-        for committed in (range_ for range_ in self._committed if range_.topic_partition not in self.group.ever_cut):
+        for committed in (
+            range_
+            for range_ in self._committed
+            if range_.topic_partition not in self.group.ever_cut
+        ):
             times = self._times_recorded(committed)
             if times != 1:
                 msg = f"the commit of {committed} is recorded {times} times"
                 raise Violation(msg)
 
     def _times_recorded(self, committed: OffsetRange) -> int:
-        ranges = [record.range for record in self.dagster.recorded.get(committed.topic_partition, ()) if record.range.overlaps(committed)]
+        ranges = [
+            record.range
+            for record in self.dagster.recorded.get(committed.topic_partition, ())
+            if record.range.overlaps(committed)
+        ]
         # A next owner records what was joined as one.
-        covered = any(range_.start <= committed.start and committed.until <= range_.until for range_ in ranges)
+        covered = any(
+            range_.start <= committed.start and committed.until <= range_.until for range_ in ranges
+        )
         return len(ranges) if covered else 0
 
     def check_nothing_is_shown_as_stopped(self) -> None:
-        """Once everything is worked off. What a member said last that was suspended, and has left since, stands until the next news."""
-        if all(process.is_gone or process.incarnation != self.dagster.stopped_said_by for process in self.processes):
+        """Once everything is worked off.
+
+        What a member said last that was suspended, and has left since, stands until the next news.
+        """
+        if all(
+            process.is_gone or process.incarnation != self.dagster.stopped_said_by
+            for process in self.processes
+        ):
             return
         for partition, reason in self.dagster.stopped.items():
-            msg = f"the check in Dagster still says that {partition} is stopped, although it has gone on: {reason}"
+            msg = (
+                f"the check in Dagster still says that {partition} is stopped, "
+                f"although it has gone on: {reason}"
+            )
             raise Violation(msg)
 
     def check_gauges(self) -> None:
@@ -317,5 +425,8 @@ class World:
 
 
 def _is_at(stored: OffsetAndMetadata | None, end: int) -> bool:
-    """Whether all is committed; of a topic that was made anew and is empty, its owner has nothing to store."""
+    """Whether all is committed.
+
+    The owner of a topic that was made anew and is empty has nothing to store.
+    """
     return (stored.offset if stored else 0) == end

@@ -1,1 +1,4 @@
-"""What really happened, seen from outside of any member: what was produced, what Kafka stored, what the output has, what Dagster shows."""
+"""Witnesses tell what really happened, seen from outside of any member.
+
+They read what was produced, what Kafka stored, what the output has, and what Dagster shows.
+"""

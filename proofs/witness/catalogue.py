@@ -1,6 +1,7 @@
-"""What Dagster's catalogue shows of a group: who joined, was assigned what, held or left, and every commit that was recorded.
+"""This witness reads a group's members and recorded commits from Dagster's catalogue.
 
-Reads it as a person would. Decides nothing and changes nothing.
+The catalogue shows who joined, was assigned what, held or left. The witness reads it as a person
+would. Decides nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -110,7 +111,10 @@ class CatalogueReader:
         return [_hold(event) for event in self.events if event.kind == "hold"]
 
     def read(self) -> list[Event]:
-        """See what is new, and return the new events. Should Dagster's storage fail on the way, the next call goes on from there."""
+        """See what is new, and return the new events.
+
+        Should Dagster's storage fail on the way, the next call goes on from there.
+        """
         for observation, at in self._observations():
             self.events.append(_event(observation, at))
         for materialisation, at in self._materialisations():
@@ -120,7 +124,9 @@ class CatalogueReader:
 
     def _observations(self) -> Iterator[tuple[dg.AssetObservation, float]]:
         while True:
-            wanted = dg.AssetRecordsFilter(self._assets.group, after_storage_id=self._newest_observation)
+            wanted = dg.AssetRecordsFilter(
+                self._assets.group, after_storage_id=self._newest_observation
+            )
             found = self._instance.fetch_observations(wanted, limit=_PAGE, ascending=True).records
             for record in found:
                 self._newest_observation = record.storage_id
@@ -131,8 +137,12 @@ class CatalogueReader:
 
     def _materialisations(self) -> Iterator[tuple[dg.AssetMaterialization, float]]:
         while True:
-            wanted = dg.AssetRecordsFilter(self._assets.offsets, after_storage_id=self._newest_materialisation)
-            found = self._instance.fetch_materializations(wanted, limit=_PAGE, ascending=True).records
+            wanted = dg.AssetRecordsFilter(
+                self._assets.offsets, after_storage_id=self._newest_materialisation
+            )
+            found = self._instance.fetch_materializations(
+                wanted, limit=_PAGE, ascending=True
+            ).records
             for record in found:
                 self._newest_materialisation = record.storage_id
                 if record.asset_materialization is not None:

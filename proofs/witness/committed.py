@@ -1,7 +1,7 @@
 """What a group has committed, as Kafka says it to somebody who is no member.
 
-Asked through a consumer and not through an AdminClient: that one ends the whole process by a segmentation fault when
-the coordinator has just moved (librdkafka issue 5315).
+Asked through a consumer and not through an AdminClient: that one ends the whole process by a
+segmentation fault when the coordinator has just moved (librdkafka issue 5315).
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def committed_offsets(
-    client_config: Mapping[str, str], group: str, topic: str, numbers: Iterable[int], *, limit_s: float
+    client_config: Mapping[str, str],
+    group: str,
+    topic: str,
+    numbers: Iterable[int],
+    *,
+    limit_s: float,
 ) -> dict[int, int]:
     """The committed offset of each partition of a topic that has one.
 

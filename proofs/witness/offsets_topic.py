@@ -1,7 +1,8 @@
-"""What a consumer group really stored and who had its partitions, read from Kafka's own topic `__consumer_offsets`.
+"""Kafka's topic `__consumer_offsets` shows what a group stored and who had its partitions.
 
-The records of a group are in one partition of it, written by the group's coordinator in the order in which things happened. Owns the
-format of these records. Knows nothing of this package's members: it is an independent witness of what they did.
+One partition of the topic has the records of a group; the group's coordinator wrote them in the
+order in which things happened. Owns the format of these records. Knows nothing of this package's
+members: it is an independent witness of what they did.
 """
 
 from __future__ import annotations
@@ -50,12 +51,15 @@ class StoredOffset:
 
 @dataclass(frozen=True, slots=True)
 class MemberAssigned:
-    """What a member of a group in the consumer protocol has from now on (KIP-848). What it has to give up is still its own.
+    """What a member of a group in the consumer protocol has from now on (KIP-848).
+
+    What it has to give up is still its own.
 
     Attributes:
         group: The consumer group.
         member_id: The member.
-        partitions: The numbers of its partitions, whatever their topic is; None when it is no member any more.
+        partitions: The numbers of its partitions, whatever their topic is; None when it is no
+            member any more.
         at: When Kafka stored it, in seconds since 1970.
         asked_back: Those of them that it has to give up.
     """
@@ -142,7 +146,10 @@ class _Reader:
 
 
 def parse(key: bytes, value: bytes | None, at: float = 0.0) -> GroupRecord | None:
-    """Read a record of `__consumer_offsets`; None for one that removes an offset, or that says nothing of offsets and owners.
+    """Read a record of `__consumer_offsets`.
+
+    The result is None for a record that removes an offset, or that says nothing of offsets and
+    owners.
 
     Args:
         key: The record's key.
@@ -163,7 +170,9 @@ def parse(key: bytes, value: bytes | None, at: float = 0.0) -> GroupRecord | Non
         kept, asked_back = _member_partitions(_Reader(value))
         return MemberAssigned(group, member_id, kept | asked_back, at, asked_back)
     if kind == _GROUP_KEY:
-        return GenerationAssigned(fields.string(), {} if value is None else dict(_generation(_Reader(value))), at)
+        return GenerationAssigned(
+            fields.string(), {} if value is None else dict(_generation(_Reader(value))), at
+        )
     return None
 
 
@@ -176,7 +185,9 @@ def _offset(key: _Reader, fields: _Reader) -> StoredOffset:
         fields.number("i")
     metadata = fields.compact_string() if version >= _COMPACT_SINCE else fields.string()
     # The Python client stores the zero byte that ends a string in C with it.
-    return StoredOffset(group, topic, partition, offset, fields.number("q") / 1000, metadata.rstrip("\0"))
+    return StoredOffset(
+        group, topic, partition, offset, fields.number("q") / 1000, metadata.rstrip("\0")
+    )
 
 
 def _member_partitions(fields: _Reader) -> tuple[frozenset[int], frozenset[int]]:
@@ -228,7 +239,9 @@ def _refuse_newer(version: int, newest: int, what: str) -> None:
 
 
 def commits_in(stored: Iterable[StoredOffset], *, begin: int = 0) -> tuple[list[Commit], list[str]]:
-    """The commits among stored offsets: those that moved an offset forward. Claims and first positions move none.
+    """The commits among stored offsets: those that moved an offset forward.
+
+    Claims and first positions move none.
 
     Args:
         stored: Of one group, in the order of the topic.
@@ -242,9 +255,13 @@ def commits_in(stored: Iterable[StoredOffset], *, begin: int = 0) -> tuple[list[
     for one in stored:
         before = last.get((one.topic, one.partition), begin)
         if one.offset > before:
-            commits.append(Commit(OffsetRange(one.topic, one.partition, before, one.offset), one.at))
+            commits.append(
+                Commit(OffsetRange(one.topic, one.partition, before, one.offset), one.at)
+            )
         elif one.offset < before:
-            went_back.append(f"the offset of {one.topic}-{one.partition} went back from {before} to {one.offset}")
+            went_back.append(
+                f"the offset of {one.topic}-{one.partition} went back from {before} to {one.offset}"
+            )
         last[one.topic, one.partition] = one.offset
     return commits, went_back
 
@@ -255,7 +272,11 @@ def read_stored_offsets(bootstrap_servers: str, group: str) -> list[StoredOffset
     Raises:
         BrokerError: The topic could not be read to its end.
     """
-    return [record for record in read_group(bootstrap_servers, group) if isinstance(record, StoredOffset)]
+    return [
+        record
+        for record in read_group(bootstrap_servers, group)
+        if isinstance(record, StoredOffset)
+    ]
 
 
 def read_group(bootstrap_servers: str, group: str) -> list[GroupRecord]:
@@ -264,11 +285,17 @@ def read_group(bootstrap_servers: str, group: str) -> list[GroupRecord]:
     Raises:
         BrokerError: The topic could not be read to its end.
     """
-    settings = {"bootstrap.servers": bootstrap_servers, "group.id": f"reader-{uuid.uuid4()}", "enable.auto.commit": False}
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        "group.id": f"reader-{uuid.uuid4()}",
+        "enable.auto.commit": False,
+    }
     consumer = Consumer({**settings, "enable.partition.eof": True})
     try:
         records = [
-            parse(key, message.value(), message.timestamp()[1] / 1000) for message in _all_records(consumer) if (key := message.key())
+            parse(key, message.value(), message.timestamp()[1] / 1000)
+            for message in _all_records(consumer)
+            if (key := message.key())
         ]
     except KafkaException as error:
         msg = f"{OFFSETS_TOPIC} could not be read: {error.args[0].str()}"
@@ -285,7 +312,10 @@ def _all_records(consumer: Consumer) -> Iterator[Message]:
         while True:
             message = consumer.poll(_LIMIT_S)
             if message is None:
-                msg = f"{OFFSETS_TOPIC}-{number} could not be read to its end: nothing came for {_LIMIT_S:g} s"
+                msg = (
+                    f"{OFFSETS_TOPIC}-{number} could not be read to its end: "
+                    f"nothing came for {_LIMIT_S:g} s"
+                )
                 raise BrokerError(msg)
             error = message.error()
             if error is None:

@@ -34,7 +34,8 @@ class Output:
         records: Rows of the output.
         lost: Produced numbers that are not in it.
         doubled: Numbers that are in it more than once.
-        wrong: Rows that nobody produced so: another number, partition or offset, or in the folder of another range.
+        wrong: Rows that nobody produced so: another number, partition or offset, or in the folder
+            of another range.
     """
 
     records: int
@@ -49,7 +50,10 @@ def compare_output(produced: Mapping[int, tuple[int, int]], rows: Iterable[Row])
     wrong = []
     for row in rows:
         counts[row.number] += 1
-        if produced.get(row.number) != (row.partition, row.offset) or not row.range_start <= row.offset < row.range_until:
+        if (
+            produced.get(row.number) != (row.partition, row.offset)
+            or not row.range_start <= row.offset < row.range_until
+        ):
             wrong.append(row)
     return Output(
         records=sum(counts.values()),
@@ -61,6 +65,8 @@ def compare_output(produced: Mapping[int, tuple[int, int]], rows: Iterable[Row])
 
 def parquet_rows(folder: Path) -> Iterator[Row]:
     """The rows of an output that Spark wrote by range."""
-    found = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive").to_table(columns=list(Row._fields))
+    found = pyarrow.dataset.dataset(folder, format="parquet", partitioning="hive").to_table(
+        columns=list(Row._fields)
+    )
     for row in found.to_pylist():
         yield Row(**row)

@@ -1,7 +1,7 @@
-"""Who had each partition when something was stored for it, by what the group's coordinator wrote down.
+"""The coordinator's records tell who had each partition when something was stored for it.
 
-Owns the judgement that an offset was stored by somebody who did not have the partition. Kafka does not say who stored an offset; who
-recorded the commit does.
+Owns the judgement that an offset was stored by somebody who did not have the partition. Kafka does
+not say who stored an offset; the member that recorded the commit does.
 """
 
 from __future__ import annotations
@@ -30,15 +30,24 @@ class Owners:
         if isinstance(record, MemberAssigned):
             self._take_member(record)
         elif isinstance(record, GenerationAssigned):
-            # Between the two rebalances of a cooperative hand-over the partition is assigned to nobody: the old owner still has it.
-            kept = {number: member for number, member in self._generation.items() if member in record.members}
-            self._generation = kept | {number: member for member, numbers in record.members.items() for number in numbers}
+            # Between the two rebalances of a cooperative hand-over the partition is assigned to
+            # nobody: the old owner still has it.
+            kept = {
+                number: member
+                for number, member in self._generation.items()
+                if member in record.members
+            }
+            self._generation = kept | {
+                number: member for member, numbers in record.members.items() for number in numbers
+            }
 
     def _take_member(self, record: MemberAssigned) -> None:
         before = self._members.pop(record.member_id, None)
         has = record.partitions or frozenset[int]()
         self._taken_unasked = {
-            number: member for number, member in self._taken_unasked.items() if member != record.member_id and number not in has
+            number: member
+            for number, member in self._taken_unasked.items()
+            if member != record.member_id and number not in has
         }
         if record.partitions is None:
             return
@@ -50,7 +59,9 @@ class Owners:
     @property
     def partitions(self) -> set[int]:
         """The partitions that somebody has."""
-        return set(self._generation).union(*(member.partitions or () for member in self._members.values()))
+        return set(self._generation).union(
+            *(member.partitions or () for member in self._members.values())
+        )
 
     def of(self, partition: int) -> str | None:
         """The id of the member that has a partition."""
@@ -60,17 +71,22 @@ class Owners:
         return self._generation.get(partition)
 
     def is_taken_unasked(self, partition: int) -> bool:
-        """Whether the coordinator has taken a partition from a member without asking for it, and that member cannot know yet.
+        """Whether the coordinator took a partition unasked, and its member cannot know yet.
 
-        Deduced from librdkafka's source and one broker's log: while the client looks for the names of the topics of its first assignment,
-        its heartbeats say that it has nothing. A coordinator that has a new assignment by then gives those partitions to others at once,
-        and the member still begins with what it was told first; it is asked for them a moment later. The claims tell apart what both store.
+        This follows from librdkafka's source and one broker's log: while the client looks for the
+        names of the topics of its first assignment, its heartbeats say that it has nothing. A
+        coordinator that has a new assignment by then gives those partitions to others at once. The
+        member still begins with what it was told first, and is asked for those partitions a moment
+        later. The claims tell apart what both store.
         """
         return partition in self._taken_unasked
 
 
 def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, str | None]]]:
-    """Since when each partition has had which owner, oldest first; None for nobody. `log` is what Kafka stored of the group."""
+    """Since when each partition has had which owner, oldest first; None for nobody.
+
+    `log` is what Kafka stored of the group.
+    """
     owners = Owners()
     changes: dict[int, list[tuple[float, str | None]]] = {}
     for record in log:
@@ -85,9 +101,13 @@ def changes_of_owner(log: Iterable[GroupRecord]) -> dict[int, list[tuple[float, 
 
 
 def stored_without_owning(
-    log: Iterable[GroupRecord], recorded_by: Mapping[OffsetRange, Collection[str]], names: Mapping[str, str]
+    log: Iterable[GroupRecord],
+    recorded_by: Mapping[OffsetRange, Collection[str]],
+    names: Mapping[str, str],
 ) -> list[str]:
-    """A sentence for each offset that was stored for a partition by somebody who did not have it, claims included.
+    """A sentence for each offset that was stored by somebody who did not have the partition.
+
+    Claims are included.
 
     Args:
         log: What Kafka stored of the group, oldest first. The group reads one topic.
@@ -108,7 +128,13 @@ def stored_without_owning(
             if record.offset > before or not owners.is_taken_unasked(record.partition):
                 found.append(f"{what} while nobody had the partition")
             continue
-        writers = recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ()) if record.offset > before else ()
+        writers = (
+            recorded_by.get(OffsetRange(record.topic, record.partition, before, record.offset), ())
+            if record.offset > before
+            else ()
+        )
         if writers and names.get(owner, owner) not in writers:
-            found.append(f"{what} by {', '.join(writers)} while {names.get(owner, owner)} had the partition")
+            found.append(
+                f"{what} by {', '.join(writers)} while {names.get(owner, owner)} had the partition"
+            )
     return found

@@ -27,7 +27,9 @@ _FLUSH_LIMIT_S = 30.0
 
 
 class NumberedProducer:
-    """Produces from the time it is entered until it is stopped. Each number is a record of its own, on the partitions in turn.
+    """Produces from the time it is entered until it is stopped.
+
+    Each number is a record of its own, on the partitions in turn.
 
     Args:
         bootstrap_servers: The Kafka.
@@ -36,11 +38,19 @@ class NumberedProducer:
         per_second: Records per second, all partitions together.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, partitions: int, per_second: int) -> None:
+    def __init__(
+        self, bootstrap_servers: str, topic: str, *, partitions: int, per_second: int
+    ) -> None:
         self._topic = topic
         self._per_round = per_second * _ROUND_S
-        # Idempotent: a retry of the producer itself must not look like a record that was processed twice.
-        settings = {"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 50, "log_level": 0}
+        # Idempotent: a retry of the producer itself must not look like a record that was processed
+        # twice.
+        settings = {
+            "bootstrap.servers": bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 50,
+            "log_level": 0,
+        }
         self._producer = Producer(settings)
         self._confirmed: dict[int, tuple[int, int]] = {}
         self._failure: str | None = None
@@ -55,7 +65,10 @@ class NumberedProducer:
 
     @property
     def ends(self) -> list[int]:
-        """How many records Kafka confirmed, by partition. The topic was empty, so this is also where the partition ends."""
+        """How many records Kafka confirmed, by partition.
+
+        The topic was empty, so this is also where the partition ends.
+        """
         return list(self._ends)
 
     def take_in(self, partitions: int) -> None:
@@ -64,11 +77,22 @@ class NumberedProducer:
         Raises:
             DagsterRebalanceError: The client does not hear of them.
         """
-        wait_until(lambda: self._knows(partitions), timeout_s=_FLUSH_LIMIT_S, what=f"the producer to hear of {partitions} partitions")
+        wait_until(
+            lambda: self._knows(partitions),
+            timeout_s=_FLUSH_LIMIT_S,
+            what=f"the producer to hear of {partitions} partitions",
+        )
         self._ends += [0] * (partitions - len(self._ends))
 
     def _knows(self, partitions: int) -> bool:
-        return len(self._producer.list_topics(self._topic, _FLUSH_LIMIT_S).topics[self._topic].partitions) >= partitions
+        return (
+            len(
+                self._producer.list_topics(self._topic, _FLUSH_LIMIT_S)
+                .topics[self._topic]
+                .partitions
+            )
+            >= partitions
+        )
 
     def check(self) -> None:
         """See that it is at work.
@@ -97,7 +121,12 @@ class NumberedProducer:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._stopped.set()
         self._thread.join()
 
@@ -129,4 +158,6 @@ class NumberedProducer:
             self._ends[partition] += 1
 
         value = json.dumps({"number": number, "cents": 100 + number * 37 % 9900})
-        self._producer.produce(self._topic, value.encode(), partition=number % len(self._ends), on_delivery=note)
+        self._producer.produce(
+            self._topic, value.encode(), partition=number % len(self._ends), on_delivery=note
+        )

@@ -29,12 +29,22 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["Ctrl-C", "kill"])
 def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
     """It says where it is, has the topics that were asked for, and is gone afterwards."""
-    with ChildProcess("the command", [*COMMAND, "broker", "--topic", "orders:8"], log=tmp_path / "log") as child:
+    with ChildProcess(
+        "the command", [*COMMAND, "broker", "--topic", "orders:8"], log=tmp_path / "log"
+    ) as child:
         child.wait_until_ready(lambda: "to stop" in child.tail(), timeout_s=240)
         found = re.search(r"bootstrap servers +127\.0\.0\.1:(\d+)", child.tail())
         assert found is not None, child.tail()
         port = int(found.group(1))
-        assert len(AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"}).list_topics(timeout=30).topics["orders"].partitions) == 8
+        assert (
+            len(
+                AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})
+                .list_topics(timeout=30)
+                .topics["orders"]
+                .partitions
+            )
+            == 8
+        )
         child.send(number)
         assert child.wait(30) == 0
         assert child.tail().endswith("Kafka is gone, with its data\n")
@@ -45,11 +55,19 @@ def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.S
     ("arguments", "sentence"),
     [
         (["--nodes", "2"], "A local Kafka has 1 or 3 nodes, not 2."),
-        (["--topic", "orders:many"], "--topic takes NAME or NAME:PARTITIONS, for example orders:8, not 'orders:many'."),
-        (["--topic", ":8"], "--topic takes NAME or NAME:PARTITIONS, for example orders:8, not ':8'."),
+        (
+            ["--topic", "orders:many"],
+            "--topic takes NAME or NAME:PARTITIONS, for example orders:8, not 'orders:many'.",
+        ),
+        (
+            ["--topic", ":8"],
+            "--topic takes NAME or NAME:PARTITIONS, for example orders:8, not ':8'.",
+        ),
     ],
 )
-def test_bad_input_is_answered_with_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_bad_input_is_answered_with_a_sentence(
+    tmp_path: Path, arguments: list[str], sentence: str
+) -> None:
     """A traceback tells a person nothing."""
     assert run(tmp_path, "broker", *arguments) == (1, f"error: {sentence}\n")
 

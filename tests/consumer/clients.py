@@ -33,11 +33,12 @@ LONGEST_METADATA = 4_096
 
 
 class ScriptedConsumer(confluent_kafka.Consumer):
-    """A client whose polls do what the test has queued, and whose commits are answered as the test says.
+    """A client whose polls do what the test has queued and whose commits are answered on demand.
 
     Attributes:
         asked: The commits, as partition, offset and metadata.
-        answers: For the next commits: an error code, or None for success, which is what comes when there is none.
+        answers: For the next commits: an error code, or None for success, which is what comes when
+            there is none.
         probe_answer: The same for probes.
         may_answer: A commit waits for it.
         stored: What the group has committed.
@@ -59,7 +60,7 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         self.is_closed = False
         self.polls = self.reads = 0
 
-    def poll(self, timeout: float = -1) -> Message | None:  # noqa: ARG002 - the client's signature
+    def poll(self, timeout: float = -1) -> Message | None:
         """The next things of the script, up to one with a message."""
         self.polls += 1
         while not self.script.empty():
@@ -82,7 +83,9 @@ class ScriptedConsumer(confluent_kafka.Consumer):
             raise KafkaException(KafkaError(answer))
         return list(offsets)
 
-    def committed(self, partitions: list[confluent_kafka.TopicPartition], timeout: float = -1) -> list[confluent_kafka.TopicPartition]:
+    def committed(
+        self, partitions: list[confluent_kafka.TopicPartition], timeout: float = -1
+    ) -> list[confluent_kafka.TopicPartition]:
         """What the test says."""
         assert 0 < timeout < LIMIT_S
         self.reads += 1
@@ -90,7 +93,10 @@ class ScriptedConsumer(confluent_kafka.Consumer):
         if isinstance(stored, int):
             raise KafkaException(KafkaError(stored))
         wanted = [(tp, stored.get(TopicPartition(tp.topic, tp.partition))) for tp in partitions]
-        return [to_commit(TopicPartition(tp.topic, tp.partition), found) if found else tp for tp, found in wanted]
+        return [
+            to_commit(TopicPartition(tp.topic, tp.partition), found) if found else tp
+            for tp, found in wanted
+        ]
 
     def unsubscribe(self) -> None:
         """Note it."""
@@ -122,7 +128,9 @@ class ScriptedMember:
         self.told: list[MemberEvent] = []
         monkeypatch.setattr(confluent_kafka, "Consumer", self._make)
         monkeypatch.setattr(session_module, "_SLICE_S", 0.001)
-        monkeypatch.setattr(leaving, "_LEAVE_LIMIT_S", 0.01)  # nobody calls back that something was given up
+        monkeypatch.setattr(
+            leaving, "_LEAVE_LIMIT_S", 0.01
+        )  # nobody calls back that something was given up
         config = {**CONFIG, **(settings or {})}
         self.member = Member(validated(config, hold_limit_s=10), clock=clock, probe_interval_s=0.02)
         self.session: Session = self.member._session
@@ -142,12 +150,14 @@ class ScriptedMember:
 
         def taken() -> None:
             self.session._on_lost(self.client, _theirs(partitions))
-            super(ScriptedConsumer, self.client).incremental_unassign(_theirs(partitions))  # as the client does by itself
+            super(ScriptedConsumer, self.client).incremental_unassign(
+                _theirs(partitions)
+            )  # as the client does by itself
 
         self.do(taken)
 
     def do(self, action: Callable[[], Message | None]) -> None:
-        """Let the client do something within its next poll, and wait until it has returned from that poll."""
+        """Queue an action for the client's next poll and wait until that poll has returned."""
         self.client.script.put(action)
         self.pass_time()
 
@@ -183,7 +193,12 @@ class ScriptedMember:
 
     def _make(self, config: Mapping[str, Any]) -> ScriptedConsumer:
         callbacks = {name: value for name, value in config.items() if callable(value)}
-        plain = {**CONFIG, "log_level": 0, "partition.assignment.strategy": "cooperative-sticky", "group.protocol": "classic"}
+        plain = {
+            **CONFIG,
+            "log_level": 0,
+            "partition.assignment.strategy": "cooperative-sticky",
+            "group.protocol": "classic",
+        }
         self.clients.append(ScriptedConsumer({**plain, **callbacks}))
         return self.clients[-1]
 

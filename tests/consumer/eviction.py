@@ -1,4 +1,7 @@
-"""Throws a member out of its group, as the broker does with a member that it thinks dead: a leave request in its name."""
+"""Throws a member out of its group as the broker does with a member that it thinks dead.
+
+It sends a leave request in the member's name.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,32 @@ _LEAVING = -1
 
 def evict(bootstrap_servers: str, group: str, member_id: str, protocol: str) -> None:
     """Let the broker forget a member; the member itself is not told."""
-    host, _, port = bootstrap_servers.partition(":")  # the one node of a test cluster is the coordinator of every group
+    host, _, port = bootstrap_servers.partition(
+        ":"
+    )  # the one node of a test cluster is the coordinator of every group
     if protocol == "classic":
-        header, body = struct.pack(">hhi", _LEAVE_GROUP, 0, 1) + _text(""), _text(group) + _text(member_id)
+        header, body = (
+            struct.pack(">hhi", _LEAVE_GROUP, 0, 1) + _text(""),
+            _text(group) + _text(member_id),
+        )
     else:
         header = struct.pack(">hhi", _CONSUMER_GROUP_HEARTBEAT, 1, 1) + _text("") + b"\0"
         nothing = b"\0"
-        body = _compact(group) + _compact(member_id) + struct.pack(">i", _LEAVING) + nothing * 2 + struct.pack(">i", -1) + nothing * 5
+        body = (
+            _compact(group)
+            + _compact(member_id)
+            + struct.pack(">i", _LEAVING)
+            + nothing * 2
+            + struct.pack(">i", -1)
+            + nothing * 5
+        )
     request = header + body
     with socket.create_connection((host, int(port)), timeout=5) as connection:
         connection.sendall(struct.pack(">i", len(request)) + request)
         (length,) = struct.unpack(">i", connection.recv(4))
         answer = connection.recv(length)
-    # After the correlation id: an error code (classic), or empty tags, the throttle time and the error code.
+    # After the correlation id: an error code (classic), or empty tags, the throttle time and the
+    # error code.
     (error,) = struct.unpack_from(">h", answer, 4 if protocol == "classic" else 9)
     assert error == 0, f"the broker answered {error} to the leave request"
 

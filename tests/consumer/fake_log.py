@@ -1,4 +1,7 @@
-"""The records of a topic in memory, read as the fetcher reads Kafka: what a consumer returns can be tested without a broker."""
+"""The records of a topic in memory, read as the fetcher reads Kafka.
+
+With it, tests need no broker to check what a consumer returns.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class FakeLog:
-    """A client that reads what `produce` appended, in the place of the fetcher's `confluent_kafka.Consumer`.
+    """A client that takes the place of the fetcher's and reads what `produce` appended.
+
+    The fetcher's own client is a `confluent_kafka.Consumer`.
 
     Args:
         group: The group whose clock moves while nothing is there to be read.
@@ -71,8 +76,13 @@ class FakeLog:
 
     def position(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
         """The next offset, once a record was returned."""
-        found = {tp: self._next[tp] if tp in self._returned else OFFSET_INVALID for tp in partitions}
-        return [TopicPartition(tp.topic, tp.partition, offset, leader_epoch=3) for tp, offset in found.items()]
+        found = {
+            tp: self._next[tp] if tp in self._returned else OFFSET_INVALID for tp in partitions
+        }
+        return [
+            TopicPartition(tp.topic, tp.partition, offset, leader_epoch=3)
+            for tp, offset in found.items()
+        ]
 
     def consume(self, num_messages: int, timeout: float) -> list[Message]:
         """The next records, of one partition after the other."""
@@ -84,7 +94,14 @@ class FakeLog:
         batch: list[Message] = []
         for tp in [tp for tp in self._next if tp not in self._paused]:
             while len(batch) < num_messages and self._next[tp] < self._ends.get(tp, 0):
-                batch.append(Message(topic=tp.topic, partition=tp.partition, offset=self._next[tp], leader_epoch=3))
+                batch.append(
+                    Message(
+                        topic=tp.topic,
+                        partition=tp.partition,
+                        offset=self._next[tp],
+                        leader_epoch=3,
+                    )
+                )
                 self._next[tp] += 1
                 self._returned.add(tp)
         if len(batch) < num_messages:
@@ -95,10 +112,14 @@ class FakeLog:
         """Nothing is open."""
 
 
-def fake_log(group: FakeGroup, monkeypatch: pytest.MonkeyPatch, records: Mapping[int, int]) -> FakeLog:
-    """Let consumers that are made from now on read a log of `orders` with so many records in each partition."""
+def fake_log(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, records: Mapping[int, int]
+) -> FakeLog:
+    """Let new consumers read a log of `orders` with this number of records in each partition."""
     log = FakeLog(group)
     for partition, count in records.items():
         log.produce("orders", partition, count)
-    monkeypatch.setattr("dagster_rebalance.consumer.fetcher.confluent_kafka.Consumer", lambda _settings: log)
+    monkeypatch.setattr(
+        "dagster_rebalance.consumer.fetcher.confluent_kafka.Consumer", lambda _settings: log
+    )
     return log

@@ -24,7 +24,14 @@ class FakeProducer:
         self._waiting: list[Callable[[KafkaError | None, Any], None]] = []
         self._reports: list[tuple[Callable[[KafkaError | None, Any], None], KafkaError | None]] = []
 
-    def produce(self, topic: str, *, key: str, value: str, on_delivery: Callable[[KafkaError | None, Any], None]) -> None:
+    def produce(
+        self,
+        topic: str,
+        *,
+        key: str,
+        value: str,
+        on_delivery: Callable[[KafkaError | None, Any], None],
+    ) -> None:
         """Refuse, or keep."""
         if self.refuses:
             raise self.refuses.pop(0)

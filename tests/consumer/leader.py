@@ -1,4 +1,7 @@
-"""A leader of a classic group that takes its time: it speaks the protocol itself, so a test decides when the group goes on."""
+"""A leader of a classic group that takes its time.
+
+It speaks the protocol itself, so a test decides when the group goes on.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ class SlowLeader:
     """The first member of a group with the strategy cooperative-sticky."""
 
     def __init__(self, bootstrap_servers: str, group: str, topic: str) -> None:
-        host, _, port = bootstrap_servers.partition(":")  # the one node of a test cluster is the coordinator of every group
+        host, _, port = bootstrap_servers.partition(
+            ":"
+        )  # the one node of a test cluster is the coordinator of every group
         self._connection = socket.create_connection((host, int(port)), timeout=20)
         self._group = group
         self._topic = topic
@@ -31,14 +36,28 @@ class SlowLeader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._connection.close()
 
     def join(self) -> set[str]:
-        """Ask for a new generation, and wait until everybody has joined; the ids of the others. The group waits for `assign` then."""
+        """Ask for a new generation, and wait until everybody has joined; the ids of the others.
+
+        The group waits for `assign` then.
+        """
         subscription = struct.pack(">hi", 0, 1) + _text(self._topic) + struct.pack(">i", -1)
         protocol = struct.pack(">i", 1) + _text("cooperative-sticky") + _bytes(subscription)
-        body = _text(self._group) + struct.pack(">ii", _TIMEOUT_MS, _TIMEOUT_MS) + _text(self.member_id) + _text("consumer") + protocol
+        body = (
+            _text(self._group)
+            + struct.pack(">ii", _TIMEOUT_MS, _TIMEOUT_MS)
+            + _text(self.member_id)
+            + _text("consumer")
+            + protocol
+        )
         answer = _Answer(self._ask(_JOIN_GROUP, _JOIN_VERSION, body))
         answer.skip(4)
         assert answer.number(">h") == 0
@@ -53,10 +72,22 @@ class SlowLeader:
         return members - {self.member_id}
 
     def assign(self, partitions: dict[str, list[int]], *, may_be_late: bool = False) -> None:
-        """Let the group go on: the numbers of the partitions that each member gets. `may_be_late`: another one has joined meanwhile."""
-        body = _text(self._group) + struct.pack(">i", self._generation) + _text(self.member_id) + struct.pack(">i", len(partitions) + 1)
+        """Let the group go on: the numbers of the partitions that each member gets.
+
+        `may_be_late`: another one has joined meanwhile.
+        """
+        body = (
+            _text(self._group)
+            + struct.pack(">i", self._generation)
+            + _text(self.member_id)
+            + struct.pack(">i", len(partitions) + 1)
+        )
         for member, numbers in {**partitions, self.member_id: []}.items():
-            share = struct.pack(">hi", 0, 1) + _text(self._topic) + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+            share = (
+                struct.pack(">hi", 0, 1)
+                + _text(self._topic)
+                + struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+            )
             body += _text(member) + _bytes(share + struct.pack(">i", -1))
         answer = _Answer(self._ask(_SYNC_GROUP, _SYNC_VERSION, body))
         answer.skip(4)

@@ -76,7 +76,12 @@ class Readers:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def reader(
@@ -88,9 +93,16 @@ class Readers:
         **config: str,
     ) -> Reader:
         """A consumer that subscribed."""
-        settings = {**self.config, **{name.replace("_", "."): value for name, value in config.items()}}
+        settings = {
+            **self.config,
+            **{name.replace("_", "."): value for name, value in config.items()},
+        }
         consumer = RebalanceAwareConsumer(
-            settings, hold_limit_s=30, probe_interval_s=0.5, pause_marks=pause_marks, complete_revoke_in_same_poll=same_poll
+            settings,
+            hold_limit_s=30,
+            probe_interval_s=0.5,
+            pause_marks=pause_marks,
+            complete_revoke_in_same_poll=same_poll,
         )
         reader = Reader(consumer, self.topic)
         reader.consumer.set_rebalance_listener(listener)
@@ -124,9 +136,13 @@ class Readers:
 class CommitOnRevoke(RebalanceListener):
     """The usual listener."""
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Nothing to do."""
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:  # noqa: ARG002
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Leave what was read to nobody else."""
         consumer.commit_sync()

@@ -1,4 +1,7 @@
-"""Polls of several tasks of which some are cancelled, in every order: each record is returned once, to a task that gets it."""
+"""Several tasks poll, and some polls are cancelled, in every order.
+
+Each record is returned once, to a task that gets it.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("poll"), st.integers(1, 9)),
         st.tuples(st.just("cancel"), st.integers(0, 4)),
-        # The thread works while the event loop does something else, so records wait for a task that may yet be cancelled.
+        # The thread works while the event loop does something else, so records wait for a task that
+        # may yet be cancelled.
         st.tuples(st.just("work"), st.just(0)),
         st.tuples(st.just("turn"), st.integers(1, 4)),
     ),
@@ -76,15 +80,22 @@ class Tasks:
 
 def consumer_of(group: FakeGroup) -> AsyncRebalanceAwareConsumer:
     """A consumer that reads the log in memory."""
-    return AsyncRebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+    return AsyncRebalanceAwareConsumer(
+        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(STEPS)
 def test_every_record_is_returned_once_and_in_order_whoever_is_cancelled(
     monkeypatch: pytest.MonkeyPatch, steps: list[tuple[str, int]]
 ) -> None:
-    """A record that goes to a task which is not there any more is read again, and what was read after it waits for it."""
+    """The consumer reads a record again if the task that should get it has gone.
+
+    The records that were read after it wait for it.
+    """
     group = FakeGroup({"orders": 4})
     fake_log(group, monkeypatch, RECORDS)
 
@@ -107,7 +118,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
     return group
 
 
-async def cancelled_when_its_records_are_there(consumer: AsyncRebalanceAwareConsumer) -> asyncio.Task[list[Message]]:
+async def cancelled_when_its_records_are_there(
+    consumer: AsyncRebalanceAwareConsumer,
+) -> asyncio.Task[list[Message]]:
     """A task that is being cancelled while the records of its poll wait for it."""
     polling = asyncio.create_task(consumer.poll(1.0, 5))
     await asyncio.sleep(0)
@@ -117,8 +130,13 @@ async def cancelled_when_its_records_are_there(consumer: AsyncRebalanceAwareCons
 
 
 @pytest.mark.parametrize("end", ["close", "unsubscribe"])
-def test_what_a_cancelled_task_has_not_seen_is_not_committed_at_the_end(group: FakeGroup, end: str) -> None:
-    """A shutdown cancels its workers and closes: the listener then commits the positions, which must be theirs."""
+def test_what_a_cancelled_task_has_not_seen_is_not_committed_at_the_end(
+    group: FakeGroup, end: str
+) -> None:
+    """A shutdown cancels its workers and closes the consumer.
+
+    The listener then commits the positions, which must be those of the workers.
+    """
 
     async def play() -> None:
         consumer = consumer_of(group)
@@ -148,7 +166,9 @@ def test_records_of_a_cancelled_task_do_not_undo_a_seek(group: FakeGroup, offset
             await consumer.seek(P0, offset)
             with pytest.raises(asyncio.CancelledError):
                 await polling
-            after = [record.offset() for record in await consumer.poll(0.05) if record.partition() == 0]
+            after = [
+                record.offset() for record in await consumer.poll(0.05) if record.partition() == 0
+            ]
             assert after == list(range(offset, RECORDS[0]))
 
     asyncio.run(asyncio.wait_for(play(), 20))
@@ -165,7 +185,9 @@ def test_a_close_that_is_refused_in_a_callback_leaves_polls_their_time() -> None
 
         async def on_partitions_revoked(self, *_: object) -> None: ...
 
-    blue = AsyncRebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    blue = AsyncRebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
 
     async def play() -> None:
         blue.set_rebalance_listener(Closing())

@@ -1,4 +1,7 @@
-"""The consumer for asyncio, on a fake group: what is awaited, what goes through meanwhile, and that nothing waits for itself."""
+"""The consumer for asyncio on a fake group.
+
+The tests cover what is awaited, what goes through meanwhile, and that nothing waits for itself.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,14 @@ def group() -> FakeGroup:
 
 def consumer_of(group: FakeGroup) -> AsyncRebalanceAwareConsumer:
     """A consumer on the fake group."""
-    return AsyncRebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    return AsyncRebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
 
 
-async def alone(group: FakeGroup, listener: AsyncRebalanceListener | RebalanceListener | None = None) -> AsyncRebalanceAwareConsumer:
+async def alone(
+    group: FakeGroup, listener: AsyncRebalanceListener | RebalanceListener | None = None
+) -> AsyncRebalanceAwareConsumer:
     """A consumer that owns all partitions."""
     consumer = consumer_of(group)
     consumer.set_rebalance_listener(listener)
@@ -58,21 +65,29 @@ def run(coroutine: Coroutine[Any, Any, T]) -> T:
 class Diary(AsyncRebalanceListener):
     """Notes each callback, and awaits something of the test's in it."""
 
-    def __init__(self, during: Callable[[str, AsyncRebalanceConsumer], Awaitable[None]] | None = None) -> None:
+    def __init__(
+        self, during: Callable[[str, AsyncRebalanceConsumer], Awaitable[None]] | None = None
+    ) -> None:
         self.lines: list[tuple[str, set[TopicPartition]]] = []
         self.during = during
         self.threads: set[int] = set()
         self.views: list[AsyncRebalanceConsumer] = []
 
-    async def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         """Note it."""
         await self._note("assigned", partitions, consumer)
 
-    async def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         """Note it."""
         await self._note("revoked", partitions, consumer)
 
-    async def _note(self, what: str, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def _note(
+        self, what: str, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         self.lines.append((what, set(partitions)))
         self.threads.add(threading.get_ident())
         self.views.append(consumer)
@@ -140,7 +155,11 @@ def test_a_loss_is_a_revoke_for_coroutines_that_do_not_tell_them_apart(group: Fa
 
 
 def test_a_callback_may_wait_for_a_worker_that_commits(group: FakeGroup) -> None:
-    """KIP-983: with asyncio "the single-thread consumer lock makes it very hard to call the consumer from the callback"."""
+    """A callback under asyncio must be able to call the consumer.
+
+    KIP-983: with asyncio "the single-thread consumer lock makes it very hard to call the consumer
+    from the callback".
+    """
     may_finish = asyncio.Event()
 
     async def play() -> None:
@@ -161,14 +180,18 @@ def test_a_callback_may_wait_for_a_worker_that_commits(group: FakeGroup) -> None
     assert group.committed == {P1: OffsetAndMetadata(4)}
 
 
-@pytest.mark.parametrize("call", ["poll", "poll_with_rebalance", "close", "unsubscribe", "subscribe"])
+@pytest.mark.parametrize(
+    "call", ["poll", "poll_with_rebalance", "close", "unsubscribe", "subscribe"]
+)
 def test_what_would_wait_for_itself_is_refused_in_a_callback(group: FakeGroup, call: str) -> None:
     """It must not hang; afterwards the same task may poll again."""
     refused: list[str] = []
 
     async def play() -> None:
         async def nest(_what: str, _view: AsyncRebalanceConsumer) -> None:
-            arguments: list[object] = [0] if call.startswith("poll") else [["orders"]] if call == "subscribe" else []
+            arguments: list[object] = (
+                [0] if call.startswith("poll") else [["orders"]] if call == "subscribe" else []
+            )
             try:
                 await getattr(blue, call)(*arguments)
             except IllegalStateError as error:
@@ -183,7 +206,9 @@ def test_what_would_wait_for_itself_is_refused_in_a_callback(group: FakeGroup, c
         await blue.close()
 
     run(play())
-    assert refused == [f"{call.removesuffix('_with_rebalance')} inside a rebalance callback: return from it first"]
+    assert refused == [
+        f"{call.removesuffix('_with_rebalance')} inside a rebalance callback: return from it first"
+    ]
 
 
 def test_an_exception_of_a_coroutine_reaches_the_caller_of_poll_once(group: FakeGroup) -> None:
@@ -251,7 +276,9 @@ def test_a_cancelled_poll_ends_and_the_next_one_begins(group: FakeGroup) -> None
     run(play())
 
 
-def test_what_fails_after_its_caller_has_left_is_logged(group: FakeGroup, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_after_its_caller_has_left_is_logged(
+    group: FakeGroup, caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody is there to raise it to, and it must not be swallowed."""
 
     async def play() -> None:
@@ -299,11 +326,15 @@ def test_plain_callbacks_run_in_the_consumers_thread(group: FakeGroup) -> None:
         def __init__(self) -> None:
             self.threads: list[int] = []
 
-        def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        def on_partitions_assigned(
+            self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+        ) -> None:
             assert set(partitions) == consumer.assignment()
             self.threads.append(threading.get_ident())
 
-        def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        def on_partitions_revoked(
+            self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+        ) -> None:
             consumer.commit_sync(dict.fromkeys(partitions, OffsetAndMetadata(2)))
 
     plain = Plain()

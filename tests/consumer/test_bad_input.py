@@ -1,4 +1,7 @@
-"""What is wrong with the other side is said at once and in a person's words: no broker, no topic, no credentials, no protocol."""
+"""The consumer says at once, in plain words, what is wrong with the other side.
+
+There is no broker, no topic, no credentials, or no protocol.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,9 @@ def test_an_unknown_topic_is_named_by_the_check(kafka_broker: KafkaCluster) -> N
 def test_in_classic_polling_tells_of_an_unknown_topic_too(kafka_broker: KafkaCluster) -> None:
     """Once, and the membership goes on."""
     topic = unique_name("missing")
-    with closing(consumer(kafka_broker.bootstrap_servers, topic, group_protocol="classic")) as puzzled:
+    with closing(
+        consumer(kafka_broker.bootstrap_servers, topic, group_protocol="classic")
+    ) as puzzled:
         assert topic in str(error_of_poll(puzzled))
         assert puzzled.poll(0.2) == []
 
@@ -87,7 +92,12 @@ def test_in_classic_polling_tells_of_an_unknown_topic_too(kafka_broker: KafkaClu
 @pytest.mark.broker
 def test_refused_credentials_are_told_by_the_check_and_by_poll(kafka_broker: KafkaCluster) -> None:
     """The client itself tells them only to a callback, and goes on trying."""
-    wrong = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": "etl", "sasl_password": "wrong"}
+    wrong = {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "etl",
+        "sasl_password": "wrong",
+    }
     with closing(consumer(kafka_broker.bootstrap_servers, "orders", **wrong)) as stranger:
         with pytest.raises(BrokerError, match=r"sasl\.password"):
             stranger.check(2.0)
@@ -95,13 +105,28 @@ def test_refused_credentials_are_told_by_the_check_and_by_poll(kafka_broker: Kaf
 
 
 @pytest.mark.broker
-def test_a_group_in_use_with_another_strategy_is_told(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_a_group_in_use_with_another_strategy_is_told(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """An eager member cannot be joined by a cooperative one."""
     topic, group = kafka_topic(2), unique_name("group")
-    eager = Consumer({"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": group, "partition.assignment.strategy": "range"})
+    eager = Consumer(
+        {
+            "bootstrap.servers": kafka_broker.bootstrap_servers,
+            "group.id": group,
+            "partition.assignment.strategy": "range",
+        }
+    )
     eager.subscribe([topic])
-    wait_until(lambda: (eager.poll(0.1), eager.assignment())[1], timeout_s=10, what="the eager member to own the topic", interval_s=0)
-    with closing(consumer(kafka_broker.bootstrap_servers, topic, group_id=group, group_protocol="classic")) as stranger:
+    wait_until(
+        lambda: (eager.poll(0.1), eager.assignment())[1],
+        timeout_s=10,
+        what="the eager member to own the topic",
+        interval_s=0,
+    )
+    with closing(
+        consumer(kafka_broker.bootstrap_servers, topic, group_id=group, group_protocol="classic")
+    ) as stranger:
         assert "the group is in use with another protocol" in str(error_of_poll(stranger))
     eager.close()
 
@@ -115,10 +140,19 @@ def classic_broker() -> Iterator[KafkaCluster]:
 
 
 @pytest.mark.broker
-def test_a_broker_without_the_consumer_protocol_names_the_setting(classic_broker: KafkaCluster) -> None:
+def test_a_broker_without_the_consumer_protocol_names_the_setting(
+    classic_broker: KafkaCluster,
+) -> None:
     """Again and again, since this client will never work; with the setting it does."""
     with closing(consumer(classic_broker.bootstrap_servers, "orders")) as modern:
         for _ in range(2):
             assert "group_protocol: classic" in str(error_of_poll(modern))
-    with closing(consumer(classic_broker.bootstrap_servers, "orders", group_protocol="classic")) as old:
-        wait_until(lambda: old.poll(0.1) or old.assignment(), timeout_s=10, what="an assignment", interval_s=0)
+    with closing(
+        consumer(classic_broker.bootstrap_servers, "orders", group_protocol="classic")
+    ) as old:
+        wait_until(
+            lambda: old.poll(0.1) or old.assignment(),
+            timeout_s=10,
+            what="an assignment",
+            interval_s=0,
+        )

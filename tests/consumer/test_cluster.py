@@ -19,22 +19,29 @@ from dagster_rebalance.testing.fake_group import ManualClock
 class FakeAdmin:
     """A client whose brokers know two topics, and cannot describe one of them."""
 
-    def list_topics(self, timeout: float) -> SimpleNamespace:  # noqa: ARG002 - the client's signature
+    def list_topics(self, timeout: float) -> SimpleNamespace:
         """Both."""
         partition = SimpleNamespace(id=0, leader=1, replicas=[1], isrs=[1])
         topics = {
             "orders": SimpleNamespace(error=None, partitions={0: partition}),
-            "broken": SimpleNamespace(error=KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no leader"), partitions={}),
+            "broken": SimpleNamespace(
+                error=KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no leader"), partitions={}
+            ),
         }
         return SimpleNamespace(topics=topics)
 
-    def describe_topics(self, *_: object, request_timeout: float, **__: object) -> dict[str, object]:  # noqa: ARG002 - the client's signature
+    def describe_topics(
+        self, *_: object, request_timeout: float, **__: object
+    ) -> dict[str, object]:
         """Nothing is known about rights."""
         return {}
 
 
 class LostController(FakeAdmin):
-    """A client whose metadata names a controller that is away, until it asks for them anew so often."""
+    """A client whose metadata names a controller that is away.
+
+    It names one that answers once the client has asked for metadata `looks` times.
+    """
 
     def __init__(self, clock: ManualClock, *, looks: int) -> None:
         self.clock = clock
@@ -46,15 +53,23 @@ class LostController(FakeAdmin):
         self._looks -= 1
         return super().list_topics(timeout)
 
-    def describe_topics(self, *_: object, request_timeout: float, **__: object) -> dict[str, object]:
+    def describe_topics(
+        self, *_: object, request_timeout: float, **__: object
+    ) -> dict[str, object]:
         """The answer, or none within the limit."""
         self.asked_for_s.append(request_timeout)
         answer: Future[SimpleNamespace] = Future()
         if self._looks > 0:
             self.clock.advance(request_timeout)
-            answer.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT, "Timed out waiting for controller")))
+            answer.set_exception(
+                KafkaException(
+                    KafkaError(KafkaError._TIMED_OUT, "Timed out waiting for controller")
+                )
+            )
         else:
-            answer.set_result(SimpleNamespace(topic_id=Uuid(1, 2), authorized_operations=[AclOperation.READ]))
+            answer.set_result(
+                SimpleNamespace(topic_id=Uuid(1, 2), authorized_operations=[AclOperation.READ])
+            )
         return {"orders": answer}
 
     def poll(self, _timeout: float) -> None:
@@ -64,7 +79,9 @@ class LostController(FakeAdmin):
 @pytest.fixture
 def cluster() -> Cluster:
     """The cluster."""
-    cluster = Cluster(validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1))
+    cluster = Cluster(
+        validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1)
+    )
     vars(cluster)["_admin"] = FakeAdmin()
     return cluster
 
@@ -80,7 +97,10 @@ def test_a_topic_that_cannot_be_described_hides_no_other(cluster: Cluster) -> No
 def test_a_controller_that_is_away_is_looked_for_again() -> None:
     """The client goes on with the one that it knows."""
     clock = ManualClock()
-    cluster = Cluster(validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1), clock=clock)
+    cluster = Cluster(
+        validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1),
+        clock=clock,
+    )
     admin = vars(cluster)["_admin"] = LostController(clock, looks=2)
     assert cluster.topic_ids(["orders"]) == {"orders": str(Uuid(1, 2))}
     assert admin.asked_for_s == [1.0, 1.0, 1.0]
@@ -90,7 +110,10 @@ def test_a_controller_that_is_away_is_looked_for_again() -> None:
 def test_a_controller_that_stays_away_is_waited_for_no_longer_than_was_said() -> None:
     """The member polls on, and asks again."""
     clock = ManualClock()
-    cluster = Cluster(validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1), clock=clock)
+    cluster = Cluster(
+        validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1),
+        clock=clock,
+    )
     admin = vars(cluster)["_admin"] = LostController(clock, looks=100)
     with pytest.raises(BrokerError, match="waiting for controller") as problem:
         cluster.topic_ids(["orders"], 2.5)
@@ -100,7 +123,10 @@ def test_a_controller_that_stays_away_is_waited_for_no_longer_than_was_said() ->
 
 def test_a_topic_that_is_asked_for_and_cannot_be_described_is_told(cluster: Cluster) -> None:
     """It exists, so it is not called missing."""
-    for ask in (lambda: cluster.partitions_for("broken"), lambda: cluster.check(["orders", "broken"])):
+    for ask in (
+        lambda: cluster.partitions_for("broken"),
+        lambda: cluster.check(["orders", "broken"]),
+    ):
         with pytest.raises(BrokerError, match=r"'broken'.*no leader"):
             ask()
     with pytest.raises(BrokerError, match=r"'missing'.*create the topic"):

@@ -61,18 +61,30 @@ def test_what_is_asked_for_meanwhile_goes_out_as_one_request(scene: ScriptedMemb
     assert list(results(scene)) == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("code", [KafkaError.STALE_MEMBER_EPOCH, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS])
+@pytest.mark.parametrize(
+    "code",
+    [
+        KafkaError.STALE_MEMBER_EPOCH,
+        KafkaError.ILLEGAL_GENERATION,
+        KafkaError.REBALANCE_IN_PROGRESS,
+    ],
+)
 @pytest.mark.parametrize(("refusals", "attempts"), [(2, 3), (9, 6)])
 def test_a_commit_waits_for_an_epoch_that_is_on_its_way(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch, code: int, refusals: int, attempts: int
 ) -> None:
-    """Else the last commit of a member that leaves fails because another one has just left, and its records come twice."""
+    """Without the wait, a leaving member's last commit fails if another has just left.
+
+    Its records would then be processed twice.
+    """
     monkeypatch.setattr(commits_module, "_EPOCH_PAUSES_S", (0.0,) * 5)
     scene.client.answers = [code] * refusals
     result = scene.member.commit({P0: offset(1)})
     scene.client.answers = []
     assert asked(scene) == [[(0, 1)]] * attempts
-    assert [type(error) for error in result.failed.values()] == ([] if refusals < attempts else [RebalanceInProgressError])
+    assert [type(error) for error in result.failed.values()] == (
+        [] if refusals < attempts else [RebalanceInProgressError]
+    )
     assert scene.session.ended is None
 
 
@@ -110,14 +122,21 @@ def test_a_commit_that_waits_for_a_lost_partition_is_never_sent(scene: ScriptedM
     assert scene.member.commit({P0: offset(3)}).committed == {P0}
 
 
-def test_what_a_caller_reads_of_the_group_is_not_taken_for_what_the_member_knows(scene: ScriptedMember) -> None:
-    """It may ask for partitions of others, which go on committing; that is no rebalance that nobody told of."""
+def test_what_a_caller_reads_of_the_group_is_not_taken_for_what_the_member_knows(
+    scene: ScriptedMember,
+) -> None:
+    """A caller may ask for partitions of other members, which go on committing.
+
+    Their moved offsets are no sign of a rebalance that the client did not tell of.
+    """
     scene.client.stored = {P0: offset(1)}
     assert scene.member.committed([P0], 1.0) == {P0: offset(1)}
     assert scene.session.commits.moved({P0: offset(5)}) == []
 
 
-@pytest.mark.parametrize(("in_hold", "error"), [(False, RebalanceInProgressError), (True, PartitionLostError)])
+@pytest.mark.parametrize(
+    ("in_hold", "error"), [(False, RebalanceInProgressError), (True, PartitionLostError)]
+)
 def test_a_stale_generation_counts_as_fencing_only_in_a_hold(
     scene: ScriptedMember, monkeypatch: pytest.MonkeyPatch, *, in_hold: bool, error: type[Exception]
 ) -> None:

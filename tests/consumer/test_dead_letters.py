@@ -1,4 +1,7 @@
-"""The producer of dead letters: what it is made with, when a record is stored, and what is said when it is not."""
+"""The producer of dead letters.
+
+The tests cover how it is made, when a record counts as stored, and what it says when one is not.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,11 @@ def test_every_replica_confirms_a_record_and_none_is_written_twice_by_a_retry() 
     """The offset is committed on the word of this client."""
     config = Stage().client.config
     assert (config["acks"], config["enable.idempotence"]) == ("all", True)
-    assert (config["bootstrap.servers"], config["sasl.password"], config["security.protocol"]) == ("memory:1", "p", "SASL_SSL")
+    assert (config["bootstrap.servers"], config["sasl.password"], config["security.protocol"]) == (
+        "memory:1",
+        "p",
+        "SASL_SSL",
+    )
     assert not {"group.id", "max.poll.interval.ms"} & config.keys()
 
 
@@ -85,15 +92,23 @@ def test_of_records_with_one_key_only_one_is_under_way() -> None:
     assert len(stage.client.sent) == 3
 
 
-@pytest.mark.parametrize("code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED])
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED]
+)
 def test_a_missing_right_is_named(code: int) -> None:
-    """A member that may read need not be allowed to write; who may write nothing at all gets no id for an idempotent producer."""
+    """A member that may read need not be allowed to write.
+
+    A principal with no right to write at all gets no id for an idempotent producer.
+    """
     problem = Stage().problem_of(KafkaError(code))
     assert "grant the principal the ACLs WRITE and DESCRIBE" in problem
 
 
 def test_a_time_out_is_explained_by_what_the_client_met_meanwhile() -> None:
-    """'Message timed out' says nothing about wrong credentials, and a lost connection says less than they do."""
+    """'Message timed out' does not point to wrong credentials.
+
+    A lost connection says even less than wrong credentials do.
+    """
     stage = Stage()
     plain = stage.problem_of(KafkaError(KafkaError._MSG_TIMED_OUT))
     assert "storing the record failed" in plain
@@ -101,13 +116,20 @@ def test_a_time_out_is_explained_by_what_the_client_met_meanwhile() -> None:
     stage.client.config["error_cb"](KafkaError(KafkaError._TRANSPORT))
     stage.client.config["error_cb"](KafkaError(KafkaError._AUTHENTICATION))
     stage.client.config["error_cb"](KafkaError(KafkaError._ALL_BROKERS_DOWN))
-    assert "check 'security.protocol', 'sasl.mechanism'" in stage.problem_of(KafkaError(KafkaError._MSG_TIMED_OUT))
-    assert "_MSG_TIMED_OUT" in stage.problem_of(KafkaError(KafkaError._MSG_TIMED_OUT)), "each trouble explains one failure"
+    assert "check 'security.protocol', 'sasl.mechanism'" in stage.problem_of(
+        KafkaError(KafkaError._MSG_TIMED_OUT)
+    )
+    assert "_MSG_TIMED_OUT" in stage.problem_of(KafkaError(KafkaError._MSG_TIMED_OUT)), (
+        "each trouble explains one failure"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "name"),
-    [(KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), "MSG_SIZE_TOO_LARGE"), (BufferError("Queue full"), "_QUEUE_FULL")],
+    [
+        (KafkaException(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)), "MSG_SIZE_TOO_LARGE"),
+        (BufferError("Queue full"), "_QUEUE_FULL"),
+    ],
 )
 def test_a_record_that_the_client_does_not_take_has_failed(error: Exception, name: str) -> None:
     """As one that the broker refuses: told by the next call, never raised into the member."""
@@ -121,7 +143,7 @@ def test_a_record_that_the_client_does_not_take_has_failed(error: Exception, nam
 
 
 def test_a_client_that_broke_for_good_is_replaced() -> None:
-    """An idempotent producer may end with a fatal error; the partition must not stop for ever with it."""
+    """A fatal error may end an idempotent producer, and must not stop the partition for ever."""
     stage = Stage()
     stage.problem_of(KafkaError(KafkaError._FATAL, "epoch lost", fatal=True))
     stage.letters.deliveries()
@@ -176,15 +198,25 @@ def test_settings_that_the_client_refuses_are_named() -> None:
 
 
 @pytest.mark.broker
-def test_a_record_is_in_the_topic_when_it_is_confirmed(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_a_record_is_in_the_topic_when_it_is_confirmed(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """With the real client, whose settings must fit each other."""
     topic = kafka_topic()
-    letters = DeadLetterProducer({"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "etl"}, topic)
+    letters = DeadLetterProducer(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": "etl"}, topic
+    )
     letters.send("orders-0-0-10", '{"start": 0}')
-    assert wait_until(letters.deliveries, timeout_s=30, what="the record to be confirmed") == (Delivery("orders-0-0-10"),)
+    assert wait_until(letters.deliveries, timeout_s=30, what="the record to be confirmed") == (
+        Delivery("orders-0-0-10"),
+    )
     letters.close()
     reader = Consumer(
-        {"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": unique_name("reader"), "auto.offset.reset": "earliest"}
+        {
+            "bootstrap.servers": kafka_broker.bootstrap_servers,
+            "group.id": unique_name("reader"),
+            "auto.offset.reset": "earliest",
+        }
     )
     reader.subscribe([topic])
     record = reader.poll(30)

@@ -36,7 +36,9 @@ class Log:
             **settings,
         }
         group = FakeGroup({self.topic: 4})
-        self.fetcher = Fetcher(validated(self.config, hold_limit_s=10), Starts(group.member(), group, "earliest"))
+        self.fetcher = Fetcher(
+            validated(self.config, hold_limit_s=10), Starts(group.member(), group, "earliest")
+        )
         self.seen: dict[TopicPartition, list[int]] = {}
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
 
@@ -63,7 +65,9 @@ class Log:
         records = self.fetcher.read(max_records, 0.1)
         for record in records:
             tp = TopicPartition(record.topic() or "", record.partition() or 0)
-            self.seen.setdefault(tp, []).append(-1 if (offset := record.offset()) is None else offset)
+            self.seen.setdefault(tp, []).append(
+                -1 if (offset := record.offset()) is None else offset
+            )
         return records
 
     def read_until(self, tp: TopicPartition, count: int) -> None:
@@ -138,7 +142,9 @@ def test_the_lag_is_known_once_something_was_fetched(log: Log) -> None:
     log.produce(0)
     log.start(0)
     assert log.fetcher.lag(log.tp(0)) is None
-    wait_until(lambda: log.read(max_records=8), timeout_s=12, what="the first records", interval_s=0)
+    wait_until(
+        lambda: log.read(max_records=8), timeout_s=12, what="the first records", interval_s=0
+    )
     read = len(log.seen[log.tp(0)])
     assert 0 < read <= 8
     assert log.fetcher.position(log.tp(0)).offset == read
@@ -147,18 +153,25 @@ def test_the_lag_is_known_once_something_was_fetched(log: Log) -> None:
 
 @pytest.mark.parametrize("offset", [-5, -2, -1, 2**63])
 def test_a_seek_to_no_offset_is_refused_and_reading_goes_on(log: Log, offset: int) -> None:
-    """The client's own refusal would come after the partition was given up, and nobody would read it again."""
+    """The client's own refusal would come after the partition was given up.
+
+    Nobody would read the partition again.
+    """
     log.produce(0)
     log.start(0)
     wait_until(lambda: log.read(max_records=1), timeout_s=12, what="a record", interval_s=0)
-    with pytest.raises(IllegalStateError, match=rf"seek of {log.tp(0)} to {offset}: .*seek_to_beginning"):
+    with pytest.raises(
+        IllegalStateError, match=rf"seek of {log.tp(0)} to {offset}: .*seek_to_beginning"
+    ):
         log.fetcher.seek(log.tp(0), offset)
     log.read_until(log.tp(0), EACH)
     assert log.seen[log.tp(0)] == list(range(EACH))
     log.fetcher.drop([log.tp(0)])
 
 
-def test_a_start_that_the_client_refuses_is_told_and_tried_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_that_the_client_refuses_is_told_and_tried_again(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A partition that is assigned and not read would stand still in silence."""
     log.produce(0)
     with monkeypatch.context() as patch:
@@ -171,7 +184,9 @@ def test_a_start_that_the_client_refuses_is_told_and_tried_again(log: Log, monke
     assert log.seen[log.tp(0)] == list(range(3, EACH))
 
 
-def test_a_refusal_does_not_keep_partitions_from_being_given_up(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_does_not_keep_partitions_from_being_given_up(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is told by the next read; the release that follows is owed to the group."""
     log.start(0)
     with monkeypatch.context() as patch:
@@ -182,8 +197,13 @@ def test_a_refusal_does_not_keep_partitions_from_being_given_up(log: Log, monkey
     assert log.read() == []
 
 
-def test_what_a_callback_of_the_settings_raises_costs_no_record(cluster: MockCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client would drop the records that it was about to return; the caller hears of it with the next read."""
+def test_what_a_callback_of_the_settings_raises_costs_no_record(
+    cluster: MockCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client would drop the records that it was about to return.
+
+    The caller hears of the error with the next read.
+    """
     problem = ValueError("a bug of the user's")
     configs: list[dict[str, Any]] = []
     make = confluent_kafka.Consumer
@@ -208,10 +228,14 @@ def test_what_a_callback_of_the_settings_raises_costs_no_record(cluster: MockClu
     log.fetcher.close()
 
 
-def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client says it with each look for metadata, for as long as it is so."""
     missing = Message(topic="gone", partition=0, error=KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-    away = Message(topic="gone", partition=0, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+    away = Message(
+        topic="gone", partition=0, error=KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    )
 
     def told(*what: Message) -> bool:
         with monkeypatch.context() as patch:
@@ -270,7 +294,9 @@ def test_after_a_revoke_request_poll_returns_no_record_of_the_held_partitions(lo
         seen.extend(record.partition() for record in blue.poll(0.1))
         return len(seen) == 2 * EACH
 
-    wait_until(all_of_the_others, timeout_s=12, what="the records of the retained partitions", interval_s=0)
+    wait_until(
+        all_of_the_others, timeout_s=12, what="the records of the retained partitions", interval_s=0
+    )
     assert set(seen) == {number for number in range(4) if log.tp(number) not in held}
     blue.close()
     green.close()

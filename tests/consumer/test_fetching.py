@@ -24,11 +24,20 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
 
-pytestmark = [pytest.mark.broker, pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)]
+pytestmark = [
+    pytest.mark.broker,
+    pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True),
+]
 
 
-def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_or_never(group: Readers) -> None:
-    """The promise of KIP-983 on real parts: full speed for what stays, silence from what goes, a clean start for the next owner."""
+def test_retained_partitions_deliver_during_a_hold_and_no_record_is_read_twice_or_never(
+    group: Readers,
+) -> None:
+    """The consumer keeps the promise of KIP-983 on a real broker.
+
+    Retained partitions are read at full speed, held ones are silent, and the next owner starts
+    clean.
+    """
     blue = group.reader()
     group.produce(100)
     group.play(lambda: blue.count == 400, blue, what="all records")
@@ -61,7 +70,9 @@ def test_positions_are_committed_with_the_leader_epoch_of_their_record(group: Re
     group.play(lambda: blue.count == 12, blue, what="all records")
     blue.consumer.commit_sync()
     partitions = [blue.tp(number) for number in range(4)]
-    assert blue.consumer.committed(partitions) == dict.fromkeys(partitions, OffsetAndMetadata(3, leader_epoch=0))
+    assert blue.consumer.committed(partitions) == dict.fromkeys(
+        partitions, OffsetAndMetadata(3, leader_epoch=0)
+    )
 
 
 def test_an_iteration_reads_every_record_once_and_ends_when_it_is_woken(group: Readers) -> None:
@@ -78,12 +89,20 @@ def test_an_iteration_reads_every_record_once_and_ends_when_it_is_woken(group: R
 
 
 def test_a_partition_that_was_given_up_and_comes_back_is_read_again(group: Readers) -> None:
-    """The client remembers a pause over an unassign; what was silent before its release must not be silent in its next life."""
+    """The client remembers a pause over an unassign.
+
+    A partition that was silent before its release must not be silent in its next assignment.
+    """
     blue = group.reader(CommitOnRevoke())
     group.produce(50)
     group.play(lambda: blue.count == 200, blue, what="all records")
     green = group.reader(CommitOnRevoke())
-    group.play(lambda: len(green.consumer.assignment()) == len(blue.consumer.assignment()) == 2, blue, green, what="both to have a share")
+    group.play(
+        lambda: len(green.consumer.assignment()) == len(blue.consumer.assignment()) == 2,
+        blue,
+        green,
+        what="both to have a share",
+    )
     green.consumer.close()
     group.play(lambda: len(blue.consumer.assignment()) == 4, blue, what="everything to be back")
     group.produce(50)
@@ -94,7 +113,9 @@ def test_a_partition_that_was_given_up_and_comes_back_is_read_again(group: Reade
 class Chooser(RebalanceListener):
     """Starts one partition elsewhere, and keeps another one silent."""
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """A choice for each partition but the first."""
         for tp in partitions:
             if tp.partition == 1:
@@ -105,7 +126,9 @@ class Chooser(RebalanceListener):
             if tp.partition == 3:
                 consumer.seek_to_end([tp])
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Nothing to do."""
 
 
@@ -113,14 +136,22 @@ def test_a_seek_or_pause_in_the_assignment_holds_before_the_first_record(group: 
     """KAFKA-20385: seek to external offsets, pause until caches are warm."""
     group.produce(100)
     blue = group.reader(Chooser())
-    group.play(lambda: len(blue.offsets[0]) == 100 and len(blue.offsets[1]) == 40, blue, what="the records that were chosen")
+    group.play(
+        lambda: len(blue.offsets[0]) == 100 and len(blue.offsets[1]) == 40,
+        blue,
+        what="the records that were chosen",
+    )
     blue.poll()
     assert blue.offsets[1] == list(range(60, 100))
     assert not blue.offsets[2]
     assert not blue.offsets[3]
     assert blue.consumer.position(blue.tp(3)) == 100
     blue.consumer.resume([blue.tp(2)])
-    group.play(lambda: len(blue.offsets[2]) == 100, blue, what="the records of the partition that was paused")
+    group.play(
+        lambda: len(blue.offsets[2]) == 100,
+        blue,
+        what="the records of the partition that was paused",
+    )
 
 
 def test_a_pause_drops_what_is_buffered_and_a_resume_reads_it_again(group: Readers) -> None:
@@ -140,7 +171,11 @@ def test_a_pause_drops_what_is_buffered_and_a_resume_reads_it_again(group: Reade
     quiet = [blue.tp(0), blue.tp(1)]
     blue.consumer.pause(quiet)
     before = [len(blue.offsets[tp.partition]) for tp in quiet]
-    group.play(lambda: len(blue.offsets[2]) == len(blue.offsets[3]) == 2000, blue, what="the records of the others")
+    group.play(
+        lambda: len(blue.offsets[2]) == len(blue.offsets[3]) == 2000,
+        blue,
+        what="the records of the others",
+    )
     assert [len(blue.offsets[tp.partition]) for tp in quiet] == before
     blue.consumer.resume(quiet)
     group.play(lambda: blue.count == 8000, blue, what="all records")
@@ -151,13 +186,17 @@ def test_the_statistics_of_both_clients_are_told(group: Readers) -> None:
     """Of the member and of the fetcher, once they are switched on."""
     group.produce(10)
     blue = group.reader(statistics_interval_ms="100")
-    group.play(lambda: all(blue.consumer.metrics().values()) and blue.count == 40, blue, what="statistics")
+    group.play(
+        lambda: all(blue.consumer.metrics().values()) and blue.count == 40, blue, what="statistics"
+    )
     metrics = blue.consumer.metrics()
     assert metrics["member"]["cgrp"]["state"] == "up"
     assert metrics["fetcher"]["client_id"].endswith("-fetch")
 
 
-def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(group: Readers) -> None:
+def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(
+    group: Readers,
+) -> None:
     """Skipping records silently would lose them; the message says what to do."""
     group.produce(10)
     blue = group.reader(auto_offset_reset="error")
@@ -172,13 +211,18 @@ def test_an_offset_that_retention_removed_is_an_error_where_no_reset_is_allowed(
             blue.poll()
         return blue.count == 24
 
-    wait_until(all_read, timeout_s=12, what="the records after the offsets that were chosen", interval_s=0)
+    wait_until(
+        all_read, timeout_s=12, what="the records after the offsets that were chosen", interval_s=0
+    )
 
 
 def test_the_member_reports_no_error_about_an_offset_that_nobody_reads(
     group: Readers, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Its partitions are paused a moment after they were assigned, at offset 0, and retention may have deleted that."""
+    """The member pauses its partitions, at offset 0, a moment after they were assigned.
+
+    Retention may have deleted that offset.
+    """
     topic = kafka_topic(40)
     everything = [TopicPartition(topic, number) for number in range(40)]
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
@@ -193,7 +237,12 @@ def test_the_member_reports_no_error_about_an_offset_that_nobody_reads(
     with RebalanceAwareConsumer(config, fetch=False) as consumer:
         for _ in range(4):
             consumer.subscribe([topic])
-            wait_until(lambda: consumer.poll(0.1) or consumer.assignment(), timeout_s=12, what="an assignment", interval_s=0)
+            wait_until(
+                lambda: consumer.poll(0.1) or consumer.assignment(),
+                timeout_s=12,
+                what="an assignment",
+                interval_s=0,
+            )
             consumer.commit_sync(dict.fromkeys(everything, OffsetAndMetadata(1)))
             for _ in range(5):
                 consumer.poll(0.1)

@@ -1,4 +1,4 @@
-"""A hold that is not released in time, and a process that stops polling in the middle of one; on a real broker."""
+"""Members that do not release a hold in time, or stop polling during a hold, on a real broker."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ POLL_LIMIT_S = 3.0
 
 
 @pytest.fixture(params=["classic", "consumer", "range"])
-def pair(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[tuple[Actor, Actor]]:
-    """A member that holds two partitions and must not do so for long, and the one that waits for them."""
+def pair(
+    request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> Iterator[tuple[Actor, Actor]]:
+    """A member that may hold two partitions for a short time only, and one that waits for them."""
     stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
     stage.hold_limit_s = 1.0
     stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
@@ -50,8 +52,13 @@ def both_share(blue: Actor, green: Actor) -> Callable[[], bool]:
     return shared
 
 
-def test_a_hold_that_is_not_released_in_time_is_lost_and_the_group_goes_on(pair: tuple[Actor, Actor]) -> None:
-    """In classic no broker would ever end it; in the consumer protocol broker and member come to it at the same time."""
+def test_a_hold_that_is_not_released_in_time_is_lost_and_the_group_goes_on(
+    pair: tuple[Actor, Actor],
+) -> None:
+    """In classic, no broker would ever end the hold.
+
+    In the consumer protocol, broker and member end it at the same time.
+    """
     blue, green = pair
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the hold to be lost")
     (loss,) = [event for event in blue.told if isinstance(event, PartitionsLost)]
@@ -60,7 +67,9 @@ def test_a_hold_that_is_not_released_in_time_is_lost_and_the_group_goes_on(pair:
     play(both_share(blue, green), blue, green, what="both to share the partitions")
 
 
-def test_a_process_that_stops_polling_in_a_hold_loses_everything_once(pair: tuple[Actor, Actor]) -> None:
+def test_a_process_that_stops_polling_in_a_hold_loses_everything_once(
+    pair: tuple[Actor, Actor],
+) -> None:
     """The client leaves the group by itself then, and calls nobody back."""
     blue, green = pair
     resumes_at = time.monotonic() + POLL_LIMIT_S + 0.7

@@ -1,4 +1,4 @@
-"""Ctrl-C, and exceptions of the user's, at moments when something is owed to the group or to the caller."""
+"""Ctrl-C and the user's exceptions at moments when the group or the caller is owed something."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number 
 
 
 class InterruptedMember(FakeMember):
-    """A member that somebody presses Ctrl-C in, once for each call that is named in `interrupted`."""
+    """A member that gets one Ctrl-C in each call that is named in `interrupted`."""
 
     def __init__(self, group: FakeGroup) -> None:
         super().__init__(group)
@@ -88,7 +88,9 @@ def group() -> FakeGroup:
 
 @pytest.mark.parametrize("when", ["before the release", "after the release"])
 @pytest.mark.parametrize("same_poll", [False, True])
-def test_a_release_that_was_interrupted_is_made_up_for(group: FakeGroup, when: str, *, same_poll: bool) -> None:
+def test_a_release_that_was_interrupted_is_made_up_for(
+    group: FakeGroup, when: str, *, same_poll: bool
+) -> None:
     """Nobody else would ever give the partitions up: they would be neither read nor handed over."""
     blue = Side(group, same_poll=same_poll)
     green = Side(group)
@@ -108,11 +110,15 @@ def test_a_release_that_was_interrupted_is_made_up_for(group: FakeGroup, when: s
 class Interrupted(RebalanceListener):
     """A listener in which somebody presses Ctrl-C."""
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Press it."""
         self._press(partitions, consumer)
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Press it."""
         self._press(partitions, consumer)
 
@@ -120,7 +126,9 @@ class Interrupted(RebalanceListener):
         raise KeyboardInterrupt
 
 
-def test_what_was_told_behind_an_interrupted_callback_is_carried_out_by_the_next_poll(group: FakeGroup) -> None:
+def test_what_was_told_behind_an_interrupted_callback_is_carried_out_by_the_next_poll(
+    group: FakeGroup,
+) -> None:
     """A revoke request that nobody heard of would never be answered."""
     blue = Side(group)
     blue.consumer.set_rebalance_listener(Interrupted())
@@ -161,7 +169,10 @@ def test_what_a_callback_of_the_settings_raises_reaches_the_caller_once(group: F
 
 
 def test_what_a_poll_that_raises_has_found_is_told_by_the_next_one(group: FakeGroup) -> None:
-    """A loop that logs the exception and polls on would never get the chance to delay, and give its work away."""
+    """A loop that logs the exception and polls again could otherwise never delay the revoke.
+
+    It would give its work away.
+    """
     blue = Side(group)
     green = Side(group)
     blue.member.fail(BrokerError("a topic is gone"))
@@ -205,10 +216,14 @@ def test_a_loss_that_a_poll_met_before_it_raised_is_told_by_the_next_one(group: 
     assert not blue.consumer.get_lost_partitions()
 
 
-def test_records_that_were_read_when_ctrl_c_came_are_returned_by_the_next_poll(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_that_were_read_when_ctrl_c_came_are_returned_by_the_next_poll(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody has seen them, and a commit of the positions would skip them for good."""
     log = fake_log(group, monkeypatch, {0: 3})
-    consumer = RebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     assert [record.offset() for record in consumer.poll(0.1, 1)] == [0]
     log.consume, consume = interrupted_after_the_first(log.consume), log.consume  # type: ignore[method-assign,assignment]
@@ -221,8 +236,10 @@ def test_records_that_were_read_when_ctrl_c_came_are_returned_by_the_next_poll(g
     consumer.close()
 
 
-def interrupted_after_the_first(consume: Callable[[int, float], list[Message]]) -> Callable[[int, float], list[Message]]:
-    """Nothing at first, so that a record is waited for; and Ctrl-C while more are fetched behind it."""
+def interrupted_after_the_first(
+    consume: Callable[[int, float], list[Message]],
+) -> Callable[[int, float], list[Message]]:
+    """Return nothing first, so that the poll waits; then records; then raise Ctrl-C."""
     answers = iter([lambda *_: [], consume])
 
     def interrupted(count: int, timeout_s: float) -> list[Message]:
@@ -238,21 +255,31 @@ class PressedError(Exception):
 
 
 def is_of_the_package(frame: FrameType | None) -> bool:
-    """Whether the package itself is at work: no fake, and no callback of the garbage collector's, which swallows what is raised in it."""
+    """Whether the package itself is at work.
+
+    A fake is not, and neither is a callback of the garbage collector, which swallows what is raised
+    in it.
+    """
     if frame is None or not frame.f_globals.get("__name__", "").startswith("dagster_rebalance."):
         return False
     outer: FrameType | None = frame
-    while outer is not None and not outer.f_globals.get("__name__", "").startswith("dagster_rebalance.testing."):
+    while outer is not None and not outer.f_globals.get("__name__", "").startswith(
+        "dagster_rebalance.testing."
+    ):
         outer = outer.f_back
     return outer is None
 
 
 def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
-    """Call a function, and let a signal handler raise at one of its steps, or those of what it calls; whether it came to that step."""
+    """Call a function and let a signal handler raise at one of its steps.
+
+    The steps of what the function calls count as well. Returns whether it came to that step.
+    """
     steps = itertools.count()
 
     def trace(frame: FrameType, event: str, _argument: object) -> Callable[..., Any] | None:
-        # Python runs handlers when a function begins, and when it has returned; what is returned to the test has left the package.
+        # Python runs handlers when a function begins, and when it has returned; what is returned to
+        # the test has left the package.
         is_possible = event == "call" or (event == "return" and is_of_the_package(frame.f_back))
         if not is_possible or not is_of_the_package(frame):
             return trace
@@ -272,7 +299,9 @@ def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
     return False
 
 
-def test_a_signal_handler_that_raises_at_any_step_leaves_a_consumer_that_works(group: FakeGroup) -> None:
+def test_a_signal_handler_that_raises_at_any_step_leaves_a_consumer_that_works(
+    group: FakeGroup,
+) -> None:
     """A turn that is never given back would be a member that can neither poll nor leave."""
     blue = Side(group)
     moments = 0
@@ -292,7 +321,9 @@ def test_a_signal_handler_that_raises_at_any_step_loses_no_record_and_repeats_no
     moment, was_interrupted = 0, True
     while was_interrupted:
         log = fake_log(group, monkeypatch, {0: 7, 1: 3})
-        consumer = RebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+        consumer = RebalanceAwareConsumer(
+            CONFIG, member=group.member(), cluster=group, clock=group.clock
+        )
         consumer.subscribe(["orders"])
         read: list[Message] = []
 
@@ -317,14 +348,27 @@ def test_a_signal_handler_that_raises_at_any_step_loses_no_record_and_repeats_no
 
 def by_partition(records: list[Message]) -> dict[int, list[int]]:
     """The offsets of each partition, in the order in which they were read."""
-    return {number: [record.offset() or 0 for record in records if record.partition() == number] for number in range(2)}
+    return {
+        number: [record.offset() or 0 for record in records if record.partition() == number]
+        for number in range(2)
+    }
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
-def test_records_that_the_client_drops_are_read_again(group: FakeGroup, monkeypatch: pytest.MonkeyPatch, reset: str) -> None:
-    """confluent-kafka runs signal handlers before it returns: when one raises, its position is behind records that nobody was given."""
+def test_records_that_the_client_drops_are_read_again(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, reset: str
+) -> None:
+    """confluent-kafka runs signal handlers before it returns.
+
+    If a handler raises, the client's position is past records that no caller was given.
+    """
     log = fake_log(group, monkeypatch, {0: 5, 1: 5})
-    consumer = RebalanceAwareConsumer({**CONFIG, "auto.offset.reset": reset}, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        {**CONFIG, "auto.offset.reset": reset},
+        member=group.member(),
+        cluster=group,
+        clock=group.clock,
+    )
     consumer.subscribe(["orders"])
     consume = log.consume
 
@@ -349,10 +393,14 @@ class CommitLast(RebalanceListener):
     def __init__(self) -> None:
         self.answers: list[BrokerError | None] = []
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Nothing to do."""
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Commit, and do not wait."""
         offsets = dict.fromkeys(partitions, OffsetAndMetadata(7))
         consumer.commit_async(offsets, lambda _offsets, error: self.answers.append(error))
@@ -372,7 +420,9 @@ def test_an_answer_that_comes_after_its_commit_was_given_up_is_ignored(group: Fa
     """Its callback was called with the time-out, and what is told behind it still counts."""
     blue = Side(group)
     answers: list[BrokerError | None] = []
-    blue.consumer.commit_async({P0: OffsetAndMetadata(1)}, lambda _offsets, error: answers.append(error))
+    blue.consumer.commit_async(
+        {P0: OffsetAndMetadata(1)}, lambda _offsets, error: answers.append(error)
+    )
     blue.member.answers = False
     before = group.clock()
     blue.consumer.unsubscribe()

@@ -1,4 +1,7 @@
-"""What a person is told to do about each error of the client, and what its class says about the ownership."""
+"""What a person is told to do about each error of the client.
+
+The class of each error says what has become of the ownership.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,12 @@ from dagster_rebalance.consumer.kafka_errors import (
     is_final,
     kafka_error,
 )
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    ConfigurationError,
+    PartitionLostError,
+    RebalanceInProgressError,
+)
 from dagster_rebalance.core.partition import TopicPartition
 
 P0 = TopicPartition("orders", 0)
@@ -53,7 +61,9 @@ def test_a_message_says_what_to_do(name: str, advice: str) -> None:
     """The reader has the message only."""
     error = broker_error(KafkaError(code(name), "what happened"), COMMIT, [P0])
     assert type(error) is BrokerError
-    with pytest.raises(BrokerError, match=f"commit in group 'etl' failed for orders-0.*what happened.*{advice}"):
+    with pytest.raises(
+        BrokerError, match=f"commit in group 'etl' failed for orders-0.*what happened.*{advice}"
+    ):
         raise error
     assert error.partitions == {P0: "what happened"}
 
@@ -61,25 +71,50 @@ def test_a_message_says_what_to_do(name: str, advice: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("_TIMED_OUT_QUEUE", "_TIMED_OUT", "_TRANSPORT", "_WAIT_CACHE", "NOT_COORDINATOR", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH"),
-        *("REPLICA_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR", "BROKER_NOT_AVAILABLE", "NOT_ENOUGH_REPLICAS", "UNSTABLE_OFFSET_COMMIT"),
+        *(
+            "_TIMED_OUT_QUEUE",
+            "_TIMED_OUT",
+            "_TRANSPORT",
+            "_WAIT_CACHE",
+            "NOT_COORDINATOR",
+            "FENCED_LEADER_EPOCH",
+            "UNKNOWN_LEADER_EPOCH",
+        ),
+        *(
+            "REPLICA_NOT_AVAILABLE",
+            "KAFKA_STORAGE_ERROR",
+            "BROKER_NOT_AVAILABLE",
+            "NOT_ENOUGH_REPLICAS",
+            "UNSTABLE_OFFSET_COMMIT",
+        ),
         *("THROTTLING_QUOTA_EXCEEDED", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID"),
     ],
 )
 def test_what_passes_by_itself_ends_no_member(name: str) -> None:
-    """They come while brokers are restarted. One that is not retriable makes a member leave its group."""
+    """They come while brokers are restarted.
+
+    One that is not retriable makes a member leave its group.
+    """
     assert broker_error(KafkaError(code(name)), COMMIT, [P0]).retriable
 
 
 def test_the_brokers_are_named_when_they_cannot_be_reached() -> None:
     """The address is the first thing to look at, and of no interest otherwise."""
     assert "at kafka:9092" in str(broker_error(KafkaError(code("_TRANSPORT")), COMMIT))
-    assert "kafka:9092" not in str(broker_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), COMMIT))
+    assert "kafka:9092" not in str(
+        broker_error(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), COMMIT)
+    )
 
 
 def test_a_fatal_heartbeat_of_an_old_broker_names_the_setting() -> None:
-    """Under the code of fatal errors librdkafka tells the reason in the text only (seen with Kafka 4.1 without the protocol)."""
-    text = "Fatal error: Broker: API version not supported: ConsumerGroupHeartbeat fatal error: Broker: API version not supported"
+    """Under the code of fatal errors, librdkafka tells the reason in the text only.
+
+    This was seen with Kafka 4.1 without the protocol.
+    """
+    text = (
+        "Fatal error: Broker: API version not supported: "
+        "ConsumerGroupHeartbeat fatal error: Broker: API version not supported"
+    )
     error = KafkaError(code("_FATAL"), text)
     assert is_final(error)
     assert "group_protocol: classic" in str(broker_error(error, COMMIT))
@@ -88,13 +123,21 @@ def test_a_fatal_heartbeat_of_an_old_broker_names_the_setting() -> None:
 @pytest.mark.parametrize("resource", ["group", "topic"])
 def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
     """Likewise (seen with Kafka 4.1 where the principal may describe the group and not read it)."""
-    text = f"Fatal error: Broker: {resource.title()} authorization failed: ConsumerGroupHeartbeat fatal error: Broker: ..."
-    assert f"ACL READ, which includes DESCRIBE, on the {resource}" in str(broker_error(KafkaError(code("_FATAL"), text), COMMIT))
+    text = (
+        f"Fatal error: Broker: {resource.title()} authorization failed: "
+        "ConsumerGroupHeartbeat fatal error: Broker: ..."
+    )
+    assert f"ACL READ, which includes DESCRIBE, on the {resource}" in str(
+        broker_error(KafkaError(code("_FATAL"), text), COMMIT)
+    )
 
 
 def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
     """It tells so through callbacks only, and the request itself just ends without an answer."""
-    refused, cut = KafkaError(code("_AUTHENTICATION"), "wrong password"), KafkaError(code("_TRANSPORT"), "connection refused")
+    refused, cut = (
+        KafkaError(code("_AUTHENTICATION"), "wrong password"),
+        KafkaError(code("_TRANSPORT"), "connection refused"),
+    )
     down, over = KafkaError(code("_ALL_BROKERS_DOWN")), KafkaError(code("_TIMED_OUT"))
     assert cause_among([refused, cut, down], over) is refused
     assert cause_among([cut, down], over) is cut
@@ -112,7 +155,9 @@ def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:
         ("TOPIC_AUTHORIZATION_FAILED", "_TIMED_OUT", [1.0]),
     ],
 )
-def test_a_refused_client_is_not_waited_for_to_the_end(error: str, cause: str, limits: list[float]) -> None:
+def test_a_refused_client_is_not_waited_for_to_the_end(
+    error: str, cause: str, limits: list[float]
+) -> None:
     """A wrong password does not get better within the limit, a slow broker may."""
     asked: list[float] = []
 
@@ -134,13 +179,20 @@ def test_a_short_limit_is_not_made_longer() -> None:
 @pytest.mark.parametrize("holding", [True, False])
 def test_an_unknown_member_has_lost_its_partitions(name: str, holding: bool) -> None:  # noqa: FBT001
     """The broker has given them away, or will."""
-    assert isinstance(commit_error(KafkaError(code(name)), COMMIT, [P0], holding=holding), PartitionLostError)
+    assert isinstance(
+        commit_error(KafkaError(code(name)), COMMIT, [P0], holding=holding), PartitionLostError
+    )
 
 
 @pytest.mark.parametrize("name", ["ILLEGAL_GENERATION", "STALE_MEMBER_EPOCH"])
 def test_a_stale_generation_is_final_in_a_hold_and_passing_at_other_times(name: str) -> None:
-    """Outside a hold the client may just not have heard of the new one; in a hold it is not told of any."""
-    assert isinstance(commit_error(KafkaError(code(name)), COMMIT, [P0], holding=True), PartitionLostError)
+    """Outside a hold, the client may not yet have heard of the new generation.
+
+    In a hold, the client is told of no new generation.
+    """
+    assert isinstance(
+        commit_error(KafkaError(code(name)), COMMIT, [P0], holding=True), PartitionLostError
+    )
     passing = commit_error(KafkaError(code(name)), COMMIT, [P0], holding=False)
     assert isinstance(passing, RebalanceInProgressError)
     assert "commit again" in str(passing)
@@ -156,7 +208,12 @@ def test_a_rebalance_in_progress_means_still_yours() -> None:
 
 @pytest.mark.parametrize(
     ("name", "retriable"),
-    [("_TIMED_OUT", True), ("NOT_COORDINATOR", True), ("OFFSET_METADATA_TOO_LARGE", False), ("GROUP_AUTHORIZATION_FAILED", False)],
+    [
+        ("_TIMED_OUT", True),
+        ("NOT_COORDINATOR", True),
+        ("OFFSET_METADATA_TOO_LARGE", False),
+        ("GROUP_AUTHORIZATION_FAILED", False),
+    ],
 )
 def test_a_failed_commit_says_whether_to_try_again(name: str, retriable: bool) -> None:  # noqa: FBT001
     """Without a word about who owns the partition."""
@@ -167,7 +224,9 @@ def test_a_failed_commit_says_whether_to_try_again(name: str, retriable: bool) -
 
 def test_refused_settings_keep_the_words_of_the_client() -> None:
     """They name the setting."""
-    error = configuration_error(KafkaException(KafkaError(code("_INVALID_ARG"), 'No such configuration property: "nope"')))
+    error = configuration_error(
+        KafkaException(KafkaError(code("_INVALID_ARG"), 'No such configuration property: "nope"'))
+    )
     assert isinstance(error, ConfigurationError)
     assert '"nope"' in str(error)
     assert "group.id must be set" in str(configuration_error(ValueError("group.id must be set")))

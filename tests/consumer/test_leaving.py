@@ -1,4 +1,7 @@
-"""A client leaves with nothing left to call back: a callback inside of its `close()` can freeze the process (librdkafka #4884)."""
+"""A client leaves with no callback left to call.
+
+A callback inside of its `close()` can freeze the process (librdkafka #4884).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class WatchedConsumer(confluent_kafka.Consumer):
 
     def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:  # type: ignore[override]
         """Subscribe with callbacks that are noted."""
-        super().subscribe(topics, **{name: self._noted(name, callback) for name, callback in callbacks.items()})
+        super().subscribe(
+            topics, **{name: self._noted(name, callback) for name, callback in callbacks.items()}
+        )
 
     def close(self) -> None:
         """From here on nothing should be called."""
@@ -38,7 +43,9 @@ class WatchedConsumer(confluent_kafka.Consumer):
         super().close()
 
     def _noted(self, name: str, callback: Callable[..., None]) -> Callable[..., None]:
-        def note(consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        def note(
+            consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
+        ) -> None:
             if self.is_closing:
                 self.called_in_close.append(name)
             callback(consumer, partitions)
@@ -49,7 +56,7 @@ class WatchedConsumer(confluent_kafka.Consumer):
 class ThrowingConsumer(WatchedConsumer):
     """A client with a callback of the user's that raises out of each poll."""
 
-    def poll(self, timeout: float = -1) -> None:  # noqa: ARG002 - the form of the client's
+    def poll(self, timeout: float = -1) -> None:
         """Raise what no client raises by itself."""
         msg = "the user's statistics callback"
         raise ValueError(msg)
@@ -60,7 +67,9 @@ class DeafConsumer(WatchedConsumer):
 
     def unsubscribe(self) -> None:
         """Refuse."""
-        raise confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL))
+        raise confluent_kafka.KafkaException(
+            confluent_kafka.KafkaError(confluent_kafka.KafkaError._FATAL)
+        )
 
 
 @pytest.fixture
@@ -78,12 +87,20 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[WatchedConsumer]:
 
 @pytest.fixture(params=["classic", "consumer", "range"])
 def pair(
-    request: pytest.FixtureRequest, clients: list[WatchedConsumer], kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+    request: pytest.FixtureRequest,
+    clients: list[WatchedConsumer],
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
 ) -> Iterator[tuple[Actor, Actor]]:
-    """A member that holds two partitions (all four with an eager strategy), and the one that waits for them."""
+    """A member that holds partitions, and the one that waits for them.
+
+    The first holds two partitions, or all four with an eager strategy.
+    """
     stage = KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
     if stage.protocol == "classic":
-        stage.config["session.timeout.ms"] = "30000"  # longer than anything here waits: members leave, and do not just vanish
+        stage.config["session.timeout.ms"] = (
+            "30000"  # longer than anything here waits: members leave, and do not just vanish
+        )
     blue = Actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
     green = Actor(stage).subscribe()
@@ -95,7 +112,7 @@ def pair(
 
 
 def green_owns_everything(green: Actor) -> bool:
-    """Whether the other member has taken everything over; a hold of its own on the way is released."""
+    """Whether the other member has taken over all partitions; releases its own hold on the way."""
     if green.member.held:
         green.member.release()
     return len(green.owns) == 4
@@ -103,15 +120,23 @@ def green_owns_everything(green: Actor) -> bool:
 
 @pytest.mark.broker
 def test_a_member_that_holds_is_closed_with_nothing_to_call_back(pair: tuple[Actor, Actor]) -> None:
-    """The hold is completed, the rest is revoked, and the other member has everything without a time-out."""
+    """The member completes the hold and gives up the rest.
+
+    The other member owns everything without a time-out.
+    """
     blue, green = pair
     blue.member.close(5.0)
     play(lambda: green_owns_everything(green), green, what="the second member to own everything")
 
 
 @pytest.mark.broker
-def test_a_member_that_has_just_released_is_closed_with_nothing_to_call_back(pair: tuple[Actor, Actor]) -> None:
-    """The assignment that follows the release waits, and the revoke of the rest comes: the two that can freeze a close."""
+def test_a_member_that_has_just_released_is_closed_with_nothing_to_call_back(
+    pair: tuple[Actor, Actor],
+) -> None:
+    """Two callbacks are due that can freeze a close.
+
+    The assignment that follows the release waits, and the revoke of the rest comes.
+    """
     blue, green = pair
     blue.member.release()
     blue.member.close(5.0)
@@ -119,12 +144,16 @@ def test_a_member_that_has_just_released_is_closed_with_nothing_to_call_back(pai
 
 
 @pytest.mark.broker
-def test_a_member_that_was_fenced_in_a_hold_is_replaced_with_nothing_to_call_back(pair: tuple[Actor, Actor]) -> None:
+def test_a_member_that_was_fenced_in_a_hold_is_replaced_with_nothing_to_call_back(
+    pair: tuple[Actor, Actor],
+) -> None:
     """Its late unassign brings an assignment and a loss, which are two as well."""
     blue, green = pair
     blue.stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [LostReason.FENCED]
+    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+        LostReason.FENCED
+    ]
     blue.member.close(5.0)
     play(lambda: green_owns_everything(green), green, what="the second member to own everything")
 

@@ -1,4 +1,7 @@
-"""Which form of a callback is called: the delegation chains of KAFKA-20385, and several listeners in the place of one."""
+"""Which form of a callback is called, and several listeners in the place of one.
+
+The forms follow the delegation chains of KAFKA-20385.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ class OneArgument(ConsumerRebalanceListener):
     def __init__(self) -> None:
         self.called: list[str] = []
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:  # noqa: ARG002
+    def on_partitions_assigned(self, partitions: Collection[TopicPartition]) -> None:
         """Note it."""
         self.called.append("assigned")
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:  # noqa: ARG002
+    def on_partitions_revoked(self, partitions: Collection[TopicPartition]) -> None:
         """Note it."""
         self.called.append("revoked")
 
@@ -45,7 +48,7 @@ class OneArgument(ConsumerRebalanceListener):
 class OneArgumentWithLost(OneArgument):
     """One that tells losses from revokes."""
 
-    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:  # noqa: ARG002
+    def on_partitions_lost(self, partitions: Collection[TopicPartition]) -> None:
         """Note it."""
         self.called.append("lost")
 
@@ -56,11 +59,15 @@ class Both(ConsumerRebalanceListener):
     def __init__(self) -> None:
         self.called: list[tuple[str, bool]] = []
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:  # noqa: ARG002
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
+    ) -> None:
         """Note it."""
         self.called.append(("assigned", consumer is VIEW))
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:  # noqa: ARG002
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
+    ) -> None:
         """Note it."""
         self.called.append(("revoked", consumer is VIEW))
 
@@ -68,7 +75,9 @@ class Both(ConsumerRebalanceListener):
 class BothWithLost(Both):
     """The same for losses."""
 
-    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:  # noqa: ARG002
+    def on_partitions_lost(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
+    ) -> None:
         """Note it."""
         self.called.append(("lost", consumer is VIEW))
 
@@ -76,20 +85,28 @@ class BothWithLost(Both):
 class Aware(RebalanceListener):
     """A listener that is given the consumer."""
 
-    def __init__(self, name: str = "", diary: list[str] | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self, name: str = "", diary: list[str] | None = None, error: Exception | None = None
+    ) -> None:
         self.name = name
         self.called = [] if diary is None else diary
         self.error = error
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Note it."""
         self._note("assigned", partitions, consumer)
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Note it."""
         self._note("revoked", partitions, consumer)
 
-    def _note(self, what: str, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def _note(
+        self, what: str, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         assert (partitions, consumer) == (GONE, VIEW)
         self.called.append(f"{self.name}{what}")
         if self.error is not None:
@@ -105,7 +122,10 @@ def tell_everything(listener: AnyRebalanceListener) -> None:
 
 
 def test_one_argument_methods_are_called_as_ever() -> None:
-    """Legacy, one-argument methods only: lost(partitions, view) -> lost(partitions) -> revoked(partitions)."""
+    """Legacy, one-argument methods only: each is called with the partitions alone.
+
+    The chain of a loss is lost(partitions, view) -> lost(partitions) -> revoked(partitions).
+    """
     listener = OneArgument()
     tell_everything(listener)
     assert listener.called == ["assigned", "revoked", "revoked"]
@@ -119,14 +139,20 @@ def test_an_overridden_one_argument_loss_is_no_revoke() -> None:
 
 
 def test_a_method_that_takes_the_consumer_is_given_it_and_called_once() -> None:
-    """Legacy, all methods overridden: the two-argument form is called; the one-argument form is not, unless the override does."""
+    """Legacy, all methods overridden: the two-argument form is called.
+
+    The one-argument form is called only if the override calls it.
+    """
     listener = BothWithLost()
     tell_everything(listener)
     assert listener.called == [("assigned", True), ("revoked", True), ("lost", True)]
 
 
 def test_a_loss_that_is_not_overridden_ends_in_the_one_argument_revoke() -> None:
-    """Legacy, two-argument assigned and revoked: lost(partitions, view) -> lost(partitions) -> revoked(partitions), without the view."""
+    """Legacy, two-argument assigned and revoked: a loss ends without the view.
+
+    The chain is lost(partitions, view) -> lost(partitions) -> revoked(partitions).
+    """
     listener = Both()
     tell_everything(listener)
     assert listener.called == [("assigned", True), ("revoked", True), ("revoked", False)]
@@ -146,8 +172,13 @@ def test_the_older_listener_is_a_rebalance_listener() -> None:
 
 
 def test_an_older_listener_that_cannot_be_called_with_the_partitions_alone_is_refused() -> None:
-    """A loss ends in that form; found out when the class is written, not in the middle of the night."""
-    with pytest.raises(TypeError, match="on_partitions_revoked cannot be called with the partitions alone"):
+    """A loss ends in that form, so the class itself must be refused when it is written.
+
+    Otherwise the error would show up in the middle of the night.
+    """
+    with pytest.raises(
+        TypeError, match="on_partitions_revoked cannot be called with the partitions alone"
+    ):
 
         class Wrong(OneArgument):
             def on_partitions_revoked(  # type: ignore[override]
@@ -186,7 +217,9 @@ def test_a_composite_tells_its_listeners_in_their_order() -> None:
     diary: list[str] = []
     older = OneArgumentWithLost()
     older.called = diary
-    tell_everything(CompositeRebalanceListener(Aware("first ", diary), older, Aware("last ", diary)))
+    tell_everything(
+        CompositeRebalanceListener(Aware("first ", diary), older, Aware("last ", diary))
+    )
     assert diary == [
         *("first assigned", "assigned", "last assigned"),
         *("first revoked", "revoked", "last revoked"),
@@ -194,11 +227,15 @@ def test_a_composite_tells_its_listeners_in_their_order() -> None:
     ]
 
 
-def test_a_listener_that_fails_does_not_silence_the_others_of_a_composite(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_listener_that_fails_does_not_silence_the_others_of_a_composite(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The first exception is raised, further ones are logged."""
     diary: list[str] = []
     composite = CompositeRebalanceListener(
-        Aware("a ", diary, ValueError("first")), Aware("b ", diary, KeyError("second")), Aware("c ", diary)
+        Aware("a ", diary, ValueError("first")),
+        Aware("b ", diary, KeyError("second")),
+        Aware("c ", diary),
     )
     with caplog.at_level(logging.ERROR), pytest.raises(ValueError, match="first"):
         composite.on_partitions_revoked(GONE, VIEW)

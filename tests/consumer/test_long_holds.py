@@ -1,4 +1,4 @@
-"""Holds on a real broker that last for several probes, and must not be lost by them; in both protocols."""
+"""Holds on a real broker that last for several probes in both protocols, and survive them."""
 
 from __future__ import annotations
 
@@ -63,8 +63,10 @@ def outlast(group: Readers, blue: Reader, green: Reader, reads: Reads) -> None:
     assert blue.consumer.assignment() >= held
 
 
-def test_a_partition_that_went_and_came_back_can_be_held(group: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another owner has committed meanwhile: that is no sign of a rebalance that overtook the hold."""
+def test_a_partition_that_went_and_came_back_can_be_held(
+    group: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another owner's commit in between is no sign of a rebalance that overtook the hold."""
     blue = group.reader(CommitOnRevoke())
     group.produce(10)
     group.play(lambda: blue.count == 40, blue, what="all records")
@@ -98,8 +100,13 @@ class Transactions:
         self._producer.commit_transaction(10)
 
 
-def test_offsets_are_committed_in_transactions_during_a_hold(group: Readers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each moves the offsets between a probe's read and its commit, of retained and of held partitions."""
+def test_offsets_are_committed_in_transactions_during_a_hold(
+    group: Readers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each transaction moves the offsets between a probe's read and its commit.
+
+    It moves those of the retained and of the held partitions.
+    """
     blue = group.reader()
     group.produce(10)
     group.play(lambda: blue.count == 40, blue, what="all records")

@@ -1,4 +1,7 @@
-"""What a member makes of what its client tells, without a broker: losses, probes, releases and leaving."""
+"""What a member makes of its client's news, without a broker.
+
+The tests cover losses, probes, releases and leaving.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ def probed(scene: ScriptedMember, times: int = 1) -> None:
     scene.until(lambda: scene.client.reads >= wanted or scene.session.ended, "a probe")
 
 
-def test_a_poll_that_comes_too_late_tells_the_loss_at_once(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_poll_that_comes_too_late_tells_the_loss_at_once(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """The client queues the error before the callback, and both are taken at once."""
     scene = scripted()
 
@@ -85,7 +90,9 @@ def test_an_unknown_member_hears_of_its_loss(scripted: Callable[..., ScriptedMem
     assert (answer.ticket, set(answer.result.failed)) == (ticket, {P0})
 
 
-def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """The same, where the answer is the result of the call."""
     scene = scripted()
     scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
@@ -93,8 +100,13 @@ def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(scrip
     assert lost(scene) == [FENCED]
 
 
-def test_a_release_that_fails_ends_the_membership(scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for its outcome, so the hold would stay until `max.poll.interval.ms` without a word."""
+def test_a_release_that_fails_ends_the_membership(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody waits for the outcome of a release.
+
+    The hold would stay, without a word, until `max.poll.interval.ms` is over.
+    """
     scene = scripted()
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the request")
@@ -108,11 +120,18 @@ def test_a_release_that_fails_ends_the_membership(scripted: Callable[..., Script
     assert lost(scene) == [PartitionsLost((P0,), LostReason.SESSION)]
 
 
-def test_a_commit_of_a_wrong_value_is_refused_and_blocks_no_other(scripted: Callable[..., ScriptedMember]) -> None:
-    """It would otherwise be waited for without end: it never reached the broker, and nobody answers it."""
+def test_a_commit_of_a_wrong_value_is_refused_and_blocks_no_other(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """The member would otherwise wait for this commit without end.
+
+    The commit never reached the broker, and nobody answers it.
+    """
     scene = scripted()
     wrong: Any = {P0: 5}
-    with pytest.raises(TypeError, match="orders-0 must be an OffsetAndMetadata with the next offset, not 5"):
+    with pytest.raises(
+        TypeError, match="orders-0 must be an OffsetAndMetadata with the next offset, not 5"
+    ):
         scene.member.commit_async(wrong)
     assert scene.member.settle(0)
     assert scene.member.commit({P0: OffsetAndMetadata(5)}).committed == {P0}
@@ -123,12 +142,17 @@ def test_commits_are_made_while_a_revoke_is_held(scripted: Callable[..., Scripte
     """Of what is held and of what is kept; the client waits for its callback all the time."""
     scene = scripted()
     scene.ask_for(P1)
-    assert scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(2)}).committed == {P0, P1}
+    assert scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(2)}).committed == {
+        P0,
+        P1,
+    }
     assert [(0, 1, ""), (1, 2, "")] in scene.client.asked
     assert scene.session.hold is not None
 
 
-def test_a_commit_that_was_asked_for_before_a_release_is_stored_before_it(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_commit_that_was_asked_for_before_a_release_is_stored_before_it(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """Afterwards it would overwrite what the next owner has committed."""
     scene = scripted()
     scene.ask_for(P1)
@@ -143,7 +167,9 @@ def test_a_commit_that_was_asked_for_before_a_release_is_stored_before_it(script
     assert scene.member.assignment() == {P0}
 
 
-def test_a_commit_for_an_earlier_ownership_is_not_sent(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_commit_for_an_earlier_ownership_is_not_sent(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """The partition has gone and come back, and whoever commits has heard of neither."""
     scene = scripted()
     scene.lose(P0)
@@ -170,17 +196,29 @@ def test_nobody_waits_for_a_probe(scripted: Callable[..., ScriptedMember]) -> No
 
 
 def test_a_probe_stores_nothing(scripted: Callable[..., ScriptedMember]) -> None:
-    """What was read may have moved since, by a transaction: writing it back would do records again."""
+    """A transaction may have moved the offset since the probe read it.
+
+    If the probe wrote it back, records would be processed again.
+    """
     scene = scripted()
     scene.client.stored = {P0: CLAIMS, P1: CLAIMS}
     scene.ask_for(P1)
     probed(scene, 3)
-    assert {(partition, offset, len(text)) for request in scene.client.asked for partition, offset, text in request} == {(0, 5, 32_000)}
+    assert {
+        (partition, offset, len(text))
+        for request in scene.client.asked
+        for partition, offset, text in request
+    } == {(0, 5, 32_000)}
     assert scene.session.ended is None
 
 
-@pytest.mark.parametrize("code", [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH])
-def test_a_probe_finds_a_member_that_was_thrown_out(scripted: Callable[..., ScriptedMember], code: int) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH],
+)
+def test_a_probe_finds_a_member_that_was_thrown_out(
+    scripted: Callable[..., ScriptedMember], code: int
+) -> None:
     """The broker looks at the member before it looks at the metadata."""
     scene = scripted()
     scene.client.probe_answer = code
@@ -188,10 +226,14 @@ def test_a_probe_finds_a_member_that_was_thrown_out(scripted: Callable[..., Scri
     assert lost(scene) == [FENCED]
 
 
-def test_the_callback_of_the_user_is_not_called_for_probes(scripted: Callable[..., ScriptedMember]) -> None:
+def test_the_callback_of_the_user_is_not_called_for_probes(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """It would take the refusal for one of its own commits. It is called in the caller's thread."""
     seen: list[tuple[int, int]] = []
-    scene = scripted(on_commit=lambda _error, partitions: seen.append((len(partitions), threading.get_ident())))
+    scene = scripted(
+        on_commit=lambda _error, partitions: seen.append((len(partitions), threading.get_ident()))
+    )
     scene.ask_for(P1)
     probed(scene, 2)
     assert seen == []
@@ -200,7 +242,9 @@ def test_the_callback_of_the_user_is_not_called_for_probes(scripted: Callable[..
     assert seen == [(1, threading.get_ident())]
 
 
-def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """A limit of 32,000 bytes can be configured; a claim must not be gone for it."""
     scene = scripted()
     scene.client.stored = {P0: CLAIMS}
@@ -212,7 +256,9 @@ def test_a_broker_that_stores_a_probe_gets_no_other_and_the_own_metadata_back(sc
     assert scene.session.ended is None
 
 
-def test_what_an_earlier_owner_had_committed_comes_back_as_well(scripted: Callable[..., ScriptedMember]) -> None:
+def test_what_an_earlier_owner_had_committed_comes_back_as_well(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """Claims that a member has adopted and not written itself yet."""
     scene = scripted()
     scene.client.stored = {P0: CLAIMS}
@@ -222,8 +268,10 @@ def test_what_an_earlier_owner_had_committed_comes_back_as_well(scripted: Callab
     assert scene.client.asked[-1] == [(0, 5, "claims")]
 
 
-def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_not(scripted: Callable[..., ScriptedMember]) -> None:
-    """Nobody but this member can own what it retains, so it is this member's user who has moved it."""
+def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_not(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """Only this member can own what it retains, so this member's user has moved that offset."""
     scene = scripted()
     scene.client.stored = {P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)}
     scene.ask_for(P1)
@@ -235,7 +283,9 @@ def test_a_moved_offset_of_a_held_partition_is_a_sign_and_of_a_retained_one_is_n
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SUPERSEDED)]
 
 
-def test_once_transactions_may_commit_a_moved_offset_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
+def test_once_transactions_may_commit_a_moved_offset_is_no_sign(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """The user's producer has moved it, in the name of this member."""
     scene = scripted()
     scene.member.group_metadata()
@@ -246,7 +296,9 @@ def test_once_transactions_may_commit_a_moved_offset_is_no_sign(scripted: Callab
     assert scene.session.ended is None
 
 
-def test_what_was_committed_in_an_earlier_ownership_is_no_sign(scripted: Callable[..., ScriptedMember]) -> None:
+def test_what_was_committed_in_an_earlier_ownership_is_no_sign(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """Another owner has gone on from there, as it should."""
     scene = scripted()
     scene.member.commit({P1: OffsetAndMetadata(1)})
@@ -269,7 +321,10 @@ def test_a_probe_without_an_answer_is_no_sign(scripted: Callable[..., ScriptedMe
 
 
 def test_a_refused_release_is_told_as_a_loss(scripted: Callable[..., ScriptedMember]) -> None:
-    """Another rebalance was faster. Raised, it would end the caller; ignored, both would believe to own the partition."""
+    """Another rebalance was faster.
+
+    Raised, it would end the caller; ignored, both would believe to own the partition.
+    """
     scene = scripted()
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")
@@ -293,7 +348,10 @@ def test_a_membership_that_ends_in_a_hold_leaves_the_group_before_it_gives_anyth
 def test_what_a_client_tells_after_the_end_of_its_membership_is_not_told(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """It hears of its loss when it leaves the callback of its hold; all is told as lost then already, once."""
+    """The client hears of its loss when it leaves the callback of its hold.
+
+    By then, the member has told all partitions as lost, once.
+    """
     scene = scripted()
 
     def end_and_lose() -> Message | None:
@@ -314,7 +372,9 @@ def test_leaving_completes_what_is_held(scripted: Callable[..., ScriptedMember])
     assert [1] in scene.client.unassigned
 
 
-def test_a_caller_that_stops_polling_loses_everything(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_caller_that_stops_polling_loses_everything(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """The thread lives on without it, and would keep partitions that nobody works on."""
     clock = ManualClock()
     scene = scripted(clock)
@@ -325,7 +385,9 @@ def test_a_caller_that_stops_polling_loses_everything(scripted: Callable[..., Sc
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
 
 
-def test_a_hold_that_is_not_released_in_time_is_lost(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_hold_that_is_not_released_in_time_is_lost(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """At the very time at which a broker with the consumer protocol ends it."""
     clock = ManualClock()
     scene = scripted(clock)
@@ -337,7 +399,9 @@ def test_a_hold_that_is_not_released_in_time_is_lost(scripted: Callable[..., Scr
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
 
 
-def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """A frozen broker answers no commit for minutes, and the caller must hear of its loss."""
     clock = ManualClock()
     scene = scripted(clock)
@@ -345,7 +409,10 @@ def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(scripted
     scene.until(lambda: scene.member.held, "the revoke to be told")
     scene.client.may_answer.clear()
     ticket = scene.member.commit_async({P1: OffsetAndMetadata(7)})
-    scene.until(lambda: scene.client.asked and scene.client.asked[-1] == [(1, 7, "")], "the commit to be on its way")
+    scene.until(
+        lambda: scene.client.asked and scene.client.asked[-1] == [(1, 7, "")],
+        "the commit to be on its way",
+    )
     clock.advance(scene.session._settings.max_poll_interval_s + 1.1)
     assert lost(scene) == [PartitionsLost((P0, P1), LostReason.EXPIRED)]
     (answer,) = [event for event in scene.told if isinstance(event, CommitAnswered)]
@@ -353,7 +420,9 @@ def test_a_hold_whose_thread_waits_for_a_broker_is_lost_in_time_as_well(scripted
     assert "not known whether it was stored" in str(answer.result.failed[P1])
 
 
-def test_a_failure_of_the_thread_is_told_as_a_loss(scripted: Callable[..., ScriptedMember], caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failure_of_the_thread_is_told_as_a_loss(
+    scripted: Callable[..., ScriptedMember], caplog: pytest.LogCaptureFixture
+) -> None:
     """Nobody would take part in the group for the caller any more, and it would not know."""
     scene = scripted()
 
@@ -367,8 +436,13 @@ def test_a_failure_of_the_thread_is_told_as_a_loss(scripted: Callable[..., Scrip
     assert len(scene.clients) == 2, "it joins anew"
 
 
-def test_a_loss_is_told_before_the_old_client_has_left(scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a broker that is away a client takes seconds to leave, and the work on lost partitions must stop now."""
+def test_a_loss_is_told_before_the_old_client_has_left(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client takes seconds to leave while its broker is away.
+
+    The work on lost partitions must stop at once.
+    """
     may_leave = threading.Event()
 
     def slow(client: Any) -> None:  # noqa: ANN401 - the client
@@ -386,8 +460,13 @@ def test_a_loss_is_told_before_the_old_client_has_left(scripted: Callable[..., S
 
 
 @pytest.mark.parametrize("callback", ["on_commit", "stats_cb", "error_cb", "throttle_cb"])
-def test_what_a_callback_of_the_settings_raises_interrupts_nothing(scripted: Callable[..., ScriptedMember], callback: str) -> None:
-    """The client would raise it out of any call: a release would be lost, and a close would leave a member behind."""
+def test_what_a_callback_of_the_settings_raises_interrupts_nothing(
+    scripted: Callable[..., ScriptedMember], callback: str
+) -> None:
+    """The client would raise the error out of any call.
+
+    A release would be lost, and a close would leave a member behind.
+    """
     problem = ValueError("a bug of the user's")
 
     def fail(*_arguments: object) -> None:
@@ -407,7 +486,9 @@ def test_what_a_callback_of_the_settings_raises_interrupts_nothing(scripted: Cal
     assert scene.session.ended is None
 
 
-def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """It would tell events before those that this poll has taken."""
     refused: list[str] = []
 
@@ -423,8 +504,13 @@ def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(scripted: Callab
     assert "inside a callback" in refused[0]
 
 
-def test_a_topic_that_is_missing_is_told_once_until_it_was_there(scripted: Callable[..., ScriptedMember]) -> None:
-    """In classic the client says so with each rejoin and each look at the cluster; a poll that always raises reads nothing."""
+def test_a_topic_that_is_missing_is_told_once_until_it_was_there(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """In classic, the client repeats the error with each rejoin and each look at the cluster.
+
+    A poll that always raises reads nothing.
+    """
     scene = scripted()
 
     def missing() -> list[object]:
@@ -438,7 +524,9 @@ def test_a_topic_that_is_missing_is_told_once_until_it_was_there(scripted: Calla
     assert len(missing()) == 1
 
 
-def test_other_errors_of_a_topic_are_told_each_time(scripted: Callable[..., ScriptedMember]) -> None:
+def test_other_errors_of_a_topic_are_told_each_time(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """Only that it is missing is no news."""
     scene = scripted()
     for _ in range(2):
@@ -446,7 +534,9 @@ def test_other_errors_of_a_topic_are_told_each_time(scripted: Callable[..., Scri
     assert len([event for event in scene.poll() if isinstance(event, RequestFailed)]) == 2
 
 
-def test_a_client_that_is_broken_says_so_in_each_poll(scripted: Callable[..., ScriptedMember]) -> None:
+def test_a_client_that_is_broken_says_so_in_each_poll(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
     """It does nothing any more."""
     scene = scripted()
 
@@ -466,7 +556,9 @@ def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_releas
     scene, looked = scripted(**{"group.protocol": "classic"}), []
     scene.ask_for(P1)
     scene.until(lambda: scene.member.held, "the revoke to be told")
-    monkeypatch.setattr("dagster_rebalance.consumer.discovery.Discovery.look", lambda *_: looked.append("looked"))
+    monkeypatch.setattr(
+        "dagster_rebalance.consumer.discovery.Discovery.look", lambda *_: looked.append("looked")
+    )
     scene.member.release()
     scene.until(lambda: scene.client.unassigned, "the release")
     scene.pass_time()

@@ -29,7 +29,12 @@ class Scene:
         self.blue = Actor(self.stage).subscribe()
         play(lambda: len(self.blue.owns) == 4, self.blue, what="the first member to own everything")
         self.green = Actor(self.stage).subscribe()
-        play(lambda: self.blue.member.held, self.blue, self.green, what="a revoke request to the first member")
+        play(
+            lambda: self.blue.member.held,
+            self.blue,
+            self.green,
+            what="a revoke request to the first member",
+        )
 
     def add_two_partitions(self) -> frozenset[TopicPartition]:
         """The new partitions."""
@@ -51,7 +56,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterator[Scene]:
+def scene(
+    request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> Iterator[Scene]:
     """A scene in the protocol that the test asks for."""
     made = Scene(kafka_broker, kafka_topic(4), request.param)
     yield made
@@ -60,7 +67,7 @@ def scene(request: pytest.FixtureRequest, kafka_broker: KafkaCluster, kafka_topi
 
 @pytest.mark.parametrize("scene", ["classic"], indirect=True)
 def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene: Scene) -> None:
-    """The client's own refresh is off, and the member looks for new partitions only between holds."""
+    """The member turns the client's own refresh off and looks for new partitions between holds."""
     blue, green = scene.blue, scene.green
     held = blue.member.held
     new = scene.add_two_partitions()
@@ -82,7 +89,9 @@ def test_in_classic_a_hold_survives_and_new_partitions_are_found_after_it(scene:
 
 
 @pytest.mark.parametrize("scene", ["consumer"], indirect=True)
-def test_in_the_consumer_protocol_a_hold_survives_and_new_partitions_come_at_once(scene: Scene) -> None:
+def test_in_the_consumer_protocol_a_hold_survives_and_new_partitions_come_at_once(
+    scene: Scene,
+) -> None:
     """There the broker assigns, and nothing is superseded."""
     blue, green = scene.blue, scene.green
     held = blue.member.held

@@ -1,4 +1,7 @@
-"""Whatever finishes first, commits follow the order of the offsets, and nothing unfinished is ever passed over."""
+"""Commits follow the order of the offsets, whatever finishes first.
+
+The tracker never passes over an unfinished record.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Outcome:
 
 
 class Broker:
-    """Stores what is committed, refuses the partitions it was told to, and runs something of the test's during a request."""
+    """Stores commits, except for the partitions that it is told to refuse.
+
+    It can run something of the test's during a request.
+    """
 
     def __init__(self, during: Callable[[], None] = lambda: None) -> None:
         self.requests: list[dict[TopicPartition, int]] = []
@@ -104,7 +110,10 @@ def test_a_record_that_finished_out_of_order_waits_for_the_ones_before_it() -> N
 
 
 def test_offsets_that_no_record_has_are_passed_over() -> None:
-    """Transactions and compaction leave gaps, before the first record as well; nobody will ever finish what is not there."""
+    """Transactions and compaction leave gaps, also before the first record.
+
+    Nobody will ever finish an offset that has no record.
+    """
     tracker = tracking(3, 10, 500)
     finish(tracker, 3)
     assert due(tracker) == {P0: 10}
@@ -113,7 +122,10 @@ def test_offsets_that_no_record_has_are_passed_over() -> None:
 
 
 def test_what_the_client_has_to_say_is_no_record() -> None:
-    """The end of a partition carries an offset and is never processed: it would hold up all commits, or finish the next record."""
+    """The end of a partition carries an offset and is never processed.
+
+    As a record it would hold up all commits, or finish the next record.
+    """
     tracker = tracking(5)
     end = Polled(P0, 6, "end of partition")
     tracker.track([end])
@@ -151,7 +163,10 @@ def test_all_partitions_are_committed_in_one_request_and_only_what_has_grown() -
 
 
 def test_a_commit_in_a_rebalance_is_offered_again() -> None:
-    """KIP-429: the partition is still ours; what the broker took of the same request is not sent again."""
+    """KIP-429: this member still owns the partition, so the tracker offers its offset again.
+
+    The tracker does not send again what the broker took of the same request.
+    """
     tracker, broker = tracking(0), Broker()
     tracker.track([Polled(P1, 0)])
     finish(tracker, 0)
@@ -174,7 +189,10 @@ def test_a_partition_that_a_commit_finds_lost_is_forgotten() -> None:
 
 
 def test_the_answer_to_a_commit_of_an_earlier_ownership_says_nothing_about_the_new_one() -> None:
-    """The partition came back while the request was on its way: neither its loss nor its success is this ownership's."""
+    """The partition came back while the request was on its way.
+
+    Neither the loss nor the success of that commit belongs to the new ownership.
+    """
     broker = Broker()
     tracker = tracking(0, 1, 2)
     finish(tracker, 0, 1)
@@ -209,7 +227,10 @@ def test_an_error_that_concerns_the_whole_request_reaches_the_caller_and_loses_n
 
 
 def test_what_was_committed_by_other_means_is_not_offered_again() -> None:
-    """Transactions, rebalance callbacks and asyncio have commits of their own; a late note of an older one takes nothing back."""
+    """Transactions, rebalance callbacks and asyncio have commits of their own.
+
+    A late note of an older commit takes nothing back.
+    """
     tracker = tracking(0, 1)
     finish(tracker, 0, 1)
     tracker.note_committed({P0: OffsetAndMetadata(2), P1: OffsetAndMetadata(9)})
@@ -243,7 +264,10 @@ def test_a_late_mark_of_an_earlier_ownership_is_ignored() -> None:
 
 
 def test_a_late_mark_counts_when_its_record_was_tracked_again() -> None:
-    """The partition came back with the same record, which the late worker has processed: that is what a commit says."""
+    """The partition came back with the same record.
+
+    The late worker has processed that record, which is what a commit says.
+    """
     tracker = tracking(0)
     tracker.forget([P0])
     tracker.track([Polled(P0, 0)])
@@ -336,7 +360,13 @@ def test_a_commit_within_a_commit_does_not_wait_for_itself() -> None:
     tracker, broker = tracking(0), Broker()
     broker.during = lambda: finish(tracker, 0)
     inner = Broker()
-    outer = Broker(lambda: tracker.note_committed({P0: OffsetAndMetadata(1)}) if tracker.commit(inner) == {} else None)
+    outer = Broker(
+        lambda: (
+            tracker.note_committed({P0: OffsetAndMetadata(1)})
+            if tracker.commit(inner) == {}
+            else None
+        )
+    )
     finish(tracker, 0)
     tracker.commit(outer)
     assert inner.stored == outer.stored == {P0: 1}
@@ -357,11 +387,15 @@ def test_many_threads_finish_records_while_another_one_commits() -> None:
     class Checked(Broker):
         def commit_offsets(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> Outcome:
             for at, stored in offsets.items():
-                assert all((at, offset) in begun for offset in range(self.stored.get(at, 0), stored.offset))
+                assert all(
+                    (at, offset) in begun for offset in range(self.stored.get(at, 0), stored.offset)
+                )
             return super().commit_offsets(offsets)
 
     tracker.track(Polled(at, offset) for offset in range(each) for at in places)
-    threads = [threading.Thread(target=work, args=(share,), daemon=True) for share in range(workers)]
+    threads = [
+        threading.Thread(target=work, args=(share,), daemon=True) for share in range(workers)
+    ]
     broker = Checked()
     for thread in threads:
         thread.start()
@@ -395,7 +429,10 @@ class Naive:
 
     def due(self) -> dict[TopicPartition, int]:
         """The first unfinished record, or the offset behind all."""
-        reached = {at: next((offset for offset in sorted(came) if not came[offset]), max(came) + 1) for at, came in self.came.items()}
+        reached = {
+            at: next((offset for offset in sorted(came) if not came[offset]), max(came) + 1)
+            for at, came in self.came.items()
+        }
         return {at: offset for at, offset in reached.items() if offset > self.stored[at]}
 
     def busy(self) -> set[TopicPartition]:
@@ -417,8 +454,14 @@ STEPS = st.lists(
 
 
 @given(STEPS)
-def test_the_tracker_agrees_with_a_list_of_all_that_came(steps: list[tuple[str, TopicPartition, int]]) -> None:
-    """Records in any order, finished in any order, forgotten and delivered again, and commits that fail in part."""
+def test_the_tracker_agrees_with_a_list_of_all_that_came(
+    steps: list[tuple[str, TopicPartition, int]],
+) -> None:
+    """The tracker is compared with a list of all that came.
+
+    Records come and are finished in any order, are forgotten and delivered again, and commits fail
+    in part.
+    """
     tracker, naive = OffsetTracker(), Naive()
     failures = (None, RebalanceInProgressError("rebalancing"), PartitionLostError("fenced"))
     for what, at, number in steps:

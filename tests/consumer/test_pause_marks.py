@@ -1,4 +1,4 @@
-"""What becomes of pause marks in rebalances, on a fake group: kept, cleared, or carried to the next owner."""
+"""Pause marks in rebalances of a fake group: kept, cleared, or carried to the next owner."""
 
 from __future__ import annotations
 
@@ -37,7 +37,12 @@ def new(group: FakeGroup) -> NewConsumer:
 
     def make(pause_marks: PauseMarksPolicy) -> RebalanceAwareConsumer:
         consumer = RebalanceAwareConsumer(
-            CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock, pause_marks=pause_marks
+            CONFIG,
+            fetch=False,
+            member=group.member(),
+            cluster=group,
+            clock=group.clock,
+            pause_marks=pause_marks,
         )
         consumer.subscribe(["orders"])
         return consumer
@@ -56,7 +61,12 @@ def eager(group: FakeGroup) -> RebalanceAwareConsumer:
     """A consumer that clears marks, with a strategy that takes everything in each rebalance."""
     strategy = {"group.protocol": "classic", "partition.assignment.strategy": "range"}
     consumer = RebalanceAwareConsumer(
-        {**CONFIG, **strategy}, fetch=False, member=group.member(), cluster=group, clock=group.clock, pause_marks="clear"
+        {**CONFIG, **strategy},
+        fetch=False,
+        member=group.member(),
+        cluster=group,
+        clock=group.clock,
+        pause_marks="clear",
     )
     consumer.subscribe(["orders"])
     consumer.poll(0.1)
@@ -65,7 +75,10 @@ def eager(group: FakeGroup) -> RebalanceAwareConsumer:
 
 
 def test_an_eager_rebalance_clears_the_marks_of_what_does_not_come_back(group: FakeGroup) -> None:
-    """It revokes what it gives back at once, and records of paused partitions must not be returned then."""
+    """An eager rebalance also revokes, at once, the partitions that it gives back.
+
+    The consumer must not return records of paused partitions then.
+    """
     blue = eager(group)
     blue._carry_out(RevokeRequested(EVERYTHING), same_poll=False)
     blue._lists.start_poll()
@@ -101,7 +114,10 @@ def test_marks_stay_when_partitions_go_and_count_when_they_come_back(new: NewCon
 
 
 def test_marks_are_cleared_with_a_revoke_where_that_is_asked_for(new: NewConsumer) -> None:
-    """KAFKA-20385: "when partitions are revoked, any paused states on those partitions are cleared"; retained ones keep theirs."""
+    """The consumer clears the marks of revoked partitions and keeps those of retained ones.
+
+    KAFKA-20385: "when partitions are revoked, any paused states on those partitions are cleared".
+    """
     blue, green = new("clear"), new("clear")
     blue.poll(0.1)
     blue.pause([P0, P2])
@@ -109,7 +125,9 @@ def test_marks_are_cleared_with_a_revoke_where_that_is_asked_for(new: NewConsume
     assert blue.paused() == {P0}
 
 
-def test_marks_are_cleared_with_a_loss_too_where_that_is_asked_for(group: FakeGroup, new: NewConsumer) -> None:
+def test_marks_are_cleared_with_a_loss_too_where_that_is_asked_for(
+    group: FakeGroup, new: NewConsumer
+) -> None:
     """A lost partition is as gone as a revoked one."""
     blue = new("clear")
     blue.poll(0.1)
@@ -142,8 +160,14 @@ def test_marks_of_topics_patterns_and_everything_outlive_any_rebalance(
     assert not blue.paused()
 
 
-def test_partitions_that_are_not_assigned_or_do_not_exist_can_be_paused(group: FakeGroup, new: NewConsumer) -> None:
-    """The document on pausing: "No matter whether the consumer has assigned any topicPartitions or not"."""
+def test_partitions_that_are_not_assigned_or_do_not_exist_can_be_paused(
+    group: FakeGroup, new: NewConsumer
+) -> None:
+    """A pause does not depend on the assignment.
+
+    The document on pausing: "No matter whether the consumer has assigned any topicPartitions or
+    not".
+    """
     blue = new("keep")
     later = TopicPartition("orders", 5)
     blue.pause([P1, later])
@@ -156,7 +180,11 @@ def test_partitions_that_are_not_assigned_or_do_not_exist_can_be_paused(group: F
 
 
 def test_a_topic_that_is_not_subscribed_cannot_be_paused(new: NewConsumer) -> None:
-    """The document on pausing: "Throws IllegalStateException if this consumer is not currently subscribed to any topic provided"."""
+    """Only a subscribed topic can be paused.
+
+    The document on pausing: "Throws IllegalStateException if this consumer is not currently
+    subscribed to any topic provided".
+    """
     blue = new("keep")
     with pytest.raises(IllegalStateError, match="'clicks'"):
         blue.pause_topics(["orders", "clicks"])
@@ -167,7 +195,10 @@ def test_a_topic_that_is_not_subscribed_cannot_be_paused(new: NewConsumer) -> No
 
 
 def test_a_held_revoke_and_a_pause_know_nothing_of_each_other(new: NewConsumer) -> None:
-    """A resume must not wake a partition that is to be revoked, and its revoke must not resume what is paused."""
+    """A resume must not wake a partition that is to be revoked.
+
+    The revoke of a partition must not resume it when it is paused.
+    """
     blue, green = new("keep"), new("keep")
     blue.poll(0.1)
     blue.pause([P0, P2])
@@ -183,7 +214,11 @@ def test_a_held_revoke_and_a_pause_know_nothing_of_each_other(new: NewConsumer) 
 
 
 def test_a_mark_travels_with_its_partition(group: FakeGroup, new: NewConsumer) -> None:
-    """The document on pausing: when it "is assigned to a new consumer, the new consumer can continue to maintain the paused mark"."""
+    """The next owner of a partition goes on with its pause mark.
+
+    The document on pausing: when it "is assigned to a new consumer, the new consumer can continue
+    to maintain the paused mark".
+    """
     blue, green = new("carry"), new("carry")
     group.committed[P2] = OffsetAndMetadata(7, "the user's")
     blue.poll(0.1)
@@ -220,7 +255,9 @@ def test_a_mark_survives_a_crash_once_it_was_polled(group: FakeGroup, new: NewCo
     assert green.paused() == {P0}
 
 
-def test_a_mark_and_claims_share_the_metadata_of_a_commit(group: FakeGroup, new: NewConsumer) -> None:
+def test_a_mark_and_claims_share_the_metadata_of_a_commit(
+    group: FakeGroup, new: NewConsumer
+) -> None:
     """Neither may erase the other."""
     blue, green = new("carry"), new("carry")
     blue.poll(0.1)
@@ -236,13 +273,18 @@ def test_a_mark_and_claims_share_the_metadata_of_a_commit(group: FakeGroup, new:
 
 
 def test_a_consumer_that_carries_marks_gives_no_metadata_for_transactions(new: NewConsumer) -> None:
-    """To store a mark it commits the last offset again, which would undo what a transaction has committed meanwhile."""
+    """To store a mark, the consumer commits the last offset again.
+
+    That would undo what a transaction has committed meanwhile.
+    """
     assert new("keep").group_metadata().group_id == "etl"
     with pytest.raises(IllegalStateError, match="use pause_marks='keep' or 'clear'"):
         new("carry").group_metadata()
 
 
-def test_a_consumer_that_does_not_carry_marks_reads_past_those_of_others(group: FakeGroup, new: NewConsumer) -> None:
+def test_a_consumer_that_does_not_carry_marks_reads_past_those_of_others(
+    group: FakeGroup, new: NewConsumer
+) -> None:
     """A mark must not be mistaken for somebody's text, and goes with the next commit."""
     blue, green = new("carry"), new("keep")
     blue.poll(0.1)
@@ -259,7 +301,9 @@ class Busy(FakeMember):
 
     busy = True
 
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """Not now."""
         if self.busy:
             msg = "the coordinator is moving"
@@ -267,14 +311,18 @@ class Busy(FakeMember):
         return super().committed(partitions, timeout_s)
 
 
-def test_a_mark_that_the_broker_cannot_tell_yet_is_asked_for_again(group: FakeGroup, new: NewConsumer) -> None:
+def test_a_mark_that_the_broker_cannot_tell_yet_is_asked_for_again(
+    group: FakeGroup, new: NewConsumer
+) -> None:
     """A broker that is busy for a second must not turn into records that nobody wanted."""
     blue = new("carry")
     blue.poll(0.1)
     blue.pause([P0])
     blue.close()
     member = Busy(group)
-    green = RebalanceAwareConsumer(CONFIG, fetch=False, member=member, cluster=group, clock=group.clock, pause_marks="carry")
+    green = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock, pause_marks="carry"
+    )
     green.subscribe(["orders"])
     green.poll(0.1)
     assert green.assignment() == set(EVERYTHING)

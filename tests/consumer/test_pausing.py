@@ -17,7 +17,10 @@ ORDERS = re.compile("orders-.*")
 
 
 def test_a_mark_covers_a_partition_that_nobody_has_seen_yet() -> None:
-    """A mark is a wish of the user's, not a state of the assignment: "even if the topicPartition has not been existed"."""
+    """A mark is a wish of the user, not a state of the assignment.
+
+    It counts "even if the topicPartition has not been existed".
+    """
     marks = PauseMarks()
     marks.pause([TopicPartition("not-there-yet", 99)])
     assert marks.covers(TopicPartition("not-there-yet", 99))
@@ -26,7 +29,10 @@ def test_a_mark_covers_a_partition_that_nobody_has_seen_yet() -> None:
 
 
 def test_resuming_a_partition_takes_its_mark_away() -> None:
-    """The mark "can only be modified by the user's pause and resume"; a second resume changes nothing."""
+    """A second resume of the same partition changes nothing.
+
+    The mark "can only be modified by the user's pause and resume".
+    """
     marks = PauseMarks()
     marks.pause([EU, US])
     marks.resume([EU])

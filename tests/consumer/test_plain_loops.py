@@ -1,4 +1,4 @@
-"""Loops that know nothing of delayed revokes, and commits in the middle of a rebalance, on a real broker."""
+"""Loops without delayed revokes, and commits in the middle of a rebalance, on a real broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.broker
 
 
 @pytest.mark.parametrize(
-    ("protocol", "same_poll"), [("consumer", False), ("consumer", True), ("classic", True), ("range", False), ("range", True)]
+    ("protocol", "same_poll"),
+    [("consumer", False), ("consumer", True), ("classic", True), ("range", False), ("range", True)],
 )
 def test_a_plain_loop_hands_over_in_both_ways_of_completing(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str, *, same_poll: bool
@@ -45,10 +46,13 @@ def test_a_plain_loop_hands_over_in_both_ways_of_completing(
             assert blue.offsets[number] + green.offsets[number] == list(range(200))
 
 
-def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """KIP-429: "you still own the partition, so keep processing and try again".
 
-    The broker reads nothing more from a member whose join it has not answered. So the commit comes to it with the generation before.
+    The broker reads nothing more from a member whose join it has not answered. So the commit comes
+    to it with the generation before.
     """
     outcomes: list[type[BrokerError] | None] = []
     with (
@@ -65,23 +69,40 @@ def test_a_commit_while_the_group_stabilises_is_refused_and_accepted_later(kafka
             return bool(others)
 
         group.play(joined, blue, what="the second member to join")
-        group.play(lambda: len(blue.consumer.assignment()) == 4, blue, what="everything to be assigned")
+        group.play(
+            lambda: len(blue.consumer.assignment()) == 4, blue, what="everything to be assigned"
+        )
         everything, green = blue.consumer.assignment(), group.reader()
         sent = 0
 
         def commit() -> bool:
             nonlocal sent
-            blue.consumer.commit_async({blue.tp(0): OffsetAndMetadata(5)}, lambda _, error: outcomes.append(type(error) if error else None))
+            blue.consumer.commit_async(
+                {blue.tp(0): OffsetAndMetadata(5)},
+                lambda _, error: outcomes.append(type(error) if error else None),
+            )
             sent += 1
             return sent - len(outcomes) > 10
 
-        group.play(commit, blue, green, what="commits that are not answered, since the third member has joined")
+        group.play(
+            commit,
+            blue,
+            green,
+            what="commits that are not answered, since the third member has joined",
+        )
         others = leader.join()
         assert blue.consumer.member_id in others
-        group.play(lambda: RebalanceInProgressError in outcomes, blue, green, what="the commit to be refused")
+        group.play(
+            lambda: RebalanceInProgressError in outcomes,
+            blue,
+            green,
+            what="the commit to be refused",
+        )
         assert blue.consumer.assignment() == everything
         leader.assign({blue.consumer.member_id: [0, 1, 2, 3]})
         outcomes.clear()
-        group.play(lambda: outcomes[-1:] == [None], blue, green, what="the same commit to be accepted")
+        group.play(
+            lambda: outcomes[-1:] == [None], blue, green, what="the same commit to be accepted"
+        )
         assert blue.consumer.assignment() == everything
         assert set(outcomes) <= {RebalanceInProgressError, None}

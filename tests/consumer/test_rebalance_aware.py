@@ -1,4 +1,4 @@
-"""What a user of `RebalanceAwareConsumer` sees, on a fake group: the lists, the listener, the errors."""
+"""What a user of `RebalanceAwareConsumer` sees on a fake group: lists, listener and errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.port import OffsetAndTimestamp
 from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import LostReason, PartitionsLost, PartitionsRevoked, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsLost,
+    PartitionsRevoked,
+    RevokeRequested,
+)
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 
@@ -30,7 +35,12 @@ class Side:
     def __init__(self, group: FakeGroup, *, same_poll: bool = False) -> None:
         self.member: FakeMember = group.member()
         self.consumer = RebalanceAwareConsumer(
-            CONFIG, fetch=False, member=self.member, cluster=group, clock=group.clock, complete_revoke_in_same_poll=same_poll
+            CONFIG,
+            fetch=False,
+            member=self.member,
+            cluster=group,
+            clock=group.clock,
+            complete_revoke_in_same_poll=same_poll,
         )
         self.consumer.subscribe(["orders"])
 
@@ -41,7 +51,9 @@ def group() -> FakeGroup:
     return FakeGroup({"orders": 4})
 
 
-def alone(group: FakeGroup, listener: RebalanceListener | None = None, *, same_poll: bool = False) -> Side:
+def alone(
+    group: FakeGroup, listener: RebalanceListener | None = None, *, same_poll: bool = False
+) -> Side:
     """A consumer that owns all partitions."""
     blue = Side(group, same_poll=same_poll)
     blue.consumer.set_rebalance_listener(listener)
@@ -50,7 +62,9 @@ def alone(group: FakeGroup, listener: RebalanceListener | None = None, *, same_p
     return blue
 
 
-def requested(group: FakeGroup, listener: RebalanceListener | None = None, *, same_poll: bool = False) -> tuple[Side, Side]:
+def requested(
+    group: FakeGroup, listener: RebalanceListener | None = None, *, same_poll: bool = False
+) -> tuple[Side, Side]:
     """A consumer that has just been asked for two partitions, and the one that waits for them."""
     blue, green = alone(group, listener, same_poll=same_poll), Side(group)
     green.consumer.poll(0.1)
@@ -61,20 +75,28 @@ def requested(group: FakeGroup, listener: RebalanceListener | None = None, *, sa
 class Diary(RebalanceListener):
     """Notes each callback, and runs something of the test's in it."""
 
-    def __init__(self, during: Callable[[str, RebalanceConsumer], None] = lambda _what, _view: None) -> None:
+    def __init__(
+        self, during: Callable[[str, RebalanceConsumer], None] = lambda _what, _view: None
+    ) -> None:
         self.lines: list[tuple[str, set[TopicPartition]]] = []
         self.during = during
         self.views: list[RebalanceConsumer] = []
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Note it."""
         self._note("assigned", partitions, consumer)
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Note it."""
         self._note("revoked", partitions, consumer)
 
-    def _note(self, what: str, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def _note(
+        self, what: str, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         self.lines.append((what, set(partitions)))
         self.views.append(consumer)
         self.during(what, consumer)
@@ -83,7 +105,9 @@ class Diary(RebalanceListener):
 class DiaryOfLosses(Diary):
     """Tells losses from revokes."""
 
-    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_lost(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Note it."""
         self._note("lost", partitions, consumer)
 
@@ -116,7 +140,9 @@ def test_a_delayed_revoke_gives_nothing_away(group: FakeGroup) -> None:
     assert green.consumer.assignment() == {P2, P3}
 
 
-def test_a_partition_that_is_not_delayed_is_gone_for_the_api_and_reaches_the_other_with_the_last(group: FakeGroup) -> None:
+def test_a_partition_that_is_not_delayed_is_gone_for_the_api_and_reaches_the_other_with_the_last(
+    group: FakeGroup,
+) -> None:
     """The client releases a request as a whole; nothing may be committed for what was let go."""
     blue, green = requested(group)
     blue.consumer.delay_revoke([P3])
@@ -173,11 +199,15 @@ def test_a_superseded_hold_is_lost_and_never_released(group: FakeGroup) -> None:
     group.supersede(blue.member)
     green.consumer.poll(0.1)
     assert green.consumer.assignment() == {P2, P3}
-    assert blue.consumer.poll_with_rebalance(60.0).events == (PartitionsLost(EVERYTHING, LostReason.SUPERSEDED),)
+    assert blue.consumer.poll_with_rebalance(60.0).events == (
+        PartitionsLost(EVERYTHING, LostReason.SUPERSEDED),
+    )
     assert group.owner(P2) is green.member
 
 
-def test_what_is_completed_in_the_poll_that_finds_the_loss_is_not_told_as_lost(group: FakeGroup) -> None:
+def test_what_is_completed_in_the_poll_that_finds_the_loss_is_not_told_as_lost(
+    group: FakeGroup,
+) -> None:
     """It was given up already; each partition is told once, and nothing is released later."""
     diary = DiaryOfLosses()
     blue, _ = requested(group, diary)
@@ -233,19 +263,32 @@ def test_a_loop_without_the_new_methods_works_as_ever(group: FakeGroup) -> None:
 
 
 def test_one_poll_may_tell_everything_at_once(group: FakeGroup) -> None:
-    """KIP-983, variant 1: the records, what will be revoked in the next poll, and what was just lost."""
+    """KIP-983, variant 1: one poll may tell everything.
+
+    It tells the records, what the next poll will revoke, and what was just lost.
+    """
     blue, green = alone(group), Side(group)
     green.consumer.poll(0)
     asked = (RevokeRequested((P2, P3)),)
-    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], frozenset({P2, P3}), lost=frozenset(), events=asked)
+    assert blue.consumer.poll_with_rebalance(60.0) == PollResult(
+        [], frozenset({P2, P3}), lost=frozenset(), events=asked
+    )
     blue.consumer.delay_revoke([P2, P3])
     group.fence(blue.member)
     lost = (PartitionsLost(EVERYTHING, LostReason.FENCED),)
-    assert blue.consumer.poll_with_rebalance(60.0) == PollResult([], frozenset(), lost=frozenset(EVERYTHING), events=lost)
+    assert blue.consumer.poll_with_rebalance(60.0) == PollResult(
+        [], frozenset(), lost=frozenset(EVERYTHING), events=lost
+    )
 
 
-def test_the_separate_poll_completes_in_the_next_poll_also_where_poll_does_not(group: FakeGroup) -> None:
-    """KIP-983, variant 1: "it is possible to keep partition revoke behavior of the current poll method exactly the same"."""
+def test_the_separate_poll_completes_in_the_next_poll_also_where_poll_does_not(
+    group: FakeGroup,
+) -> None:
+    """The setting for `poll` does not change the separate poll.
+
+    KIP-983, variant 1: "it is possible to keep partition revoke behavior of the current poll method
+    exactly the same".
+    """
     blue, green = alone(group, same_poll=True), Side(group)
     green.consumer.poll(0)
     assert blue.consumer.poll_with_rebalance(60.0).to_be_revoked == {P2, P3}
@@ -276,7 +319,7 @@ def test_the_listener_is_told_of_a_revoke_when_it_is_completed(group: FakeGroup)
 
 
 def test_lost_partitions_are_not_in_the_assignment_of_their_callback(group: FakeGroup) -> None:
-    """KAFKA-20385: they have been removed before the callback, and are all that the consumer had."""
+    """KAFKA-20385: the consumer has removed them before the callback, and had no others."""
     seen: list[frozenset[TopicPartition]] = []
     diary = DiaryOfLosses(lambda _, view: seen.append(view.assignment()))
     blue = alone(group, diary)
@@ -320,7 +363,9 @@ def test_the_view_is_dead_after_its_callback(group: FakeGroup) -> None:
         view.assignment()
 
 
-def test_an_exception_of_a_listener_reaches_the_caller_once_and_the_rebalance_completes(group: FakeGroup) -> None:
+def test_an_exception_of_a_listener_reaches_the_caller_once_and_the_rebalance_completes(
+    group: FakeGroup,
+) -> None:
     """KAFKA-20385: the other callbacks still fire, and the consumer stays usable."""
 
     def fail(what: str, _view: RebalanceConsumer) -> None:
@@ -361,7 +406,7 @@ def test_a_nested_call_inside_a_callback_is_refused(group: FakeGroup, call: str)
 
 
 def test_two_threads_may_not_poll_at_a_time(group: FakeGroup) -> None:
-    """A consumer has one owner; the second thread is told so, and the first one is not disturbed."""
+    """A consumer has one owner; it refuses the second thread and does not disturb the first."""
     refused: list[str] = []
     blue = Side(group)
 
@@ -393,8 +438,12 @@ def test_an_error_of_the_client_is_raised_once_after_what_else_happened(group: F
 
 
 def test_closing_tells_the_listener_and_hands_everything_over(group: FakeGroup) -> None:
-    """The last commit is possible in `on_partitions_revoked`, and a held revoke goes with the rest."""
-    diary = Diary(lambda what, view: view.commit_sync({P0: OffsetAndMetadata(4)}) if what == "revoked" else None)
+    """A last commit works in `on_partitions_revoked`, and held partitions go with the rest."""
+    diary = Diary(
+        lambda what, view: (
+            view.commit_sync({P0: OffsetAndMetadata(4)}) if what == "revoked" else None
+        )
+    )
     blue, green = requested(group, diary)
     blue.consumer.delay_revoke([P2, P3])
     blue.consumer.close()
@@ -407,7 +456,9 @@ def test_closing_tells_the_listener_and_hands_everything_over(group: FakeGroup) 
         blue.consumer.poll(0)
 
 
-def test_an_exception_while_closing_does_not_keep_the_consumer_in_the_group(group: FakeGroup) -> None:
+def test_an_exception_while_closing_does_not_keep_the_consumer_in_the_group(
+    group: FakeGroup,
+) -> None:
     """A group must not wait for the session time-out of a consumer whose listener has a bug."""
 
     def fail(what: str, _view: RebalanceConsumer) -> None:
@@ -442,7 +493,10 @@ def test_subscribing_to_nothing_is_unsubscribing(group: FakeGroup) -> None:
 
 
 def test_a_listener_given_to_subscribe_is_called(group: FakeGroup) -> None:
-    """Deprecated, and still valid; it overrides an earlier one as an earlier one would override it."""
+    """A listener given to `subscribe` is deprecated and still valid.
+
+    The newer listener overrides the earlier one, in whichever way each was given.
+    """
     earlier, diary = Diary(), Diary()
     blue = Side(group)
     blue.consumer.set_rebalance_listener(earlier)
@@ -464,12 +518,21 @@ def test_what_is_no_listener_is_refused_and_the_one_before_stays(group: FakeGrou
     assert diary.lines
 
 
-def test_a_failed_commit_raises_what_matters_most_and_names_every_partition(group: FakeGroup) -> None:
-    """A lost partition must not hide behind one that can be tried again; what can be committed is."""
+def test_a_failed_commit_raises_what_matters_most_and_names_every_partition(
+    group: FakeGroup,
+) -> None:
+    """A lost partition must not hide behind one whose commit can be tried again.
+
+    The consumer commits what can be committed.
+    """
     blue = alone(group)
     with pytest.raises(PartitionLostError) as caught:
         blue.consumer.commit_sync(
-            {P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1, "x" * 5000), TopicPartition("orders", 9): OffsetAndMetadata(1)}
+            {
+                P0: OffsetAndMetadata(1),
+                P1: OffsetAndMetadata(1, "x" * 5000),
+                TopicPartition("orders", 9): OffsetAndMetadata(1),
+            }
         )
     assert set(caught.value.partitions) == {P1, TopicPartition("orders", 9)}
     assert group.committed == {P0: OffsetAndMetadata(1)}
@@ -529,7 +592,9 @@ def test_assigned_and_revoked_in_one_poll_are_told_in_their_order(group: FakeGro
 def test_a_commit_is_waited_for_no_longer_than_its_caller_wants() -> None:
     """It may yet be stored, and is stored before a later one of the same member."""
     group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     consumer.poll(0)
     group.answers_commits = False

@@ -1,7 +1,10 @@
-"""One story of a group on a real broker, played once for each protocol, and what the proposals say about each moment of it.
+"""One story of a group on a real broker, and what the proposals say about each moment of it.
 
-Blue reads four partitions alone: it seeks and pauses in its callback. Green joins: blue is asked for partitions, delays, commits, and lets
-them go; its listener fails at that. Then the broker forgets blue, and all that it had is lost.
+The story is played once for each protocol.
+
+Blue reads four partitions alone: it seeks and pauses in its callback. Green joins: blue is asked
+for partitions, delays, commits, and lets them go; its listener fails at that. Then the broker
+forgets blue, and all that it had is lost.
 """
 
 from __future__ import annotations
@@ -12,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_rebalance.consumer.listener import RebalanceListener
-from dagster_rebalance.core.errors import BrokerError, IllegalStateError, PartitionLostError, UnsupportedOperationError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    IllegalStateError,
+    PartitionLostError,
+    UnsupportedOperationError,
+)
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.eviction import evict
 from tests.consumer.readers import Reader, Readers
@@ -50,21 +58,32 @@ class Teller(RebalanceListener):
         self.answers: dict[str, Any] = {}
         self.fails_on_revoke = fails_on_revoke
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """The first time, use every operation of the view."""
         self._note("assigned", partitions, consumer)
         if partitions and not self.answers:
             self._use_everything(sorted(partitions), consumer)
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """The last chance to commit."""
         self._note("revoked", partitions, consumer)
-        consumer.commit_sync({tp: OffsetAndMetadata(consumer.position(tp), "in the callback of the revoke") for tp in partitions})
+        consumer.commit_sync(
+            {
+                tp: OffsetAndMetadata(consumer.position(tp), "in the callback of the revoke")
+                for tp in partitions
+            }
+        )
         if self.fails_on_revoke:
             msg = "a bug of the user's"
             raise ValueError(msg)
 
-    def on_partitions_lost(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_lost(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Try what the proposal says that must fail."""
         moment = self._note("lost", partitions, consumer)
         tp = min(partitions)
@@ -78,13 +97,17 @@ class Teller(RebalanceListener):
             moment.refused.append(caught.type)
         consumer.commit_sync()
 
-    def _note(self, what: str, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> Moment:
+    def _note(
+        self, what: str, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> Moment:
         moment = Moment(set(partitions), set(consumer.assignment()))
         getattr(self, what).append(moment)
         self.order.append(what)
         return moment
 
-    def _use_everything(self, partitions: list[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def _use_everything(
+        self, partitions: list[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         p0, p1, p2, p3 = partitions
         say = self.answers
         say["position before a seek"] = consumer.position(p1)
@@ -100,7 +123,10 @@ class Teller(RebalanceListener):
         say["paused"] = consumer.paused()
         say["beginning_offsets"] = consumer.beginning_offsets(partitions)
         say["end_offsets"] = consumer.end_offsets(partitions)
-        say["offsets_for_times"] = [found and found.offset for found in consumer.offsets_for_times(dict.fromkeys(partitions, 0)).values()]
+        say["offsets_for_times"] = [
+            found and found.offset
+            for found in consumer.offsets_for_times(dict.fromkeys(partitions, 0)).values()
+        ]
         say["partitions_for"] = [info.partition for info in consumer.partitions_for(p0.topic)]
         say["list_topics"] = p0.topic in consumer.list_topics()
         say["group_metadata"] = consumer.group_metadata()
@@ -110,7 +136,10 @@ class Teller(RebalanceListener):
             consumer.client_instance_id()
         consumer.commit_sync({p0: COMMITTED_IN_ASSIGNED}, timeout_s=10.0)
         say["committed"] = consumer.committed([p0, p1])
-        consumer.commit_async({p1: COMMITTED_IN_ASSIGNED}, lambda offsets, error: say.update({"commit_async": (set(offsets), error)}))
+        consumer.commit_async(
+            {p1: COMMITTED_IN_ASSIGNED},
+            lambda offsets, error: say.update({"commit_async": (set(offsets), error)}),
+        )
 
 
 @dataclass
@@ -175,7 +204,11 @@ def alone(story: Story, readers: Readers) -> None:
     """Blue reads what it did not pause."""
     blue = story.blue
     expected = 3 * EACH - COMMITTED_IN_ASSIGNED.offset - 2 * SOUGHT
-    readers.play(lambda: blue.count == expected and "commit_async" in story.teller.answers, blue, what="the records")
+    readers.play(
+        lambda: blue.count == expected and "commit_async" in story.teller.answers,
+        blue,
+        what="the records",
+    )
     story.read_alone = snapshot(blue)
     story.lag_alone = blue.consumer.current_lag(blue.tp(0))
     story.member_id = blue.consumer.member_id
@@ -194,7 +227,10 @@ def requested_and_held(story: Story, readers: Readers) -> None:
         story.delays.append(blue.consumer.delay_revoke(story.requested))
         blue.poll()
         story.asked_again.append(blue.consumer.get_to_be_revoked_partitions())
-        arrived = all(len(blue.offsets[tp.partition]) > len(story.at_request[tp.partition]) for tp in story.retained - {blue.tp(3)})
+        arrived = all(
+            len(blue.offsets[tp.partition]) > len(story.at_request[tp.partition])
+            for tp in story.retained - {blue.tp(3)}
+        )
         return len(story.delays) > 10 and arrived
 
     readers.play(hold, green, what="records during the hold")
@@ -213,12 +249,20 @@ def released(story: Story, readers: Readers) -> None:
     story.teller.fails_on_revoke = False
     share = len(story.everything) // 2
     readers.play(
-        lambda: len(blue.consumer.assignment()) == len(green.consumer.assignment()) == share, blue, green, what="the new assignment"
+        lambda: len(blue.consumer.assignment()) == len(green.consumer.assignment()) == share,
+        blue,
+        green,
+        what="the new assignment",
     )
     story.green_starts = green.consumer.committed(green.consumer.assignment())
     owned = green.consumer.assignment()
     last = 2 * EACH - 1
-    readers.play(lambda: all(last in green.offsets[tp.partition] for tp in owned), blue, green, what="the rest of the records")
+    readers.play(
+        lambda: all(last in green.offsets[tp.partition] for tp in owned),
+        blue,
+        green,
+        what="the rest of the records",
+    )
     story.green = snapshot(green)
     story.paused_in_the_end = blue.consumer.paused()
 
@@ -227,7 +271,12 @@ def lost(story: Story, readers: Readers, kafka: KafkaCluster) -> None:
     """The broker forgets blue."""
     blue = story.blue
     story.owned_before_loss = blue.consumer.assignment()
-    evict(kafka.bootstrap_servers, story.group_id, blue.consumer.member_id, readers.config["group.protocol"])
+    evict(
+        kafka.bootstrap_servers,
+        story.group_id,
+        blue.consumer.member_id,
+        readers.config["group.protocol"],
+    )
     readers.play(blue.consumer.get_lost_partitions, blue, what="the loss")
     story.lost = blue.consumer.get_lost_partitions()
     story.delay_when_lost = blue.consumer.delay_revoke(story.lost)
@@ -256,13 +305,19 @@ def test_the_listener_is_told_of_the_assignment_with_the_partitions_in_it(story:
 
 
 def test_a_seek_in_the_assignment_holds_before_the_first_record(story: Story) -> None:
-    """To an offset, and to an offset with metadata; without a seek, what was committed in the callback is where reading begins."""
+    """A seek goes to an offset, or to an offset with metadata.
+
+    Without a seek, reading begins at the offset that was committed in the callback.
+    """
     assert story.read_alone[0] == list(range(COMMITTED_IN_ASSIGNED.offset, EACH))
     assert story.read_alone[1] == story.read_alone[2] == list(range(SOUGHT, EACH))
 
 
 def test_a_pause_in_the_assignment_outlives_the_callback(story: Story) -> None:
-    """KAFKA-20385: "the consumer does not automatically resume partitions when the callback exits"."""
+    """The pause stays until the user resumes.
+
+    KAFKA-20385: "the consumer does not automatically resume partitions when the callback exits".
+    """
     assert story.read_alone[3] == story.after_hold[3] == []
     assert TopicPartition(story.blue.topic, 3) in story.paused_in_the_end
 
@@ -292,7 +347,10 @@ def test_the_view_answers_about_partitions_in_the_callback(story: Story) -> None
     assert answers["paused"] == {tps[3]}
     assert answers["beginning_offsets"] == dict.fromkeys(tps, 0)
     assert answers["end_offsets"] == dict.fromkeys(tps, EACH)
-    assert (answers["group_metadata"].group_id, bool(answers["group_metadata"].member_id)) == (story.group_id, True)
+    assert (answers["group_metadata"].group_id, bool(answers["group_metadata"].member_id)) == (
+        story.group_id,
+        True,
+    )
     assert answers["group_metadata"].client is not None
 
 
@@ -322,7 +380,10 @@ def test_a_delay_is_granted_poll_after_poll_and_gives_nothing_away(story: Story)
 
 
 def test_no_record_of_a_partition_comes_after_the_request_to_revoke_it(story: Story) -> None:
-    """KIP-983: "Consumer.poll should never return any records from revoked partitions", buffered ones included."""
+    """A record that was buffered before the request is not returned either.
+
+    KIP-983: "Consumer.poll should never return any records from revoked partitions".
+    """
     for tp in story.requested:
         assert story.after_hold[tp.partition] == story.at_request[tp.partition]
 
@@ -336,7 +397,10 @@ def test_retained_partitions_go_on_during_the_hold(story: Story) -> None:
 
 
 def test_the_listener_hears_of_a_revoke_at_its_completion(story: Story) -> None:
-    """Not at the request, and not during a delay; the partitions are still in the assignment then."""
+    """The listener is not called at the request, nor during a delay.
+
+    The partitions are still in the assignment when it is called.
+    """
     assert story.told_in_hold == []
     assert story.teller.revoked[0] == Moment(set(story.requested), set(story.everything))
 
@@ -347,7 +411,11 @@ def test_an_exception_of_the_listener_reaches_the_caller_of_poll_once(story: Sto
 
 
 def test_the_rebalance_completes_and_other_callbacks_fire_after_an_exception(story: Story) -> None:
-    """KAFKA-20385: "completes regardless", "onPartitionsAssigned is still called", "remains in a usable state"."""
+    """An exception of a callback does not stop the rebalance.
+
+    KAFKA-20385: "completes regardless", "onPartitionsAssigned is still called", "remains in a
+    usable state".
+    """
     assert len(story.owned_before_loss) == 2
     after = story.teller.order[story.teller.order.index("revoked") + 1 :]
     assert after.count("lost") == 1
@@ -365,13 +433,20 @@ def test_the_next_owner_starts_where_the_callback_of_the_revoke_has_committed(st
 
 
 def test_a_loss_names_all_that_the_member_had(story: Story) -> None:
-    """KAFKA-20385: "this will always include all partitions that were previously assigned to the consumer"."""
+    """A loss is a loss of the whole assignment.
+
+    KAFKA-20385: "this will always include all partitions that were previously assigned to the
+    consumer".
+    """
     assert story.lost == story.owned_before_loss
     assert [moment.partitions for moment in story.teller.lost] == [set(story.lost)]
 
 
 def test_lost_partitions_are_gone_before_the_callback(story: Story) -> None:
-    """Commits for them are refused, position and seek fail, and a commit of the assignment commits nothing."""
+    """The consumer refuses commits, position and seek for lost partitions.
+
+    A commit of the assignment commits nothing.
+    """
     (moment,) = story.teller.lost
     assert moment.assignment == set()
     assert moment.refused == [PartitionLostError, IllegalStateError, IllegalStateError]

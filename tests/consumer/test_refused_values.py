@@ -1,4 +1,7 @@
-"""A value that cannot work is refused where it is given, in words that say what is expected, and changes nothing."""
+"""The call that is given an unusable value refuses it and changes nothing.
+
+The error says what is expected.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +25,69 @@ P0 = TopicPartition("orders", 0)
 ONE = {P0: OffsetAndMetadata(1)}
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
-    "pause_pattern(None)": (lambda it: it.pause_pattern(None), "pause_pattern expects a compiled pattern of text"),
-    "pause_pattern(text)": (lambda it: it.pause_pattern("orders"), "pause_pattern expects a compiled pattern of text"),
-    "pause_pattern(bytes)": (lambda it: it.pause_pattern(re.compile(b"o.*")), "pause_pattern expects a compiled pattern of text"),
-    "resume_pattern(None)": (lambda it: it.resume_pattern(None), "resume_pattern expects a compiled pattern of text"),
-    "pause_topics(text)": (lambda it: it.pause_topics("orders"), "pause_topics expects a collection of names"),
-    "pause_topics([5])": (lambda it: it.pause_topics([5]), "pause_topics expects a collection of names"),
-    "resume_topics(text)": (lambda it: it.resume_topics("orders"), "resume_topics expects a collection of names"),
-    "resume_topics([5])": (lambda it: it.resume_topics([5]), "resume_topics expects a collection of names"),
-    "resume_topics(None)": (lambda it: it.resume_topics(None), "resume_topics expects a collection of names"),
-    "subscribe(text)": (lambda it: it.subscribe("orders"), "subscribe expects names of topics, or one compiled pattern"),
-    "subscribe(5)": (lambda it: it.subscribe(5), "subscribe expects names of topics, or one compiled pattern"),
-    "subscribe(None)": (lambda it: it.subscribe(None), "subscribe expects names of topics, or one compiled pattern"),
-    "subscribe(bytes)": (lambda it: it.subscribe(re.compile(b"o.*")), "subscribe expects a compiled pattern of text"),
+    "pause_pattern(None)": (
+        lambda it: it.pause_pattern(None),
+        "pause_pattern expects a compiled pattern of text",
+    ),
+    "pause_pattern(text)": (
+        lambda it: it.pause_pattern("orders"),
+        "pause_pattern expects a compiled pattern of text",
+    ),
+    "pause_pattern(bytes)": (
+        lambda it: it.pause_pattern(re.compile(b"o.*")),
+        "pause_pattern expects a compiled pattern of text",
+    ),
+    "resume_pattern(None)": (
+        lambda it: it.resume_pattern(None),
+        "resume_pattern expects a compiled pattern of text",
+    ),
+    "pause_topics(text)": (
+        lambda it: it.pause_topics("orders"),
+        "pause_topics expects a collection of names",
+    ),
+    "pause_topics([5])": (
+        lambda it: it.pause_topics([5]),
+        "pause_topics expects a collection of names",
+    ),
+    "resume_topics(text)": (
+        lambda it: it.resume_topics("orders"),
+        "resume_topics expects a collection of names",
+    ),
+    "resume_topics([5])": (
+        lambda it: it.resume_topics([5]),
+        "resume_topics expects a collection of names",
+    ),
+    "resume_topics(None)": (
+        lambda it: it.resume_topics(None),
+        "resume_topics expects a collection of names",
+    ),
+    "subscribe(text)": (
+        lambda it: it.subscribe("orders"),
+        "subscribe expects names of topics, or one compiled pattern",
+    ),
+    "subscribe(5)": (
+        lambda it: it.subscribe(5),
+        "subscribe expects names of topics, or one compiled pattern",
+    ),
+    "subscribe(None)": (
+        lambda it: it.subscribe(None),
+        "subscribe expects names of topics, or one compiled pattern",
+    ),
+    "subscribe(bytes)": (
+        lambda it: it.subscribe(re.compile(b"o.*")),
+        "subscribe expects a compiled pattern of text",
+    ),
     "close(text)": (lambda it: it.close("x"), "close expects a number of seconds"),
     "close(None)": (lambda it: it.close(None), "close expects a number of seconds"),
     "close(nan)": (lambda it: it.close(math.nan), "close expects a number of seconds"),
-    "commit_sync(.., text)": (lambda it: it.commit_sync(ONE, "x"), "commit_sync expects a number of seconds"),
-    "commit_sync(.., nan)": (lambda it: it.commit_sync(ONE, math.nan), "commit_sync expects a number of seconds"),
+    "commit_sync(.., text)": (
+        lambda it: it.commit_sync(ONE, "x"),
+        "commit_sync expects a number of seconds",
+    ),
+    "commit_sync(.., nan)": (
+        lambda it: it.commit_sync(ONE, math.nan),
+        "commit_sync expects a number of seconds",
+    ),
     "commit_async(.., 5)": (lambda it: it.commit_async(ONE, 5), "commit_async expects a function"),
     "poll(0, None)": (lambda it: it.poll(0, None), "poll expects a whole number as max_records"),
     "poll(0, 2.5)": (lambda it: it.poll(0, 2.5), "poll expects a whole number as max_records"),
@@ -48,10 +96,15 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_call_with_a_wrong_value_is_refused_and_changes_nothing(name: str) -> None:
-    """An error that comes with a later poll, or an AttributeError of the library's inside, says nothing about the mistake."""
+    """A later error does not point to the mistake.
+
+    That holds for an error of a later poll and for an AttributeError from inside the library.
+    """
     call, expected = REFUSED[name]
     group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     consumer.poll(0)
     with pytest.raises(TypeError, match=expected):
@@ -64,9 +117,14 @@ def test_a_call_with_a_wrong_value_is_refused_and_changes_nothing(name: str) -> 
 
 
 def test_topics_that_can_be_gone_through_only_once_are_taken() -> None:
-    """A generator is as good as a list: it was used up by the check, and nothing was subscribed to or paused."""
+    """A generator is as good as a list.
+
+    The check used it up, so that nothing was subscribed to or paused.
+    """
     group = FakeGroup({"orders": 1})
-    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(topic for topic in ["orders"])  # type: ignore[arg-type]
     consumer.poll(0)
     consumer.pause_topics(topic for topic in ["orders"])  # type: ignore[arg-type]
@@ -109,7 +167,9 @@ def test_settings_that_are_no_mapping_are_refused() -> None:
 
 def test_settings_of_topics_count_where_the_client_has_them_apart() -> None:
     """As the client itself takes them; a commit that nobody asked for hides in them as well."""
-    settings = validated({**CONFIG, "default.topic.config": {"auto.offset.reset": "earliest"}}, hold_limit_s=10)
+    settings = validated(
+        {**CONFIG, "default.topic.config": {"auto.offset.reset": "earliest"}}, hold_limit_s=10
+    )
     assert settings.offset_reset == "earliest"
     assert settings.fetcher()["auto.offset.reset"] == "error"
     with pytest.raises(ConfigurationError, match=r"enable\.auto\.commit"):

@@ -20,7 +20,11 @@ def lists_of(*partitions: TopicPartition) -> RevokeLists:
 
 
 def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
-    """KIP-983: "when a revoke is requested in one poll, the revoke will be completed in the next poll"."""
+    """The consumer completes a revoke one poll after the request.
+
+    KIP-983: "when a revoke is requested in one poll, the revoke will be completed in the next
+    poll".
+    """
     lists = lists_of(A, B, C)
     lists.start_poll()
     lists.request({A, B})
@@ -30,7 +34,10 @@ def test_a_requested_revoke_is_completed_in_the_next_poll() -> None:
 
 
 def test_a_delay_lasts_for_one_poll() -> None:
-    """KIP-983: "delayed to the poll following the next poll": to be asked for again after each poll."""
+    """The user must ask for the delay again after each poll.
+
+    KIP-983: "delayed to the poll following the next poll".
+    """
     lists = lists_of(A, B, C)
     lists.request({A})
     assert lists.delay({A})
@@ -52,7 +59,10 @@ def test_a_revoke_can_be_delayed_poll_after_poll() -> None:
 
 
 def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> None:
-    """Librdkafka ends a revoke request as a whole with the first unassign, so the release waits for the last partition."""
+    """Librdkafka ends a whole revoke request with the first unassign.
+
+    The release therefore waits for the last partition.
+    """
     lists = lists_of(A, B, C)
     lists.request({A, B, C})
     lists.delay({B, C})
@@ -66,7 +76,10 @@ def test_partitions_that_were_not_delayed_are_released_with_the_last_one() -> No
 
 
 def test_a_release_that_was_interrupted_is_due_again_in_the_next_poll() -> None:
-    """A callback of the user's may raise in the middle of it, and nobody else would ever give the partitions up."""
+    """A callback of the user may raise in the middle of the release.
+
+    Nobody else would ever give the partitions up.
+    """
     lists = RevokeLists()
     lists.request({A, B})
     due = PollStarted(completed=frozenset({A, B}), release=frozenset({A, B}))
@@ -86,7 +99,11 @@ def test_a_request_that_came_with_the_release_is_not_released_with_it() -> None:
 
 
 def test_a_lost_partition_leaves_the_other_lists_and_is_told_for_one_poll() -> None:
-    """KIP-983: "removed from the revoke-next and revoke-thereafter lists, and added to the list of lost partitions"."""
+    """The loss is told for one poll, in its own list only.
+
+    KIP-983: "removed from the revoke-next and revoke-thereafter lists, and added to the list of
+    lost partitions".
+    """
     lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})
@@ -108,7 +125,10 @@ def test_delaying_a_lost_partition_is_denied_and_delays_the_others() -> None:
 
 
 def test_a_delay_is_denied_until_a_lost_partition_is_assigned_again() -> None:
-    """KIP-983: "once the partition is lost, the delay request is denied", also when its loss was told some polls ago."""
+    """KIP-983: "once the partition is lost, the delay request is denied".
+
+    The delay is also denied when the loss was told some polls ago.
+    """
     lists = lists_of(A, B, C)
     lists.lose({A})
     lists.start_poll()
@@ -130,7 +150,10 @@ def test_delaying_what_is_not_to_be_revoked_changes_nothing() -> None:
 
 
 def test_a_delay_that_comes_too_late_is_denied_until_the_partition_is_assigned_again() -> None:
-    """KIP-983: "returns true on success": a loop that is one poll too late must hear that its partitions are given away."""
+    """A loop that is one poll too late must hear that its partitions are given away.
+
+    KIP-983: the request for a delay "returns true on success".
+    """
     lists = lists_of(A, B)
     lists.request({A})
     lists.start_poll()
@@ -151,7 +174,10 @@ def test_a_delay_is_denied_where_revokes_are_completed_at_once() -> None:
 
 
 def test_a_second_request_joins_the_first_one() -> None:
-    """It cannot come from librdkafka while one is held; if it does, nothing is given away early, and delays stand."""
+    """Librdkafka cannot make a second request while one is held.
+
+    If one comes, the lists give nothing away early, and delays stand.
+    """
     lists = lists_of(A, B, C)
     lists.request({A})
     lists.delay({A})
@@ -174,7 +200,10 @@ def test_a_completed_partition_is_not_lost_when_its_hold_is() -> None:
 
 
 def test_after_a_poll_that_told_nobody_everything_stays_for_one_more() -> None:
-    """What is to be revoked, delayed or lost was never heard of, so nobody could have asked for a delay."""
+    """The user never heard of partitions to be revoked, delayed or lost.
+
+    Nobody could have asked for a delay.
+    """
     lists = lists_of(A, B, C)
     lists.request({A, B})
     lists.delay({B})

@@ -1,7 +1,9 @@
-"""A Kafka with TLS, passwords, certificates and ACLs: what is needed is enough, and what is missing is named.
+"""A Kafka with TLS, passwords, certificates and ACLs.
 
-The least rights are those of docs/security.md. Every refusal must come within seconds, from `check` or from the first polls, and say what
-to do: a member that hangs is a partition that stands still.
+The needed rights are enough, and a missing one is named.
+
+The least rights are those of docs/security.md. Every refusal must come within seconds, from `check`
+or from the first polls, and say what to do: a member that hangs is a partition that stands still.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ LEAST = {"topic": "READ", "group": "READ"}
 """The rights of a member."""
 RECORDS = 20
 KEY_FORM = ("-topk8", "-v1", "PBE-SHA1-3DES")
-"""What OpenSSL does by itself (PBES2), Kafka's Java client cannot read: PBES2 SecretKeyFactory not available."""
+"""What OpenSSL does by itself (PBES2), Kafka's Java client cannot read: PBES2 SecretKeyFactory not
+available."""
 KEY_PASSWORD = "swordfish-of-the-key"  # noqa: S105 - of a key that lives as long as a test
 PATIENCE_S = 30.0
 REFUSED_WITHIN_S = 20.0
@@ -44,7 +47,10 @@ REFUSED_WITHIN_S = 20.0
 
 @dataclass(frozen=True)
 class Door:
-    """A topic with records, and a user of its own who may do some things with it and with the group of the same name."""
+    """A topic with records and a user with some rights on it.
+
+    The user has some rights on the group of the same name as well.
+    """
 
     kafka: SecuredKafka
     name: str
@@ -54,7 +60,9 @@ class Door:
         """The topic's only partition."""
         return TopicPartition(self.name, 0)
 
-    def allow(self, *, topic: str | None = LEAST["topic"], group: str | None = LEAST["group"]) -> None:
+    def allow(
+        self, *, topic: str | None = LEAST["topic"], group: str | None = LEAST["group"]
+    ) -> None:
         """Grant rights; those of a member by default."""
         if topic is not None:
             self.kafka.allow(self.name, topic, topic=self.name)
@@ -70,9 +78,20 @@ class Door:
         without: tuple[str, ...] = (),
     ) -> RebalanceAwareConsumer:
         """A consumer of this user; the pump's kind by default, which reads no records."""
-        access = {k: v for k, v in self.kafka.client_config(self.name).items() if not k.startswith(without)}
-        config = {**access, "group.id": self.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
-        return RebalanceAwareConsumer({**config, **(wrong or {})}, fetch=fetch, discovery_interval_s=1.0)
+        access = {
+            k: v
+            for k, v in self.kafka.client_config(self.name).items()
+            if not k.startswith(without)
+        }
+        config = {
+            **access,
+            "group.id": self.name,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+        }
+        return RebalanceAwareConsumer(
+            {**config, **(wrong or {})}, fetch=fetch, discovery_interval_s=1.0
+        )
 
 
 @pytest.fixture
@@ -103,7 +122,7 @@ def refusal(action: Callable[[], object]) -> str:
 
 
 def poll_until_refused(consumer: RebalanceAwareConsumer) -> None:
-    """Poll as a member does, which goes on after what is retriable; returns when no refusal came."""
+    """Poll as a member does, which goes on after retriable errors; return if no refusal came."""
     until = time.monotonic() + REFUSED_WITHIN_S
     while time.monotonic() < until and not consumer.assignment():
         _poll(consumer)
@@ -118,7 +137,9 @@ def _poll(consumer: RebalanceAwareConsumer) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does(door: Door, protocol: str) -> None:
+def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does(
+    door: Door, protocol: str
+) -> None:
     """More rights in the documentation would be more rights in production."""
     door.allow()
     read = 0
@@ -131,9 +152,13 @@ def test_read_on_the_topic_and_on_the_group_is_enough_for_all_that_a_member_does
             read += len(consumer.poll(0.1))
             return read == RECORDS
 
-        wait_until(has_all, timeout_s=30, what=lambda: f"{RECORDS} records; there are {read}", interval_s=0)
+        wait_until(
+            has_all, timeout_s=30, what=lambda: f"{RECORDS} records; there are {read}", interval_s=0
+        )
         consumer.commit_sync({door.partition: OffsetAndMetadata(7, "text")})
-        assert consumer.committed([door.partition]) == {door.partition: OffsetAndMetadata(7, "text")}
+        assert consumer.committed([door.partition]) == {
+            door.partition: OffsetAndMetadata(7, "text")
+        }
         position = consumer.cluster.log_ends([door.partition])[door.partition]
         assert consumer.cluster.truncated({door.partition: position}) == {door.partition: False}
         assert consumer.cluster.topic_ids([door.name]).keys() == {door.name}
@@ -170,7 +195,9 @@ def test_a_run_needs_no_more_than_to_describe_the_group(door: Door) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("group", [None, "DESCRIBE"])
-def test_without_read_on_the_group_the_first_poll_names_it(door: Door, protocol: str, group: str | None) -> None:
+def test_without_read_on_the_group_the_first_poll_names_it(
+    door: Door, protocol: str, group: str | None
+) -> None:
     """With DESCRIBE alone the consumer protocol calls the same thing a fatal error."""
     door.allow(group=group)
     with door.consumer(protocol) as consumer:
@@ -183,7 +210,10 @@ def test_without_read_on_the_group_the_first_poll_names_it(door: Door, protocol:
 
 @pytest.mark.parametrize("topic", [None, "DESCRIBE"])
 def test_without_read_on_the_topic_the_check_names_it(door: Door, topic: str | None) -> None:
-    """Who may see it could join and be assigned, and would be refused only when a claim is written."""
+    """With DESCRIBE alone, a member could join and be assigned the topic.
+
+    It would be refused only when it writes a claim.
+    """
     door.allow(topic=topic)
     with door.consumer() as consumer:
         consumer.subscribe([door.name])
@@ -193,7 +223,9 @@ def test_without_read_on_the_topic_the_check_names_it(door: Door, topic: str | N
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_without_a_right_on_the_topic_the_first_poll_names_it_too(door: Door, protocol: str) -> None:
+def test_without_a_right_on_the_topic_the_first_poll_names_it_too(
+    door: Door, protocol: str
+) -> None:
     """A loop that never calls `check` must not wait for records for ever."""
     door.allow(topic=None)
     with door.consumer(protocol, fetch=True) as consumer:
@@ -215,7 +247,10 @@ def test_a_commit_without_read_on_the_topic_names_it(door: Door) -> None:
 
 
 def test_a_run_without_a_right_on_the_group_is_told_so(door: Door) -> None:
-    """It polls nothing, so the client has nobody to tell why there is no answer, and the request just times out."""
+    """A run polls nothing, so the client cannot tell it why no answer comes.
+
+    The request just times out.
+    """
     door.allow(group=None)
     with door.consumer() as consumer:
         message = refusal(lambda: consumer.committed([door.partition], timeout_s=PATIENCE_S))
@@ -223,20 +258,34 @@ def test_a_run_without_a_right_on_the_group_is_told_so(door: Door) -> None:
     assert "ACL READ, which includes DESCRIBE, on the group" in message
 
 
-@pytest.mark.parametrize(("right", "says"), [("WRITE", ""), ("DESCRIBE", "ACLs WRITE and DESCRIBE on the topic")])
-def test_write_on_the_topic_of_dead_letters_is_enough_for_them(door: Door, right: str, says: str) -> None:
-    """Also for an idempotent producer, and with no right on the cluster; without it the problem names it."""
+@pytest.mark.parametrize(
+    ("right", "says"), [("WRITE", ""), ("DESCRIBE", "ACLs WRITE and DESCRIBE on the topic")]
+)
+def test_write_on_the_topic_of_dead_letters_is_enough_for_them(
+    door: Door, right: str, says: str
+) -> None:
+    """WRITE is also enough for an idempotent producer, with no right on the cluster.
+
+    Without WRITE, the problem names it.
+    """
     door.allow(topic=right, group=None)
-    letters = DeadLetterProducer({**door.kafka.client_config(door.name), "group.id": door.name}, door.name)
+    letters = DeadLetterProducer(
+        {**door.kafka.client_config(door.name), "group.id": door.name}, door.name
+    )
     letters.send("orders-0-5-9", "{}")
-    (delivery,) = wait_until(letters.deliveries, timeout_s=REFUSED_WITHIN_S, what="the end of the record")
+    (delivery,) = wait_until(
+        letters.deliveries, timeout_s=REFUSED_WITHIN_S, what="the end of the record"
+    )
     letters.close()
     assert says in delivery.problem
     assert bool(says) == bool(delivery.problem)
 
 
 def test_a_pattern_matches_those_topics_only_that_the_user_may_see(door: Door) -> None:
-    """One that it may not see is no error, and is taken in once it is allowed, together with its records."""
+    """A topic that the user may not see is no error.
+
+    The member takes it in, with its records, once the user is allowed to see it.
+    """
     door.allow()
     hidden = f"{door.name}-hidden"
     fill(door.kafka, hidden)
@@ -249,12 +298,22 @@ def test_a_pattern_matches_those_topics_only_that_the_user_may_see(door: Door) -
             seen.update(message.topic() for message in consumer.poll(0.1))
             return topic in seen
 
-        wait_until(lambda: reads(door.name), timeout_s=30, what="the records of the allowed topic", interval_s=0)
+        wait_until(
+            lambda: reads(door.name),
+            timeout_s=30,
+            what="the records of the allowed topic",
+            interval_s=0,
+        )
         for _ in range(15):
             reads(hidden)
         assert consumer.assignment() == {door.partition}
         door.kafka.allow(door.name, "READ", topic=hidden)
-        wait_until(lambda: reads(hidden), timeout_s=30, what="the records of the topic that was hidden", interval_s=0)
+        wait_until(
+            lambda: reads(hidden),
+            timeout_s=30,
+            what="the records of the topic that was hidden",
+            interval_s=0,
+        )
 
 
 def test_a_topic_of_a_pattern_that_may_be_seen_and_not_read_is_named(door: Door) -> None:
@@ -285,16 +344,32 @@ def holder(secured_kafka: SecuredKafka) -> Door:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("form", ["PEM", "PKCS#12"])
-def test_a_certificate_is_enough_to_log_in(holder: Door, protocol: str, form: str, tmp_path: Path) -> None:
-    """With the settings of docs/security.md, whose key has a password, and with one file for everything."""
-    settings = pem_settings(holder.kafka.client_config(holder.name), tmp_path) if form == "PEM" else holder.kafka.client_config(holder.name)
-    config = {**settings, "group.id": holder.name, "group.protocol": protocol, "auto.offset.reset": "earliest"}
+def test_a_certificate_is_enough_to_log_in(
+    holder: Door, protocol: str, form: str, tmp_path: Path
+) -> None:
+    """The settings are those of docs/security.md, whose key has a password.
+
+    A single file for everything also works.
+    """
+    settings = (
+        pem_settings(holder.kafka.client_config(holder.name), tmp_path)
+        if form == "PEM"
+        else holder.kafka.client_config(holder.name)
+    )
+    config = {
+        **settings,
+        "group.id": holder.name,
+        "group.protocol": protocol,
+        "auto.offset.reset": "earliest",
+    }
     with RebalanceAwareConsumer(config) as consumer:
         consumer.subscribe([holder.name])
         consumer.check()
         wait_until(lambda: consumer.poll(0.1), timeout_s=30, what="records", interval_s=0)
         consumer.commit_sync({holder.partition: OffsetAndMetadata(0, "text")})
-        assert consumer.committed([holder.partition]) == {holder.partition: OffsetAndMetadata(0, "text")}
+        assert consumer.committed([holder.partition]) == {
+            holder.partition: OffsetAndMetadata(0, "text")
+        }
 
 
 def test_the_rights_of_a_certificate_are_those_of_its_subject(holder: Door) -> None:
@@ -308,22 +383,37 @@ def test_the_rights_of_a_certificate_are_those_of_its_subject(holder: Door) -> N
     assert "ACL READ" in message
 
 
-def test_without_a_certificate_or_with_one_of_another_authority_nobody_gets_in(holder: Door, tmp_path: Path) -> None:
-    """The broker ends the connection right after the handshake, again and again: told when the time is over, with the reason."""
+def test_without_a_certificate_or_with_one_of_another_authority_nobody_gets_in(
+    holder: Door, tmp_path: Path
+) -> None:
+    """The broker ends the connection right after the handshake, again and again.
+
+    The check tells this, with the reason, when the time is over.
+    """
     trusted = holder.kafka.client_config(holder.name)
     none = {name: value for name, value in trusted.items() if not name.startswith("ssl.keystore")}
     certificate = _authority(tmp_path / "another.pem")
-    another = {**none, "ssl.certificate.location": str(certificate), "ssl.key.location": str(certificate.with_suffix(".key"))}
+    another = {
+        **none,
+        "ssl.certificate.location": str(certificate),
+        "ssl.key.location": str(certificate.with_suffix(".key")),
+    }
     for config in (none, another):
         with RebalanceAwareConsumer({**config, "group.id": holder.name}, fetch=False) as consumer:
             consumer.subscribe([holder.name])
             message = refusal(lambda: consumer.check(timeout_s=2.0))
-        assert re.search("ssl/tls alert (bad certificate|certificate unknown|certificate required|unknown ca)", message)
+        assert re.search(
+            "ssl/tls alert (bad certificate|certificate unknown|certificate required|unknown ca)",
+            message,
+        )
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A setting that is wrong, what the message must say, and prefixes of settings that are left out with it."""
+    """A wrong setting and what the message must say.
+
+    Settings with the listed prefixes are left out together with it.
+    """
 
     setting: str
     value: str
@@ -332,20 +422,39 @@ class Mistake:
 
 
 MISTAKES = {
-    "password": Mistake("sasl.password", "hunter2-is-wrong", ("Authentication failed", "'sasl.username' and 'sasl.password'")),
-    "mechanism": Mistake("sasl.mechanism", "SCRAM-SHA-256", ("supported mechanisms: SCRAM-SHA-512", "'sasl.mechanism'")),
-    "authority": Mistake("ssl.ca.location", "another.pem", ("certificate verify failed", "'ssl.ca.location'")),
-    "protocol": Mistake("security.protocol", "PLAINTEXT", ("speak your 'security.protocol'",), ("ssl.", "sasl.")),
+    "password": Mistake(
+        "sasl.password",
+        "hunter2-is-wrong",
+        ("Authentication failed", "'sasl.username' and 'sasl.password'"),
+    ),
+    "mechanism": Mistake(
+        "sasl.mechanism",
+        "SCRAM-SHA-256",
+        ("supported mechanisms: SCRAM-SHA-512", "'sasl.mechanism'"),
+    ),
+    "authority": Mistake(
+        "ssl.ca.location", "another.pem", ("certificate verify failed", "'ssl.ca.location'")
+    ),
+    "protocol": Mistake(
+        "security.protocol", "PLAINTEXT", ("speak your 'security.protocol'",), ("ssl.", "sasl.")
+    ),
     "login": Mistake("security.protocol", "SSL", ("speak your 'security.protocol'",), ("sasl.",)),
 }
 
 
 @pytest.mark.parametrize("kind", MISTAKES)
-def test_what_is_wrong_with_the_connection_is_said_within_seconds(door: Door, kind: str, tmp_path: Path) -> None:
-    """By `check`, by a poll without it, and by a run's first question, which each have another way to find out."""
+def test_what_is_wrong_with_the_connection_is_said_within_seconds(
+    door: Door, kind: str, tmp_path: Path
+) -> None:
+    """`check`, a poll without it, and a run's first question must each say it.
+
+    Each of them finds the mistake in another way.
+    """
     mistake = MISTAKES[kind]
     hangs_up = kind in {"protocol", "login"}
-    limit_s = 2.0 if hangs_up else PATIENCE_S  # brokers that just hang up are tried again for as long as it takes
+    limit_s = (
+        2.0 if hangs_up else PATIENCE_S
+    )  # brokers that just hang up are tried again for as long as it takes
     value = str(_authority(tmp_path / mistake.value)) if kind == "authority" else mistake.value
     with door.consumer(wrong={mistake.setting: value}, without=mistake.without) as consumer:
         messages = [refusal(lambda: consumer.committed([door.partition], timeout_s=limit_s))]
@@ -360,13 +469,29 @@ def test_what_is_wrong_with_the_connection_is_said_within_seconds(door: Door, ki
 
 
 def pem_settings(config: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The settings of docs/security.md for a user with a PKCS#12 file: a certificate, and a key with a password that Java can read, too."""
+    """The settings of docs/security.md for a user with a PKCS#12 file.
+
+    They name a certificate, and a key with a password that Java can read as well.
+    """
     settings = dict(config)
     store, password = settings.pop("ssl.keystore.location"), settings.pop("ssl.keystore.password")
     certificate, plain, key = (folder / name for name in ("etl.pem", "plain.key", "etl.key"))
     opened: list[str | Path] = ["pkcs12", "-in", store, "-passin", f"pass:{password}"]
-    convert: list[str | Path] = ["pkcs8", *KEY_FORM, "-in", plain, "-out", key, "-passout", f"pass:{KEY_PASSWORD}"]
-    for command in ([*opened, "-clcerts", "-nokeys", "-out", certificate], [*opened, "-nocerts", "-nodes", "-out", plain], convert):
+    convert: list[str | Path] = [
+        "pkcs8",
+        *KEY_FORM,
+        "-in",
+        plain,
+        "-out",
+        key,
+        "-passout",
+        f"pass:{KEY_PASSWORD}",
+    ]
+    for command in (
+        [*opened, "-clcerts", "-nokeys", "-out", certificate],
+        [*opened, "-nocerts", "-nodes", "-out", plain],
+        convert,
+    ):
         subprocess.run(["openssl", *command], check=True, capture_output=True)  # noqa: S607 - the one that is installed
     files = {"ssl.certificate.location": str(certificate), "ssl.key.location": str(key)}
     return {**settings, **files, "ssl.key.password": KEY_PASSWORD}
@@ -375,6 +500,18 @@ def pem_settings(config: Mapping[str, str], folder: Path) -> dict[str, str]:
 def _authority(path: Path) -> Path:
     """The certificate of an authority that nobody has asked."""
     names = ["-subj", "/CN=another", "-keyout", str(path.with_suffix(".key")), "-out", str(path)]
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", *names]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+        *names,
+    ]
     subprocess.run(command, check=True, capture_output=True)
     return path

@@ -14,7 +14,10 @@ GOOD = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 
 def settings(*, hold_limit_s: float = 300.0, **config: object) -> Settings:
     """Settings with underscores for dots."""
-    return validated({**GOOD, **{name.replace("_", "."): value for name, value in config.items()}}, hold_limit_s=hold_limit_s)
+    return validated(
+        {**GOOD, **{name.replace("_", "."): value for name, value in config.items()}},
+        hold_limit_s=hold_limit_s,
+    )
 
 
 @pytest.mark.parametrize("value", [True, "true", "True", "1", 1])
@@ -33,20 +36,30 @@ def test_auto_commit_is_off_in_every_client() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("https.ca.location", "https.ca.pem", "enable.sasl.oauthbearer.unsecure.jwt", "enable.ssl.certificate.verification"),
+        *(
+            "https.ca.location",
+            "https.ca.pem",
+            "enable.sasl.oauthbearer.unsecure.jwt",
+            "enable.ssl.certificate.verification",
+        ),
         *("sasl.oauthbearer.token.endpoint.url", "ssl.ca.location", "security.protocol"),
     ],
 )
 def test_each_client_is_given_what_a_login_takes(name: str) -> None:
-    """`check` and `end_offsets` have a client of their own, which could not log in where the others can."""
+    """`check` and `end_offsets` use a client of their own, which must log in as the others do."""
     given = validated({**GOOD, "security.protocol": "SASL_SSL", name: "as given"}, hold_limit_s=300)
-    assert [each[name] for each in (given.member(), given.fetcher(), given.connection())] == ["as given"] * 3
+    assert [each[name] for each in (given.member(), given.fetcher(), given.connection())] == [
+        "as given"
+    ] * 3
 
 
 def test_a_broker_that_is_back_is_found_within_a_second() -> None:
     """By each client: its partitions stand still until then. Who has chosen otherwise knows why."""
     default = settings()
-    assert [each["reconnect.backoff.max.ms"] for each in (default.member(), default.fetcher(), default.connection())] == [1000] * 3
+    assert [
+        each["reconnect.backoff.max.ms"]
+        for each in (default.member(), default.fetcher(), default.connection())
+    ] == [1000] * 3
     chosen = settings(reconnect_backoff_ms=5000)
     assert "reconnect.backoff.max.ms" not in chosen.member()
     assert chosen.connection()["reconnect.backoff.ms"] == 5000
@@ -74,33 +87,49 @@ def test_a_bad_value_is_named() -> None:
 
 def test_the_poll_interval_is_derived_from_the_hold_limit() -> None:
     """The broker ends a hold after it, so it must be longer than any hold is meant to be."""
-    assert settings(hold_limit_s=100).member()["max.poll.interval.ms"] == round((100 + HOLD_MARGIN_S) * 1000)
+    assert settings(hold_limit_s=100).member()["max.poll.interval.ms"] == round(
+        (100 + HOLD_MARGIN_S) * 1000
+    )
 
 
 def test_in_classic_the_poll_interval_is_not_below_the_session_timeout() -> None:
     """The client refuses it, and the user did not choose it."""
-    assert settings(hold_limit_s=5, group_protocol="classic").member()["max.poll.interval.ms"] == 45_000
-    assert settings(hold_limit_s=5, group_protocol="classic", session_timeout_ms=6000).member()["max.poll.interval.ms"] == 20_000
+    assert (
+        settings(hold_limit_s=5, group_protocol="classic").member()["max.poll.interval.ms"]
+        == 45_000
+    )
+    assert (
+        settings(hold_limit_s=5, group_protocol="classic", session_timeout_ms=6000).member()[
+            "max.poll.interval.ms"
+        ]
+        == 20_000
+    )
 
 
 def test_a_hold_limit_that_does_not_fit_is_refused_and_both_settings_are_named() -> None:
     """The broker would fence the member in the middle of a drain."""
-    with pytest.raises(ConfigurationError, match=r"hold_limit_s=300 .*'max\.poll\.interval\.ms'=300000"):
+    with pytest.raises(
+        ConfigurationError, match=r"hold_limit_s=300 .*'max\.poll\.interval\.ms'=300000"
+    ):
         settings(hold_limit_s=300, max_poll_interval_ms=300_000)
     assert settings(hold_limit_s=299, max_poll_interval_ms="300000").max_poll_interval_s == 300
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("nan")])
 def test_a_hold_limit_must_be_positive(limit: float) -> None:
-    """Zero would mean no hold at all, which is what the default behaviour of other consumers is for."""
+    """A limit of zero would mean no hold at all, which is how other consumers behave by default."""
     with pytest.raises(ConfigurationError, match="hold_limit_s"):
         settings(hold_limit_s=limit)
 
 
-@pytest.mark.parametrize("name", ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"])
+@pytest.mark.parametrize(
+    "name", ["session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy"]
+)
 def test_what_the_broker_decides_in_the_consumer_protocol_is_refused(name: str) -> None:
     """Both ways out are in the message."""
-    with pytest.raises(ConfigurationError, match=r"decided by the broker .*'group\.protocol' to 'classic'"):
+    with pytest.raises(
+        ConfigurationError, match=r"decided by the broker .*'group\.protocol' to 'classic'"
+    ):
         validated({**GOOD, name: "6000"}, hold_limit_s=1)
 
 
@@ -116,8 +145,17 @@ def test_an_eager_strategy_is_taken_in_classic(strategy: str) -> None:
 
 @pytest.mark.parametrize("mixture", ["range,cooperative-sticky", "cooperative-sticky, range"])
 def test_a_mixed_list_of_strategies_is_refused_with_the_way_out(mixture: str) -> None:
-    """Java upgrades with such a list; this client cannot have one, and its own words for it name no way."""
-    with pytest.raises(ConfigurationError, match=r"'partition\.assignment\.strategy' mixes .* two rolling bounces .*docs/upgrading\.md"):
+    """Java upgrades with such a list, but this client cannot have one.
+
+    The client's own message names no way out.
+    """
+    with pytest.raises(
+        ConfigurationError,
+        match=(
+            r"'partition\.assignment\.strategy' mixes .* two rolling bounces "
+            r".*docs/upgrading\.md"
+        ),
+    ):
         settings(group_protocol="classic", partition_assignment_strategy=mixture)
 
 
@@ -135,7 +173,10 @@ def test_an_unknown_protocol_is_refused() -> None:
 
 
 def test_a_static_member_is_refused() -> None:
-    """It would not hand over when it leaves, and a reload would fence the process that still drains."""
+    """A static member would not hand over when it leaves.
+
+    A reload would also fence the process that still drains.
+    """
     with pytest.raises(ConfigurationError, match=r"group\.instance\.id"):
         settings(group_instance_id="blue")
 
@@ -143,14 +184,24 @@ def test_a_static_member_is_refused() -> None:
 def test_in_classic_the_client_does_not_refresh_metadata() -> None:
     """A metadata change during a hold supersedes it without a callback."""
     assert settings(group_protocol="classic").member()["topic.metadata.refresh.interval.ms"] == -1
-    with pytest.raises(ConfigurationError, match=r"'topic\.metadata\.refresh\.interval\.ms' is set: .*Remove it"):
+    with pytest.raises(
+        ConfigurationError, match=r"'topic\.metadata\.refresh\.interval\.ms' is set: .*Remove it"
+    ):
         settings(group_protocol="classic", topic_metadata_refresh_interval_ms="5000")
-    assert settings(topic_metadata_refresh_interval_ms="5000").member()["topic.metadata.refresh.interval.ms"] == "5000"
+    assert (
+        settings(topic_metadata_refresh_interval_ms="5000").member()[
+            "topic.metadata.refresh.interval.ms"
+        ]
+        == "5000"
+    )
 
 
 @pytest.mark.parametrize("chosen", ["earliest", "latest", "error"])
 def test_where_reading_starts_is_left_to_no_client(chosen: str) -> None:
-    """The member reads nothing; with `error` its client would report that offset 0 is gone. The fetcher's is told where to begin."""
+    """The member reads nothing; with `error` its client would report that offset 0 is gone.
+
+    The fetcher's is told where to begin.
+    """
     made = settings(auto_offset_reset=chosen)
     assert made.member()["auto.offset.reset"] == "latest"
     assert made.fetcher()["auto.offset.reset"] == "error"
@@ -159,26 +210,43 @@ def test_where_reading_starts_is_left_to_no_client(chosen: str) -> None:
 
 def test_a_setting_that_is_no_number_is_named() -> None:
     """Before it is compared with anything."""
-    with pytest.raises(ConfigurationError, match=r"'max\.poll\.interval\.ms' must be a whole number"):
+    with pytest.raises(
+        ConfigurationError, match=r"'max\.poll\.interval\.ms' must be a whole number"
+    ):
         settings(max_poll_interval_ms="five minutes")
 
 
 def test_the_fetcher_is_no_member_of_the_group() -> None:
     """It has none of the group's settings, and may rest for as long as its user likes."""
     config = settings(group_protocol="classic", session_timeout_ms=6000, client_id="blue").fetcher()
-    assert not {"group.protocol", "session.timeout.ms", "partition.assignment.strategy"} & set(config)
+    assert not {"group.protocol", "session.timeout.ms", "partition.assignment.strategy"} & set(
+        config
+    )
     assert config["client.id"] == "blue-fetch"
 
 
 def test_questions_to_the_cluster_use_the_connection_only() -> None:
     """With its credentials, and without settings that only a consumer knows."""
-    config = settings(security_protocol="SASL_SSL", sasl_username="u", fetch_min_bytes=1, auto_offset_reset="earliest").connection()
-    assert set(config) == {"bootstrap.servers", "security.protocol", "sasl.username", "reconnect.backoff.max.ms", "logger"}
+    config = settings(
+        security_protocol="SASL_SSL",
+        sasl_username="u",
+        fetch_min_bytes=1,
+        auto_offset_reset="earliest",
+    ).connection()
+    assert set(config) == {
+        "bootstrap.servers",
+        "security.protocol",
+        "sasl.username",
+        "reconnect.backoff.max.ms",
+        "logger",
+    }
 
 
 def test_settings_do_not_show_what_is_in_them() -> None:
     """A failed assertion, a debugger or an error tracker prints whatever it finds."""
-    assert "hunter2" not in repr(settings(security_protocol="sasl_ssl", sasl_password="hunter2", ssl_key_pem="hunter2"))  # noqa: S106 - what must not be seen
+    secret = "hunter2"  # noqa: S105 - what must not be seen
+    shown = repr(settings(security_protocol="sasl_ssl", sasl_password=secret, ssl_key_pem=secret))
+    assert secret not in shown
 
 
 @pytest.mark.parametrize(
@@ -189,7 +257,14 @@ def test_settings_do_not_show_what_is_in_them() -> None:
         {"security.protocol": "SSL", "enable.ssl.certificate.verification": "false"},
     ],
 )
-def test_settings_that_would_connect_less_securely_than_they_say_are_refused(accident: dict[str, object]) -> None:
+def test_settings_that_would_connect_less_securely_than_they_say_are_refused(
+    accident: dict[str, object],
+) -> None:
     """The client itself connects in the clear, or to anybody, without a word."""
-    with pytest.raises(ConfigurationError, match=r"'security\.protocol' is PLAINTEXT|certificate\.verification' is off"):
-        validated({"bootstrap.servers": "kafka:9092", "group.id": "g", **accident}, hold_limit_s=30.0)
+    with pytest.raises(
+        ConfigurationError,
+        match=r"'security\.protocol' is PLAINTEXT|certificate\.verification' is off",
+    ):
+        validated(
+            {"bootstrap.servers": "kafka:9092", "group.id": "g", **accident}, hold_limit_s=30.0
+        )

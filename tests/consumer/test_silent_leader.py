@@ -1,4 +1,7 @@
-"""A broker that is away: its partitions have no answer, the others have theirs, and nobody is told an offset that does not exist."""
+"""A broker is away: its partitions have no answer, and the others have theirs.
+
+Nobody is told an offset that does not exist.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,21 @@ def kafka() -> Iterator[KafkaCluster]:
         yield cluster
 
 
-def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_successor(kafka: KafkaCluster) -> None:
-    """Librdkafka answers -1001 for them, which is no error to it, and goes on asking the old leader."""
+def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_successor(
+    kafka: KafkaCluster,
+) -> None:
+    """Librdkafka answers -1001 for these partitions and goes on asking the old leader.
+
+    The answer is no error to librdkafka.
+    """
     leaders = kafka.leaders("orders")
-    (silent,) = [partition for partition in PARTITIONS if leaders[partition.partition] == leaders[0]]
+    (silent,) = [
+        partition for partition in PARTITIONS if leaders[partition.partition] == leaders[0]
+    ]
     others = [partition for partition in PARTITIONS if partition != silent]
-    with RebalanceAwareConsumer({**kafka.client_config(), "group.id": "reader", "log_level": 0}, fetch=False) as consumer:
+    with RebalanceAwareConsumer(
+        {**kafka.client_config(), "group.id": "reader", "log_level": 0}, fetch=False
+    ) as consumer:
         assert consumer.end_offsets(PARTITIONS) == dict.fromkeys(PARTITIONS, RECORDS)
         kafka.kill(leaders[0])
         with pytest.raises(BrokerError, match="orders-0") as caught:
@@ -53,6 +65,10 @@ def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_success
             except BrokerError:
                 return None
 
-        found = wait_until(answered, timeout_s=60, what="another node to lead it, and be found by somebody who never waits for long")
+        found = wait_until(
+            answered,
+            timeout_s=60,
+            what="another node to lead it, and be found by somebody who never waits for long",
+        )
         assert found == dict.fromkeys(PARTITIONS, RECORDS)
         assert consumer.beginning_offsets(PARTITIONS, 10.0) == dict.fromkeys(PARTITIONS, 0)

@@ -1,4 +1,7 @@
-"""Where reading begins is looked up by this package, and never by the client, whose late answers move partitions that have come back."""
+"""This package looks up where reading begins, and never the client.
+
+Late answers of the client move partitions that have come back.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ P0, P1, P2, P3 = (TopicPartition("orders", number) for number in range(4))
 class Deaf(FakeMember):
     """A member whose coordinator is away."""
 
-    def committed(self, partitions: Collection[TopicPartition], timeout_s: float = 5.0) -> dict[TopicPartition, OffsetAndMetadata | None]:
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 5.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """No answer."""
         msg = f"no answer about {len(partitions)} within {timeout_s} s"
         raise BrokerError(msg, retriable=True)
@@ -29,7 +34,9 @@ class Deaf(FakeMember):
 class Headless(FakeGroup):
     """A cluster in which the first partition has no leader."""
 
-    def end_offsets(self, partitions: Collection[TopicPartition], timeout_s: float = 10.0) -> dict[TopicPartition, int]:
+    def end_offsets(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
         """Of the others, when it is not among them."""
         if P0 in partitions:
             why = "it has no leader"
@@ -48,36 +55,54 @@ def group() -> FakeGroup:
 
 
 @pytest.mark.parametrize(("reset", "where"), [("earliest", 0), ("latest", 9)])
-def test_a_partition_begins_where_the_group_has_committed_or_else_at_the_chosen_end(group: FakeGroup, reset: str, where: int) -> None:
-    """With the leader epoch of the commit, by which a log that was cut off is noticed, and without its metadata."""
+def test_a_partition_begins_where_the_group_has_committed_or_else_at_the_chosen_end(
+    group: FakeGroup, reset: str, where: int
+) -> None:
+    """The start has the leader epoch of the commit, and not its metadata.
+
+    The epoch shows whether the log was cut off.
+    """
     starts = Starts(group.member(), group, "earliest" if reset == "earliest" else "latest")
-    assert starts.find({P0: "committed", P1: "committed"}, 1.0) == ({P0: OffsetAndMetadata(3, "", 7), P1: OffsetAndMetadata(where)}, None)
+    assert starts.find({P0: "committed", P1: "committed"}, 1.0) == (
+        {P0: OffsetAndMetadata(3, "", 7), P1: OffsetAndMetadata(where)},
+        None,
+    )
 
 
 def test_a_sought_end_or_offset_counts_whatever_is_committed(group: FakeGroup) -> None:
     """The caller has chosen it."""
-    found, problem = Starts(group.member(), group, "error").find({P0: "latest", P1: "earliest", P2: 5}, 1.0)
+    found, problem = Starts(group.member(), group, "error").find(
+        {P0: "latest", P1: "earliest", P2: 5}, 1.0
+    )
     assert found == {P0: OffsetAndMetadata(9), P1: OffsetAndMetadata(0), P2: OffsetAndMetadata(5)}
     assert problem is None
 
 
 def test_no_offset_is_chosen_where_that_is_forbidden(group: FakeGroup) -> None:
     """Skipping records in silence would lose them; what has a commit is read all the same."""
-    found, problem = Starts(group.member(), group, "error").find({P0: "committed", P1: "committed"}, 1.0)
+    found, problem = Starts(group.member(), group, "error").find(
+        {P0: "committed", P1: "committed"}, 1.0
+    )
     assert found == {P0: OffsetAndMetadata(3, "", 7)}
     assert problem is not None
     assert not problem.retriable
-    assert "orders-1 has no committed offset and 'auto.offset.reset' forbids to choose one" in str(problem)
+    assert "orders-1 has no committed offset and 'auto.offset.reset' forbids to choose one" in str(
+        problem
+    )
 
 
 def test_what_is_not_known_now_is_left_out_and_the_rest_begins(group: FakeGroup) -> None:
     """One leader that is away must not keep the other partitions from being read."""
-    found, problem = Starts(Deaf(group), group, "latest").find({P0: "committed", P1: "latest", P2: 5}, 1.0)
+    found, problem = Starts(Deaf(group), group, "latest").find(
+        {P0: "committed", P1: "latest", P2: 5}, 1.0
+    )
     assert found.keys() == {P1, P2}
     assert problem is not None
     assert problem.retriable
     headless = Headless({"orders": 4})
-    found, problem = Starts(headless.member(), headless, "latest").find(dict.fromkeys((P0, P1, P3), "committed"), 1.0)
+    found, problem = Starts(headless.member(), headless, "latest").find(
+        dict.fromkeys((P0, P1, P3), "committed"), 1.0
+    )
     assert found == {P1: OffsetAndMetadata(0), P3: OffsetAndMetadata(0)}
     assert problem is not None
     assert problem.partitions.keys() == {P0}

@@ -28,7 +28,9 @@ _HEADER = struct.Struct(">qi")
 
 def cluster_of(bootstrap_servers: str) -> Cluster:
     """Questions to a Kafka."""
-    return Cluster(validated({"bootstrap.servers": bootstrap_servers, "group.id": "etl"}, hold_limit_s=10))
+    return Cluster(
+        validated({"bootstrap.servers": bootstrap_servers, "group.id": "etl"}, hold_limit_s=10)
+    )
 
 
 def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
@@ -52,7 +54,7 @@ def cut(log: Path, at: int) -> None:
 
 @pytest.fixture(scope="module")
 def cut_off() -> Iterator[KafkaCluster]:
-    """A Kafka with 20 records in `orders`, of which the last 10 were lost; 20 others took their place."""
+    """A Kafka where `orders` lost the last 10 of its 20 records, and 20 others replaced them."""
     with KafkaCluster() as kafka:
         kafka.create_topic("orders")
         produce(kafka, "orders", 20)
@@ -63,7 +65,9 @@ def cut_off() -> Iterator[KafkaCluster]:
         yield kafka
 
 
-def test_a_log_that_was_cut_off_does_not_reach_what_it_reached_in_its_earlier_epoch(cut_off: KafkaCluster) -> None:
+def test_a_log_that_was_cut_off_does_not_reach_what_it_reached_in_its_earlier_epoch(
+    cut_off: KafkaCluster,
+) -> None:
     """Its bounds say nothing: the log ends behind all that the group has committed."""
     cluster = cluster_of(cut_off.bootstrap_servers)
     end = cluster.log_ends([ORDERS])[ORDERS]
@@ -79,7 +83,9 @@ def test_a_log_that_was_cut_off_does_not_reach_what_it_reached_in_its_earlier_ep
         assert cluster.truncated({ORDERS: position}) == {ORDERS: is_truncated}, position
 
 
-def test_the_positions_of_many_partitions_are_verified_together(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_the_positions_of_many_partitions_are_verified_together(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """A broker that restarts leads all of its partitions anew."""
     topic = kafka_topic(50)
     partitions = [TopicPartition(topic, number) for number in range(50)]
@@ -90,11 +96,15 @@ def test_the_positions_of_many_partitions_are_verified_together(kafka_broker: Ka
 
 def test_leaders_that_do_not_answer_are_left_out() -> None:
     """They are asked again later; nothing is believed of their logs meanwhile."""
-    settings = validated({"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "etl"}, hold_limit_s=10)
+    settings = validated(
+        {"bootstrap.servers": f"127.0.0.1:{free_port()}", "group.id": "etl"}, hold_limit_s=10
+    )
     assert ask_leaders(settings, {ORDERS: LogPosition(3, 1)}, 0.3) == {}
 
 
-def test_a_topic_that_is_made_again_has_another_id(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_a_topic_that_is_made_again_has_another_id(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """Its name and its offsets are the same."""
     topic = kafka_topic()
     cluster = cluster_of(kafka_broker.bootstrap_servers)
@@ -107,10 +117,14 @@ def test_a_topic_that_is_made_again_has_another_id(kafka_broker: KafkaCluster, k
     assert after != before
 
 
-def test_the_high_watermark_lies_behind_an_open_transaction(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_the_high_watermark_lies_behind_an_open_transaction(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """The end offset is the transaction's first: what lies behind it is not to be read yet."""
     topic = kafka_topic()
-    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic})
+    producer = Producer(
+        {"bootstrap.servers": kafka_broker.bootstrap_servers, "transactional.id": topic}
+    )
     producer.init_transactions()
     producer.begin_transaction()
     for _ in range(3):

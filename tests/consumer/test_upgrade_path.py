@@ -1,4 +1,7 @@
-"""An eager group becomes cooperative by way of the consumer protocol, member by member, while records come in; on a real broker."""
+"""An eager group becomes cooperative, member by member, while records come in.
+
+It goes by way of the consumer protocol, on a real broker.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ class Deployment:
         self.topic = topic
         self.seen: Counter[tuple[int, int]] = Counter()
         self.produced = 0
-        self._base = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": unique_name("group"), "auto.offset.reset": "earliest"}
+        self._base = {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": unique_name("group"),
+            "auto.offset.reset": "earliest",
+        }
         self._producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "linger.ms": 0})
         self.members = [self.join(settings), self.join(settings)]
         self.play(self.shared, "both to share the partitions")
@@ -70,7 +77,9 @@ class Deployment:
                 assert self._producer.flush(10) == 0
             for member in self.members:
                 records = member.poll(0.05)
-                self.seen.update((record.partition() or 0, record.offset() or 0) for record in records)
+                self.seen.update(
+                    (record.partition() or 0, record.offset() or 0) for record in records
+                )
                 if records:
                     member.commit_sync()
             return until()
@@ -92,7 +101,10 @@ def deployment(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> Iterato
 
 
 def test_an_eager_group_moves_to_cooperative_in_two_rolling_bounces(deployment: Deployment) -> None:
-    """By way of the consumer protocol, since the client cannot list both kinds of strategies; every record is read once."""
+    """The group goes by way of the consumer protocol and reads every record once.
+
+    The client cannot list both kinds of strategies.
+    """
     for settings in (CONSUMER, COOPERATIVE):
         for number in (0, 1):
             deployment.replace(number, settings)
@@ -101,13 +113,24 @@ def test_an_eager_group_moves_to_cooperative_in_two_rolling_bounces(deployment: 
 
 
 def test_a_cooperative_member_is_refused_by_an_eager_group(deployment: Deployment) -> None:
-    """So one rolling bounce is not enough: the new member has nothing, and says why. The old one reads everything."""
+    """So one rolling bounce is not enough: the new member has nothing, and says why.
+
+    The old one reads everything.
+    """
     deployment.members[0].close()
-    with pytest.raises(BrokerError, match=r"INCONSISTENT_GROUP_PROTOCOL.*the group is in use with another protocol or assignment strategy"):
+    with pytest.raises(
+        BrokerError,
+        match=(
+            r"INCONSISTENT_GROUP_PROTOCOL.*the group is in use with another protocol "
+            r"or assignment strategy"
+        ),
+    ):
         deployment.replace(0, COOPERATIVE)
     assert not deployment.members[0].assignment()
     deployment.members[0].close()
     deployment.members = deployment.members[1:]
-    deployment.play(lambda: len(deployment.members[0].assignment()) == 4, "the old member to own everything")
+    deployment.play(
+        lambda: len(deployment.members[0].assignment()) == 4, "the old member to own everything"
+    )
     deployment.play(deployment.everything_read, "every record to be read", produce=False)
     assert set(deployment.seen.values()) == {1}

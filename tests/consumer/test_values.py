@@ -1,4 +1,7 @@
-"""Values that users bring: those of confluent-kafka mean what they mean there, others are refused with what is expected."""
+"""Values that users pass in.
+
+Those of confluent-kafka keep their meaning, and others are refused with what is expected.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,11 @@ CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0, P1, P2, P3 = EVERYTHING = tuple(TopicPartition("orders", number) for number in range(4))
 
 
-def client(number: int, offset: int = confluent_kafka.OFFSET_INVALID, **more: Any) -> confluent_kafka.TopicPartition:  # noqa: ANN401
+def client(
+    number: int,
+    offset: int = confluent_kafka.OFFSET_INVALID,
+    **more: Any,  # noqa: ANN401
+) -> confluent_kafka.TopicPartition:
     """A partition of confluent-kafka's type."""
     return confluent_kafka.TopicPartition("orders", number, offset, **more)
 
@@ -41,7 +48,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> FakeGroup:
 
 def consumer_of(group: FakeGroup) -> RebalanceAwareConsumer:
     """A consumer that reads the log in memory, and owns what there is."""
-    consumer = RebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     consumer.poll(0, 1)
     return consumer
@@ -71,9 +80,17 @@ def test_pauses_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "target"),
-    [(client(1, 70), None), (client(1), 70), (P1, 70), (P1, OffsetAndMetadata(70)), (client(1, 5), 70)],
+    [
+        (client(1, 70), None),
+        (client(1), 70),
+        (P1, 70),
+        (P1, OffsetAndMetadata(70)),
+        (client(1, 5), 70),
+    ],
 )
-def test_a_seek_takes_the_offset_where_it_is(group: FakeGroup, offset: TopicPartition, target: int | None) -> None:
+def test_a_seek_takes_the_offset_where_it_is(
+    group: FakeGroup, offset: TopicPartition, target: int | None
+) -> None:
     """Confluent-kafka's `seek` takes a partition that has the offset in it."""
     consumer = consumer_of(group)
     consumer.seek(offset, target) if target is not None else consumer.seek(offset)
@@ -112,15 +129,22 @@ def test_questions_take_partitions_of_confluent_kafka(group: FakeGroup) -> None:
 
 
 def test_reading_starts_where_the_callback_of_the_assignment_was_told(group: FakeGroup) -> None:
-    """The log grows between the answer and the first fetch; what is skipped then, nobody reads who commits the position."""
+    """The log grows between the answer and the first fetch.
+
+    If reading skipped those records, a member that commits the position would never read them.
+    """
     told: list[int] = []
 
     class AskForPositions(CommitOnRevoke):
-        def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+        def on_partitions_assigned(
+            self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+        ) -> None:
             told.extend(consumer.position(partition) for partition in partitions if partition == P0)
 
     group.produce(P0, 90)
-    consumer = RebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.set_rebalance_listener(AskForPositions())
     consumer.subscribe(["orders"])
     read = [record.offset() for record in consumer.poll(0) if record.partition() == 0]
@@ -137,8 +161,16 @@ WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], s
     (lambda c: c.seek(P0), TypeError, "seek expects an offset"),
     (lambda c: c.seek(P0, "5"), TypeError, "seek expects an offset"),  # type: ignore[arg-type]
     (lambda c: c.seek(P0, -5), IllegalStateError, "to -5: an offset is a number from 0"),
-    (lambda c: c.seek(client(0, confluent_kafka.OFFSET_END)), IllegalStateError, "use seek_to_beginning or seek_to_end"),
-    (lambda c: c.commit_sync({P0: 5}), TypeError, r"commit_sync expects OffsetAndMetadata\(next_offset\)"),  # type: ignore[arg-type]
+    (
+        lambda c: c.seek(client(0, confluent_kafka.OFFSET_END)),
+        IllegalStateError,
+        "use seek_to_beginning or seek_to_end",
+    ),
+    (
+        lambda c: c.commit_sync({P0: 5}),  # type: ignore[arg-type]
+        TypeError,
+        r"commit_sync expects OffsetAndMetadata\(next_offset\)",
+    ),
     (lambda c: c.commit_async({P0: 5}), TypeError, "commit_async expects OffsetAndMetadata"),  # type: ignore[arg-type]
     (lambda c: c.commit_sync({P0}), TypeError, "commit_sync expects a mapping"),  # type: ignore[arg-type]
     (lambda c: c.commit_sync({"orders": OffsetAndMetadata(5)}), TypeError, "a TopicPartition"),  # type: ignore[arg-type]
@@ -158,7 +190,10 @@ WRONG: list[tuple[Callable[[RebalanceAwareConsumer], object], type[Exception], s
 
 @pytest.mark.parametrize(("call", "kind", "message"), WRONG)
 def test_a_wrong_value_is_refused_with_what_is_expected_and_changes_nothing(
-    group: FakeGroup, call: Callable[[RebalanceAwareConsumer], object], kind: type[Exception], message: str
+    group: FakeGroup,
+    call: Callable[[RebalanceAwareConsumer], object],
+    kind: type[Exception],
+    message: str,
 ) -> None:
     """Not with an AttributeError from inside, and not by ignoring it."""
     consumer = consumer_of(group)
@@ -172,12 +207,19 @@ def test_a_wrong_value_is_refused_with_what_is_expected_and_changes_nothing(
 
 def test_more_records_than_the_client_can_return_may_be_asked_for(group: FakeGroup) -> None:
     """`max_records` is a limit, so a larger one than librdkafka's changes nothing."""
-    consumer = RebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     assert len(consumer.poll(0.1, 2_000_000)) == 400
 
 
 def test_the_consumer_for_asyncio_has_the_methods_of_the_other() -> None:
-    """Iteration is asynchronous there, and a property is a coroutine. Only `cluster`, whose questions wait, is missing."""
-    public = {name for name in dir(RebalanceAwareConsumer) if not name.startswith("_")} - {"cluster"}
+    """Iteration is asynchronous there, and a property is a coroutine.
+
+    Only `cluster`, whose questions wait, is missing.
+    """
+    public = {name for name in dir(RebalanceAwareConsumer) if not name.startswith("_")} - {
+        "cluster"
+    }
     assert {name for name in dir(AsyncRebalanceAwareConsumer) if not name.startswith("_")} == public

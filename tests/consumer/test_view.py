@@ -1,4 +1,7 @@
-"""The restricted view: every operation that the proposal includes, none that it omits, and nothing after the callback."""
+"""The restricted view has every operation of the proposal and none that it omits.
+
+After the callback, it has nothing left.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,12 @@ P0 = TopicPartition("orders", 0)
 
 # As KAFKA-20385 lists them, in snake case, with arguments for each overload.
 INCLUDED: dict[str, list[tuple[Any, ...]]] = {
-    "commit_sync": [(), (None, 5.0), ({P0: OffsetAndMetadata(1)},), ({P0: OffsetAndMetadata(1)}, 5.0)],
+    "commit_sync": [
+        (),
+        (None, 5.0),
+        ({P0: OffsetAndMetadata(1)},),
+        ({P0: OffsetAndMetadata(1)}, 5.0),
+    ],
     "commit_async": [(), (None, print), ({P0: OffsetAndMetadata(1)}, print)],
     "committed": [({P0},), ({P0}, 5.0)],
     "position": [(P0,), (P0, 5.0)],
@@ -40,8 +48,22 @@ INCLUDED: dict[str, list[tuple[Any, ...]]] = {
     "group_metadata": [()],
 }
 OMITTED = [
-    *("poll", "poll_with_rebalance", "close", "subscribe", "unsubscribe", "assign", "wakeup", "enforce_rebalance"),
-    *("register_metric_for_subscription", "unregister_metric_for_subscription", "set_rebalance_listener", "delay_revoke"),
+    *(
+        "poll",
+        "poll_with_rebalance",
+        "close",
+        "subscribe",
+        "unsubscribe",
+        "assign",
+        "wakeup",
+        "enforce_rebalance",
+    ),
+    *(
+        "register_metric_for_subscription",
+        "unregister_metric_for_subscription",
+        "set_rebalance_listener",
+        "delay_revoke",
+    ),
 ]
 CALLS = [(name, arguments) for name, overloads in INCLUDED.items() for arguments in overloads]
 
@@ -73,24 +95,34 @@ def test_the_view_has_what_the_proposal_includes_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", OMITTED)
 @pytest.mark.parametrize("view", [RebalanceConsumer, AsyncRebalanceConsumer])
 def test_what_is_dangerous_in_a_rebalance_is_not_there(view: type, name: str) -> None:
-    """KAFKA-20385: it "would cause re-entrant polling", "would terminate the consumer mid-rebalance", and so on."""
+    """Each of these operations would harm a rebalance that is under way.
+
+    KAFKA-20385: it "would cause re-entrant polling", "would terminate the consumer mid-rebalance",
+    and so on.
+    """
     assert not hasattr(view, name)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
-def test_each_operation_goes_to_the_consumer_and_brings_its_answer(name: str, arguments: tuple[Any, ...]) -> None:
-    """With each overload of the proposal as optional arguments, and the same defaults as the consumer's own."""
+def test_each_operation_goes_to_the_consumer_and_brings_its_answer(
+    name: str, arguments: tuple[Any, ...]
+) -> None:
+    """The proposal's overloads become optional arguments, with the consumer's own defaults."""
     recorder = Recorder()
     answer = getattr(RebalanceConsumer(cast("PausingConsumer", recorder)), name)(*arguments)
     directly = Recorder()
     getattr(directly, name)(*arguments)
     assert recorder.calls == directly.calls
-    returns_something = inspect.signature(getattr(RebalanceConsumer, name)).return_annotation not in {"None", "NoReturn"}
+    returns_something = inspect.signature(
+        getattr(RebalanceConsumer, name)
+    ).return_annotation not in {"None", "NoReturn"}
     assert answer == (f"the answer to {name}" if returns_something else None)
 
 
 @pytest.mark.parametrize(("name", "arguments"), CALLS)
-def test_each_operation_is_refused_after_the_callback_in_every_thread(name: str, arguments: tuple[Any, ...]) -> None:
+def test_each_operation_is_refused_after_the_callback_in_every_thread(
+    name: str, arguments: tuple[Any, ...]
+) -> None:
     """KAFKA-20385: "Any use outside of this scope, will result in an IllegalStateException"."""
     recorder = Recorder()
     view = RebalanceConsumer(cast("PausingConsumer", recorder))
@@ -115,5 +147,10 @@ def test_the_view_for_asyncio_has_the_same_operations(name: str) -> None:
     """With the same arguments, each of them a coroutine."""
     operation = getattr(AsyncRebalanceConsumer, name)
     assert inspect.iscoroutinefunction(operation)
-    ours, theirs = inspect.signature(operation).parameters, inspect.signature(getattr(RebalanceConsumer, name)).parameters
-    assert [(p.name, p.default) for p in ours.values()] == [(p.name, p.default) for p in theirs.values()]
+    ours, theirs = (
+        inspect.signature(operation).parameters,
+        inspect.signature(getattr(RebalanceConsumer, name)).parameters,
+    )
+    assert [(p.name, p.default) for p in ours.values()] == [
+        (p.name, p.default) for p in theirs.values()
+    ]

@@ -39,14 +39,19 @@ def log(group: FakeGroup, monkeypatch: pytest.MonkeyPatch) -> FakeLog:
 
 def consumer_of(group: FakeGroup, *, fetch: bool = True) -> RebalanceAwareConsumer:
     """A consumer that has subscribed."""
-    consumer = RebalanceAwareConsumer(CONFIG, fetch=fetch, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=fetch, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     return consumer
 
 
 @pytest.mark.usefixtures("log")
 def test_iterating_commits_what_was_returned_and_ends_with_a_wakeup(group: FakeGroup) -> None:
-    """Records that were read ahead would be committed unseen; a loop must be able to end from elsewhere."""
+    """With the offsets of records that were read ahead, a commit would cover unseen records.
+
+    It must be possible to end a loop from elsewhere.
+    """
     consumer = consumer_of(group)
     read = []
     for record in consumer:
@@ -64,7 +69,9 @@ def test_iterating_in_asyncio_ends_with_a_wakeup_and_with_a_close(group: FakeGro
     """As without asyncio; and a close from another task ends it without an error."""
 
     async def play() -> None:
-        consumer = AsyncRebalanceAwareConsumer(CONFIG, member=group.member(), cluster=group, clock=group.clock)
+        consumer = AsyncRebalanceAwareConsumer(
+            CONFIG, member=group.member(), cluster=group, clock=group.clock
+        )
         await consumer.subscribe(["orders"])
         read = []
         async for record in consumer:
@@ -104,7 +111,9 @@ def test_a_wakeup_ends_the_next_poll_and_only_that(group: FakeGroup, fetch: bool
 
 
 @pytest.mark.parametrize("timeout_s", [-1, LONG_S])
-def test_a_wakeup_from_another_thread_ends_a_poll_that_waits(group: FakeGroup, log: FakeLog, timeout_s: float) -> None:
+def test_a_wakeup_from_another_thread_ends_a_poll_that_waits(
+    group: FakeGroup, log: FakeLog, timeout_s: float
+) -> None:
     """A time-out below 0 is without end, as in confluent-kafka."""
     consumer = consumer_of(group)
     consumer.poll(0)
@@ -151,7 +160,10 @@ def test_time_outs_have_a_default_and_confluents_name(group: FakeGroup) -> None:
 
 
 def test_a_record_that_comes_alone_is_not_kept_waiting(group: FakeGroup, log: FakeLog) -> None:
-    """The client waits until it has as many records as it is asked for, so it is never asked to wait for more than one."""
+    """The client waits until it has as many records as it is asked for.
+
+    The fetcher therefore never asks it to wait for more than one.
+    """
     consumer = consumer_of(group)
     assert len(consumer.poll(LONG_S, 50)) == 5
     log.produce_while_waiting("orders", 0, 1)
@@ -205,7 +217,10 @@ OPERATIONS: dict[str, Callable[[RebalanceAwareConsumer], object]] = {
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.usefixtures("log")
 def test_another_thread_is_refused_while_a_poll_runs(group: FakeGroup, name: str) -> None:
-    """As in Apache's consumer: a commit from there is waited for by no release, and may come after it."""
+    """No release waits for a commit from another thread, and it may come after the release.
+
+    Apache's consumer refuses it likewise.
+    """
     consumer = consumer_of(group)
     consumer.poll(0)
     with consumer._turn.of("poll"):
@@ -256,5 +271,8 @@ def test_a_close_in_a_signal_handler_says_what_to_do_there(group: FakeGroup, log
     killer.join()
     signal.signal(signal.SIGUSR1, before)
     assert told == [
-        "close in a signal handler or callback that interrupts poll: call wakeup() there, and close once it has returned",
+        (
+            "close in a signal handler or callback that interrupts poll: call wakeup() there, and "
+            "close once it has returned"
+        ),
     ]

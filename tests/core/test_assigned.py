@@ -31,7 +31,9 @@ def test_idle_partitions_need_no_look() -> None:
     world.kafka.produce(tp(1), 5)
     world.wait(1.5, member)
     assert busy_of(member) == [tp(1)]
-    assert summary(member.driver, world.now) == ("owns orders-0..2 (3 partitions), lag 5, 0 runs in flight",)
+    assert summary(member.driver, world.now) == (
+        "owns orders-0..2 (3 partitions), lag 5, 0 runs in flight",
+    )
     member.feed(seen.PartitionsLost((tp(1),)))
     assert busy_of(member) == []
     assert set(member.driver.partitions) == {tp(0), tp(2)}
@@ -44,8 +46,12 @@ def test_of_very_many_idle_partitions_a_thousand_are_asked_for_news_each_second(
     world.wait(3, member)
     member.done.clear()
     world.wait(3, member)
-    looks = [command for command in member.given(do.ReadBounds) if isinstance(command, do.ReadBounds)]
+    looks = [
+        command for command in member.given(do.ReadBounds) if isinstance(command, do.ReadBounds)
+    ]
     assert len(looks) == 3
     assert all(len(look.partitions) == 1_001 for look in looks)
     assert all(tp(2_400) in look.partitions for look in looks)
-    assert {partition for look in looks for partition in look.partitions} == {tp(number) for number in range(2_500)}
+    assert {partition for look in looks for partition in look.partitions} == {
+        tp(number) for number in range(2_500)
+    }

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_rebalance.core.claims import MAX_METADATA_BYTES, Claim, LastCommit, StoredPartition, decode, encode
+from dagster_rebalance.core.claims import (
+    MAX_METADATA_BYTES,
+    Claim,
+    LastCommit,
+    StoredPartition,
+    decode,
+    encode,
+)
 from dagster_rebalance.core.errors import ClaimError, IllegalStateError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
 from dagster_rebalance.core.planning import MOST_CLAIMS
@@ -37,7 +44,9 @@ def stored_partitions(draw: st.DrawFn) -> StoredPartition:
         else None
     )
     epoch = draw(st.none() | st.integers(0, 2**31 - 1))
-    return StoredPartition(offset, tuple(claims), last, Log(draw(st.sampled_from(["", TOPIC_ID])), epoch))
+    return StoredPartition(
+        offset, tuple(claims), last, Log(draw(st.sampled_from(["", TOPIC_ID])), epoch)
+    )
 
 
 def _sealed(body: object, version: str = "1") -> str:
@@ -62,13 +71,18 @@ def test_any_text_is_decoded_or_refused_with_a_claim_error(text: str, offset: in
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["c", "l", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["c", "l", "x"]), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
 
 @given(st.dictionaries(st.sampled_from(["c", "l"]), json_values) | json_values, st.integers(0, 100))
-def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(body: object, offset: int) -> None:
+def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(
+    body: object, offset: int
+) -> None:
     """A bug of another release must not end the member with some other error."""
     with suppress(ClaimError):
         decode(OffsetAndMetadata(offset, _sealed(body)))
@@ -80,7 +94,10 @@ def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(body: object, 
         ("node-1", "not written by dagster_rebalance"),
         ("x" * 100, "x...' was not written"),
         ("dr1 zzzzzzzz {}", "not written by dagster_rebalance"),
-        (_sealed({}, version="3"), "format version 3, this release reads versions up to 2: upgrade it"),
+        (
+            _sealed({}, version="3"),
+            "format version 3, this release reads versions up to 2: upgrade it",
+        ),
         (_sealed({}, version="2"), "fields of a claim"),
         (_sealed({"o": "5"}, version="2"), "fields of a claim"),
         (_sealed({"o": 5, "t": 7}, version="2"), "fields of a claim"),
@@ -104,10 +121,19 @@ def test_a_well_sealed_text_with_any_fields_is_decoded_or_refused(body: object, 
         (_sealed({"l": [1, "b", None]}), "fields of a claim"),
         (_sealed({"l": [1, "b", "r", 2]}), "fields of a claim"),
         (_sealed({"l": [1, "b", "r", 1, 1]}), "fields of a claim"),
-        (_sealed({"c": [[5, "b"]]}), r"does not fit the committed offset 5: the claims do not grow from the offset: \(5, 5\)"),
+        (
+            _sealed({"c": [[5, "b"]]}),
+            (
+                r"does not fit the committed offset 5: "
+                r"the claims do not grow from the offset: \(5, 5\)"
+            ),
+        ),
         (_sealed({"c": [[9, "b"], [8, "c"]]}), "the claims do not grow"),
         (_sealed({"c": [[9, "a b"]]}), "'a b' is not an id"),
-        (_sealed({"l": [5, "b", "r"]}), "the last commit starts at 5, which is not below the offset 5"),
+        (
+            _sealed({"l": [5, "b", "r"]}),
+            "the last commit starts at 5, which is not below the offset 5",
+        ),
         (_sealed({"l": [1, "b", ""]}), "'' is not an id"),
     ],
 )
@@ -125,7 +151,10 @@ def test_text_that_is_no_claim_is_refused_with_its_reason(text: str, reason: str
         (StoredPartition(5, (Claim(9, "b"), Claim(7, "c"))), "do not grow"),
         (StoredPartition(5, (Claim(9, "ü"),)), "'ü' is not an id"),
         (StoredPartition(5, (), LastCommit(-1, "b", "r")), "the last commit starts at -1"),
-        (StoredPartition(5, tuple(Claim(6 + n, "b" * 64) for n in range(60))), "60 claims need .* claim fewer batches"),
+        (
+            StoredPartition(5, tuple(Claim(6 + n, "b" * 64) for n in range(60))),
+            "60 claims need .* claim fewer batches",
+        ),
     ],
 )
 def test_what_could_not_be_read_back_is_never_stored(stored: StoredPartition, reason: str) -> None:
@@ -155,16 +184,24 @@ def test_the_largest_number_of_claims_that_limits_allow_fits() -> None:
 
 
 def test_text_that_was_copied_to_another_offset_is_refused() -> None:
-    """MirrorMaker copies the metadata beside an offset that it translated: the claims would cover other records."""
+    """MirrorMaker copies the metadata beside an offset that it translated.
+
+    The claims would cover other records.
+    """
     written = encode(StoredPartition(1000, (Claim(1100, "b"),)))
-    with pytest.raises(ClaimError, match=r"written beside offset 1000, but is stored beside 950: .*MirrorMaker.* --to-current"):
+    with pytest.raises(
+        ClaimError,
+        match=r"written beside offset 1000, but is stored beside 950: .*MirrorMaker.* --to-current",
+    ):
         decode(OffsetAndMetadata(950, written.metadata))
 
 
 def test_text_of_the_format_before_is_read() -> None:
     """A group goes on after an upgrade, with the claims that were in flight."""
     text = _sealed({"c": [[9, "b"]], "l": [1, "a", "r"]})
-    assert decode(OffsetAndMetadata(5, text)) == StoredPartition(5, (Claim(9, "b"),), LastCommit(1, "a", "r"))
+    assert decode(OffsetAndMetadata(5, text)) == StoredPartition(
+        5, (Claim(9, "b"),), LastCommit(1, "a", "r")
+    )
 
 
 def test_the_largest_offset_that_is_named_is_the_end_of_the_last_claim() -> None:

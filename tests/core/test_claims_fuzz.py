@@ -21,7 +21,9 @@ from tests.core.world import tp
 LONGEST_REASON = 1000
 OFFSET = 120
 BOUNDS = Bounds(0, 500)
-VALID = encode(StoredPartition(OFFSET, (Claim(130, "b-1"), Claim(140, "b-2")), LastCommit(100, "b-0", "run-1"))).metadata
+VALID = encode(
+    StoredPartition(OFFSET, (Claim(130, "b-1"), Claim(140, "b-2")), LastCommit(100, "b-0", "run-1"))
+).metadata
 
 # Everything that Python can hold in a text: NUL, line ends, lone surrogates, other scripts.
 any_text = st.text(st.characters(codec=None, exclude_categories=()))
@@ -53,7 +55,15 @@ def mutated(draw: st.DrawFn, valid: str) -> str:
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(text)))
         end = draw(st.integers(start, min(len(text), start + 12)))
-        text = text[:start] + draw(st.one_of(any_text, st.just(text[start:end] * 2), st.sampled_from('0-9,"[]{}:eE.\x00'))) + text[end:]
+        text = (
+            text[:start]
+            + draw(
+                st.one_of(
+                    any_text, st.just(text[start:end] * 2), st.sampled_from('0-9,"[]{}:eE.\x00')
+                )
+            )
+            + text[end:]
+        )
     return text
 
 
@@ -78,8 +88,13 @@ def test_a_forged_claim_is_read_or_refused(body: str) -> None:
         assert decode(encode(stored)) == stored
 
 
-@given(st.one_of(any_text, mutated(VALID), mutated(VALID.split(" ", 2)[2]).map(sealed)), st.sampled_from(ForeignMetadata))
-def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(text: str, policy: ForeignMetadata) -> None:
+@given(
+    st.one_of(any_text, mutated(VALID), mutated(VALID.split(" ", 2)[2]).map(sealed)),
+    st.sampled_from(ForeignMetadata),
+)
+def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(
+    text: str, policy: ForeignMetadata
+) -> None:
     """An error of another kind would end the member, and with it all of its partitions."""
     owned = OwnedPartition(tp(0), 4)
     found = Found(OffsetAndMetadata(OFFSET, text), BOUNDS)
@@ -116,7 +131,10 @@ def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(text
     ids=lambda body: f"{len(body)} of {body[:12]!r}",
 )
 def test_huge_and_nested_texts_are_refused_in_time_and_in_few_words(body: str) -> None:
-    """A broker may allow more metadata than 4,096 bytes, and the reason goes into logs, ticks and a check."""
+    """A broker may allow more metadata than 4,096 bytes.
+
+    The reason of the refusal goes into logs, ticks and a check.
+    """
     assert read(sealed(body)) is None
     assert read(body) is None
 

@@ -1,4 +1,7 @@
-"""Ranges that were given up and go to the dead-letter topic: when, when not, and what comes before the commit."""
+"""Ranges that were given up and go to the dead-letter topic.
+
+When they go there, when not, and what comes before the commit.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,23 @@ from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(
-    limits=BatchLimits(max_records_per_range=10), budget=HoldBudget(30, 5), max_attempts=2, dead_letter_topic="dead", lease_s=1000
+    limits=BatchLimits(max_records_per_range=10),
+    budget=HoldBudget(30, 5),
+    max_attempts=2,
+    dead_letter_topic="dead",
+    lease_s=1000,
 )
 FIRST = span(0, 0, 10)
 
 
-def fails(world: World, member: Member, end: RunState = RunState.FAILED, *, refused: bool = False, taken_back: bool = False) -> str:
+def fails(
+    world: World,
+    member: Member,
+    end: RunState = RunState.FAILED,
+    *,
+    refused: bool = False,
+    taken_back: bool = False,
+) -> str:
     """A run is started and fails; returns its id. What follows is not looked at yet."""
     (run_id,) = member.tick()
     assert world.start(run_id) is None
@@ -43,7 +57,9 @@ def given_up(world: World, member: Member) -> tuple[str, ...]:
     return first, second
 
 
-def stage(*, answers: bool = True, records: int = 20, settings: DriverSettings = SETTINGS) -> tuple[World, Member]:
+def stage(
+    *, answers: bool = True, records: int = 20, settings: DriverSettings = SETTINGS
+) -> tuple[World, Member]:
     """A member with one partition; its letters are stored at once, or not answered."""
     world = World(records=records)
     member = world.member(owns=1, settings=settings)
@@ -63,9 +79,18 @@ def test_a_range_that_fails_too_often_is_stored_then_committed_and_the_partition
     runs = given_up(world, member)
     assert letters(member) == [do.StoreDeadLetter(FIRST, 1, "b1", runs)]
     assert world.kafka.commits == [(tp(0), 10)]
-    order = [type(c) for c in member.done if isinstance(c, do.StoreDeadLetter | do.WriteOffsets | do.RecordCommit | do.ReadRuns)]
+    order = [
+        type(c)
+        for c in member.done
+        if isinstance(c, do.StoreDeadLetter | do.WriteOffsets | do.RecordCommit | do.ReadRuns)
+    ]
     here = order.index(do.StoreDeadLetter)
-    assert order[here : here + 4] == [do.StoreDeadLetter, do.ReadRuns, do.WriteOffsets, do.RecordCommit]
+    assert order[here : here + 4] == [
+        do.StoreDeadLetter,
+        do.ReadRuns,
+        do.WriteOffsets,
+        do.RecordCommit,
+    ]
     (record,) = world.dagster.recorded
     assert (record.range, record.is_dead_letter, record.run_id) == (FIRST, True, runs[-1])
     assert member.shown == []
@@ -89,7 +114,9 @@ def test_nothing_is_committed_before_the_topic_has_the_record() -> None:
 def test_a_letter_is_wanted_until_it_is_stored_or_its_partition_must_be_given_up() -> None:
     """What the last run failed with is looked up before it is sent, and that may take long."""
     world, member = stage(answers=False)
-    assert not is_wanted(member.driver.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2")))
+    assert not is_wanted(
+        member.driver.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
+    )
     given_up(world, member)
     (asked,) = letters(member)
     assert isinstance(asked, do.StoreDeadLetter)
@@ -117,7 +144,7 @@ def test_a_crash_between_record_and_commit_repeats_the_record_under_the_same_key
     assert world.kafka.commits == [(tp(0), 10)]
 
 
-def test_a_dead_letter_that_was_committed_but_not_recorded_is_recorded_as_such_by_the_next_owner() -> None:
+def test_the_next_owner_records_a_dead_letter_that_was_only_committed() -> None:
     """The note beside the offset says what the commit was."""
     world, member = stage()
     member.fails.add(do.RecordCommit)
@@ -128,7 +155,7 @@ def test_a_dead_letter_that_was_committed_but_not_recorded_is_recorded_as_such_b
     assert (record.range, record.is_dead_letter, record.is_late) == (FIRST, True, True)
 
 
-def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again_later_each_time() -> None:
+def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again() -> None:
     """No silent stall, no busy loop; and it goes on by itself once the topic takes the record."""
     world, member = stage(answers=False)
     runs = given_up(world, member)
@@ -145,7 +172,8 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again_l
     owned = member.driver.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
     assert owned.stop_reason == (
-        f"orders-0: 2 runs failed on {FIRST}, the last one is {runs[-1]}, and the range could not be recorded in the dead-letter topic "
+        f"orders-0: 2 runs failed on {FIRST}, the last one is {runs[-1]}, and the range could not "
+        "be recorded in the dead-letter topic "
         "dead: the topic is away; bring it back. It is tried again"
     )
     assert member.shown == [(tp(0), owned.stop_reason)]
@@ -177,13 +205,20 @@ def test_a_run_that_a_person_cancelled_stops_the_partition_instead() -> None:
     assert letters(member) == []
     owned = member.driver.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
-    assert f"2 runs failed on {FIRST}, the last one is {run_id}. Mend the cause" in owned.stop_reason
+    assert (
+        f"2 runs failed on {FIRST}, the last one is {run_id}. Mend the cause" in owned.stop_reason
+    )
 
 
 @pytest.mark.parametrize("dead_letter_topic", [None, SETTINGS.dead_letter_topic])
 @pytest.mark.parametrize("bounds", [Bounds(5, 20), Bounds(0, 7)])
-def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: Bounds, dead_letter_topic: str | None) -> None:
-    """The runs failed because nobody can read them: to execute one again, as is said elsewhere, cannot help."""
+def test_offsets_that_kafka_has_not_are_never_dead_letters(
+    bounds: Bounds, dead_letter_topic: str | None
+) -> None:
+    """The runs failed because nobody can read these offsets.
+
+    Other stop reasons tell a person to execute a run again; here that cannot help.
+    """
     world, member = stage(settings=replace(SETTINGS, dead_letter_topic=dead_letter_topic))
     first = fails(world, member)
     world.kafka.bounds[tp(0)] = bounds
@@ -200,7 +235,9 @@ def test_offsets_that_kafka_has_not_are_never_dead_letters(bounds: Bounds, dead_
 
 def test_a_range_behind_one_that_is_at_work_waits_for_its_turn() -> None:
     """In the order of the offsets, and no record long before its commit."""
-    settings = replace(SETTINGS, max_attempts=1, limits=replace(SETTINGS.limits, max_claims_per_partition=2))
+    settings = replace(
+        SETTINGS, max_attempts=1, limits=replace(SETTINGS.limits, max_claims_per_partition=2)
+    )
     world, member = stage(settings=settings)
     (first,) = member.tick(state=RunState.STARTED)
     world.wait(1, member)
@@ -211,7 +248,10 @@ def test_a_range_behind_one_that_is_at_work_waits_for_its_turn() -> None:
     assert member.driver.partitions[tp(0)].phase is Phase.OWNED
     world.succeed(first)
     world.wait(2, member)
-    assert [(record.range, record.is_dead_letter) for record in world.dagster.recorded] == [(FIRST, False), (span(0, 10, 20), True)]
+    assert [(record.range, record.is_dead_letter) for record in world.dagster.recorded] == [
+        (FIRST, False),
+        (span(0, 10, 20), True),
+    ]
 
 
 def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
@@ -229,23 +269,37 @@ def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
     world.wait(2, member)
     (record,) = world.dagster.recorded
     assert (record.run_id, record.is_dead_letter) == (again, False)
-    notes = [command.text for command in member.done if isinstance(command, do.Note) and "obsolete" in command.text]
+    notes = [
+        command.text
+        for command in member.done
+        if isinstance(command, do.Note) and "obsolete" in command.text
+    ]
     assert notes == [
-        f"run {again} has succeeded on {FIRST} after all: the record with the key orders-0-0-10 in the dead-letter topic is obsolete"
+        (
+            f"run {again} has succeeded on {FIRST} after all: the record with the key "
+            "orders-0-0-10 in the dead-letter topic is obsolete"
+        )
     ]
     assert member.driver.partitions[tp(0)].letter is None
 
 
 def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
-    """A hundred of them would make all looks void, so that no run of the others was ever found to have ended."""
+    """A hundred failed letters must not make every look at the runs void.
+
+    The member would never find that a run of the other partitions has ended.
+    """
     world, member = stage(answers=False)
     given_up(world, member)
     (asked,) = set(letters(member))
     assert isinstance(asked, do.StoreDeadLetter)
-    looks = {command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)}
+    looks = {
+        command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)
+    }
     member.feed(seen.DeadLetterFailed(asked, "forbidden"))
     world.wait(2, member)
-    assert {command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)} == looks
+    assert {
+        command.look for command in member.given(do.ReadRuns) if isinstance(command, do.ReadRuns)
+    } == looks
 
 
 def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored() -> None:
@@ -277,7 +331,16 @@ def test_that_a_letter_is_obsolete_is_said_once() -> None:
     member.fails.add(do.WriteOffsets)
     world.succeed(again)
     world.wait(10, member)
-    assert len([command for command in member.done if isinstance(command, do.Note) and "obsolete" in command.text]) == 1
+    assert (
+        len(
+            [
+                command
+                for command in member.done
+                if isinstance(command, do.Note) and "obsolete" in command.text
+            ]
+        )
+        == 1
+    )
 
 
 def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_second_letter() -> None:
@@ -324,7 +387,9 @@ def test_no_letter_is_begun_while_a_partition_has_to_be_given_up() -> None:
     assert [receipt.handed_over for receipt in member.receipts] == [(tp(0),)]
 
 
-def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in_the_drain() -> None:
+def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in_the_drain() -> (
+    None
+):
     """It counts as done."""
     world, member = stage(answers=False)
     given_up(world, member)
@@ -337,10 +402,16 @@ def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in
     member.fails.clear()
     world.wait(1, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (Outcome.DRAINED, {tp(0): 10}, ())
+    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (
+        Outcome.DRAINED,
+        {tp(0): 10},
+        (),
+    )
 
 
-@pytest.mark.parametrize("kind", [seen.DeadLetterStored, lambda letter: seen.DeadLetterFailed(letter, "away")])
+@pytest.mark.parametrize(
+    "kind", [seen.DeadLetterStored, lambda letter: seen.DeadLetterFailed(letter, "away")]
+)
 @pytest.mark.parametrize("case", ["another epoch", "another range", "not asked for", "not owned"])
 def test_a_late_answer_changes_nothing(kind: type[seen.DeadLetterStored], case: str) -> None:
     """It may come seconds later, when the partition has gone and come back."""

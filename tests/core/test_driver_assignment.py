@@ -1,4 +1,7 @@
-"""Taking partitions over: what an earlier owner claimed, requested and committed is found, adopted and finished."""
+"""A member takes partitions over from an earlier owner.
+
+It finds what the earlier owner claimed, requested and committed, adopts it and finishes it.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +137,10 @@ def test_an_offset_that_an_operator_moved_is_obeyed_and_said() -> None:
     world.wait(1, member)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(40)
     heir = world.member(owns=1)
-    said = "orders-0 continues at offset 40, which was set by somebody else: the last recorded commit ended at 100"
+    said = (
+        "orders-0 continues at offset 40, which was set by somebody else: "
+        "the last recorded commit ended at 100"
+    )
     assert said in notes(heir)
     assert world.kafka.claims(0) == [(100, "b2")]
 
@@ -149,9 +155,12 @@ def test_late_answers_of_an_earlier_epoch_are_ignored() -> None:
     assert first.pending is not None
     late_write = seen.OffsetsWritten((first.pending.write,))
     late_read = seen.StoredOffsetsRead(
-        {tp(0): first.epoch, tp(9): 1}, {tp(0): Found(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))}
+        {tp(0): first.epoch, tp(9): 1},
+        {tp(0): Found(OffsetAndMetadata(77), Bounds(0, 100), LastRecorded(77))},
     )
-    late_record = seen.CommitRecorded(do.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None))
+    late_record = seen.CommitRecorded(
+        do.RecordCommit(span(0, 0, 77), first.epoch, "b", "r", 0, None, None)
+    )
     member.feed(seen.PartitionsLost((tp(0),)))
     for event in (late_write, late_read, late_record, seen.BoundsRead({tp(0): Bounds(0, 1)})):
         member.feed(event)
@@ -176,7 +185,7 @@ def test_an_answer_that_was_asked_for_twice_is_taken_once() -> None:
 
 
 def test_runs_are_known_before_a_partition_is_owned() -> None:
-    """An answer that does not cover its claims, or not the live runs of the group, is not enough."""
+    """The answer must cover the partition's claims and the live runs of the group."""
     world = World(records=100)
     _, (run_id,) = crashed(world)
     heir = world.member()
@@ -249,6 +258,8 @@ def test_an_answer_to_a_write_that_is_not_under_way_changes_nothing() -> None:
     assert pending is not None
     member.feed(seen.OffsetsWritten((pending.write,)))
     once = member.driver.partitions[tp(0)]
-    member.feed(seen.OffsetsWritten((pending.write,), ((pending.write, seen.WriteFailure.CHANGED),)))
+    member.feed(
+        seen.OffsetsWritten((pending.write,), ((pending.write, seen.WriteFailure.CHANGED),))
+    )
     assert member.driver.partitions[tp(0)] == once
     assert len(world.dagster.recorded) == 1

@@ -15,15 +15,25 @@ from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.receipts import Cause, Outcome
 from dagster_rebalance.core.runs import RunState
-from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LeavePolicy, LossPolicy
+from dagster_rebalance.core.settings import (
+    DeadlinePolicy,
+    DriverSettings,
+    HoldBudget,
+    LeavePolicy,
+    LossPolicy,
+)
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(budget=HoldBudget(30, 5), lease_s=1000)
 HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
-TWO_CLAIMS = replace(SETTINGS, limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2))
+TWO_CLAIMS = replace(
+    SETTINGS, limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2)
+)
 
 
-def at_work(*, partitions: int = 1, settings: DriverSettings = SETTINGS, records: int = 100) -> tuple[World, Member, list[str]]:
+def at_work(
+    *, partitions: int = 1, settings: DriverSettings = SETTINGS, records: int = 100
+) -> tuple[World, Member, list[str]]:
     """A member with a started run on each of its partitions, in order of the partitions."""
     world = World(records=records, partitions=partitions)
     member = world.member(owns=partitions, settings=settings)
@@ -61,15 +71,26 @@ def test_a_hold_waits_for_the_run_commits_and_then_releases() -> None:
     world.succeed(run_id)
     world.wait(0.25, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.run_ids, receipt.seconds) == (Outcome.DRAINED, {tp(0): 100}, (run_id,), 5.25)
+    assert (receipt.outcome, receipt.committed, receipt.run_ids, receipt.seconds) == (
+        Outcome.DRAINED,
+        {tp(0): 100},
+        (run_id,),
+        5.25,
+    )
     assert world.dagster.recorded[0].drain_s == 5.25
-    order = [type(c) for c in member.done if isinstance(c, do.WriteOffsets | do.RecordCommit | do.RecordReceipt)]
+    order = [
+        type(c)
+        for c in member.done
+        if isinstance(c, do.WriteOffsets | do.RecordCommit | do.RecordReceipt)
+    ]
     assert order[-3:] == [do.WriteOffsets, do.RecordCommit, do.RecordReceipt]
     assert member.driver.partitions == {}
 
 
 @pytest.mark.parametrize("meanwhile", [do.ReadStoredOffsets, do.ReadRuns])
-def test_a_revoke_of_a_partition_that_is_looked_up_again_waits_for_its_run(meanwhile: type[do.Command]) -> None:
+def test_a_revoke_of_a_partition_that_is_looked_up_again_waits_for_its_run(
+    meanwhile: type[do.Command],
+) -> None:
     """A new leader was elected while it works, and brokers or Dagster are slow to answer."""
     world, member, (run_id,) = at_work()
     member.fails.add(meanwhile)
@@ -83,7 +104,11 @@ def test_a_revoke_of_a_partition_that_is_looked_up_again_waits_for_its_run(meanw
     world.succeed(run_id)
     world.wait(1, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.run_ids) == (Outcome.DRAINED, {tp(0): 100}, (run_id,))
+    assert (receipt.outcome, receipt.committed, receipt.run_ids) == (
+        Outcome.DRAINED,
+        {tp(0): 100},
+        (run_id,),
+    )
     assert len(world.dagster.recorded) == 1
 
 
@@ -167,8 +192,12 @@ def test_a_queued_run_is_cancelled_at_once() -> None:
     (run_id,) = member.tick()
     world.wait(1, member)
     commands = revoke(member, 0)
-    assert any(isinstance(command, do.CancelRuns) and command.run_ids == (run_id,) for command in commands)
-    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, (run_id,), (tp(0),))]
+    assert any(
+        isinstance(command, do.CancelRuns) and command.run_ids == (run_id,) for command in commands
+    )
+    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [
+        (Outcome.DRAINED, (run_id,), (tp(0),))
+    ]
     assert world.kafka.claims(0) == [(100, "b1")]
     heir = world.member(owns=1)
     (offer,) = heir.driver.offers
@@ -176,7 +205,10 @@ def test_a_queued_run_is_cancelled_at_once() -> None:
 
 
 def test_a_run_that_is_being_launched_is_cancelled_at_once() -> None:
-    """On Kubernetes a pod waits minutes for its node: a revoke would take its full time although nothing works."""
+    """On Kubernetes a pod waits minutes for its node.
+
+    Without the cancel, a revoke would take its full time although nothing works.
+    """
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     (run_id,) = member.tick(state=RunState.STARTING)
@@ -185,11 +217,16 @@ def test_a_run_that_is_being_launched_is_cancelled_at_once() -> None:
     assert world.dagster.runs[run_id].state is RunState.CANCELING
     world.dagster.move(run_id, RunState.CANCELED)
     world.wait(1, member)
-    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, (run_id,), (tp(0),))]
+    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [
+        (Outcome.DRAINED, (run_id,), (tp(0),))
+    ]
 
 
 def test_a_run_that_starts_although_its_launcher_was_to_cancel_it_is_waited_for() -> None:
-    """Dagster's default launcher cannot cancel what it launches. Work that began is not thrown away, and the receipt says what happened."""
+    """Dagster's default launcher cannot cancel what it launches.
+
+    Work that began is not thrown away, and the receipt says what happened.
+    """
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     (run_id,) = member.tick(state=RunState.STARTING)
@@ -205,7 +242,11 @@ def test_a_run_that_starts_although_its_launcher_was_to_cancel_it_is_waited_for(
     world.succeed(run_id)
     world.wait(1, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.cancelled) == (Outcome.DRAINED, {tp(0): 100}, ())
+    assert (receipt.outcome, receipt.committed, receipt.cancelled) == (
+        Outcome.DRAINED,
+        {tp(0): 100},
+        (),
+    )
 
 
 @pytest.mark.parametrize("state", [RunState.WAITING, RunState.STARTING])
@@ -222,7 +263,11 @@ def test_a_run_that_started_since_the_last_look_is_waited_for(state: RunState) -
     world.succeed(run_id)
     world.wait(1, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.cancelled) == (Outcome.DRAINED, {tp(0): 100}, ())
+    assert (receipt.outcome, receipt.committed, receipt.cancelled) == (
+        Outcome.DRAINED,
+        {tp(0): 100},
+        (),
+    )
 
 
 def test_the_receipt_does_not_say_cancelled_of_a_run_that_was_left_alone() -> None:
@@ -235,7 +280,11 @@ def test_the_receipt_does_not_say_cancelled_of_a_run_that_was_left_alone() -> No
     revoke(member, 0)
     world.wait(60, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.run_ids, receipt.cancelled) == (Outcome.DEADLINE, (run_id,), ())
+    assert (receipt.outcome, receipt.run_ids, receipt.cancelled) == (
+        Outcome.DEADLINE,
+        (run_id,),
+        (),
+    )
 
 
 def test_a_cancellation_that_did_not_work_is_given_again() -> None:
@@ -268,10 +317,12 @@ def test_a_run_that_appears_in_the_queue_during_a_hold_is_cancelled_too() -> Non
     assert world.dagster.runs[late].state is RunState.CANCELED
 
 
-def test_a_queued_run_that_a_retained_partition_shares_is_asked_for_again_without_the_held_one() -> None:
+def test_a_queued_run_that_a_retained_partition_shares_is_asked_for_again_without_it() -> None:
     """The batch is cut; each part keeps its bounds and its batch id."""
     world = World(records=100, partitions=2)
-    member = world.member(owns=2, settings=replace(SETTINGS, limits=BatchLimits(max_runs_in_flight=1)))
+    member = world.member(
+        owns=2, settings=replace(SETTINGS, limits=BatchLimits(max_runs_in_flight=1))
+    )
     (run_id,) = member.tick()
     world.wait(1, member)
     revoke(member, 0)
@@ -318,7 +369,11 @@ def test_at_the_deadline_runs_are_cancelled_and_the_release_waits_until_they_end
     world.dagster.move(run_id, RunState.CANCELED)
     world.wait(0.25, member)
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.cancelled, receipt.handed_over) == (Outcome.DEADLINE, (run_id,), (tp(0),))
+    assert (receipt.outcome, receipt.cancelled, receipt.handed_over) == (
+        Outcome.DEADLINE,
+        (run_id,),
+        (tp(0),),
+    )
     assert receipt.seconds <= 30
 
 
@@ -330,7 +385,9 @@ def test_a_run_that_does_not_end_when_cancelled_is_handed_over_at_the_limit() ->
     assert world.released_by == []
     world.wait(0.25, member)
     assert world.released_by == [(member, (tp(0),))]
-    assert [(r.outcome, r.seconds, r.handed_over) for r in member.receipts] == [(Outcome.DEADLINE, 30.0, (tp(0),))]
+    assert [(r.outcome, r.seconds, r.handed_over) for r in member.receipts] == [
+        (Outcome.DEADLINE, 30.0, (tp(0),))
+    ]
     heir = world.member(owns=1)
     assert heir.driver.partitions[tp(0)].live_runs == {run_id}
 
@@ -350,7 +407,9 @@ def test_at_the_deadline_runs_are_handed_over() -> None:
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, HAND_OVER], ids=["cancel", "release"])
-def test_a_run_that_ends_at_the_deadline_is_still_committed_within_the_slice(settings: DriverSettings) -> None:
+def test_a_run_that_ends_at_the_deadline_is_still_committed_within_the_slice(
+    settings: DriverSettings,
+) -> None:
     """The slice is kept for exactly that, under both policies."""
     world, member, (run_id,) = at_work(settings=settings)
     revoke(member, 0)
@@ -363,7 +422,11 @@ def test_a_run_that_ends_at_the_deadline_is_still_committed_within_the_slice(set
     world.wait(2, member)
     assert world.kafka.commits == [(tp(0), 100)]
     (receipt,) = member.receipts
-    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (Outcome.DRAINED, {tp(0): 100}, ())
+    assert (receipt.outcome, receipt.committed, receipt.handed_over) == (
+        Outcome.DRAINED,
+        {tp(0): 100},
+        (),
+    )
 
 
 def test_a_commit_that_is_not_confirmed_is_forgotten_at_the_limit() -> None:
@@ -393,7 +456,9 @@ def test_partitions_lost_during_a_hold_give_one_receipt_and_no_write() -> None:
     writes = len(member.given(do.WriteOffsets))
     world.succeed(run_id)
     world.wait(40, member)
-    assert [(r.outcome, r.partitions, r.handed_over) for r in member.receipts] == [(Outcome.LOST, (tp(0), tp(1)), (tp(0), tp(1)))]
+    assert [(r.outcome, r.partitions, r.handed_over) for r in member.receipts] == [
+        (Outcome.LOST, (tp(0), tp(1)), (tp(0), tp(1)))
+    ]
     assert len(member.given(do.WriteOffsets)) == writes
     assert world.released_by == []
     assert member.driver.holds == ()
@@ -427,7 +492,10 @@ def test_a_superseded_hold_is_neither_released_nor_committed() -> None:
     assert list(member.driver.partitions) == [tp(1)]
 
 
-@pytest.mark.parametrize(("policy", "state"), [(LossPolicy.LEAVE, RunState.STARTED), (LossPolicy.CANCEL, RunState.CANCELING)])
+@pytest.mark.parametrize(
+    ("policy", "state"),
+    [(LossPolicy.LEAVE, RunState.STARTED), (LossPolicy.CANCEL, RunState.CANCELING)],
+)
 def test_runs_of_lost_partitions_are_left_or_cancelled(policy: LossPolicy, state: RunState) -> None:
     """As the settings say."""
     world, member, (run_id,) = at_work(settings=replace(SETTINGS, on_lost=policy))
@@ -486,7 +554,9 @@ def test_a_claim_unanswered_at_a_revoke_does_not_keep_an_earlier_batch_from_its_
     world.succeed(run_id)
     world.wait(2, member)
     assert world.kafka.commits == [(tp(0), 10)]
-    assert [(r.outcome, r.committed, r.handed_over) for r in member.receipts] == [(Outcome.DRAINED, {tp(0): 10}, (tp(0),))]
+    assert [(r.outcome, r.committed, r.handed_over) for r in member.receipts] == [
+        (Outcome.DRAINED, {tp(0): 10}, (tp(0),))
+    ]
 
 
 def test_a_stored_value_changed_during_a_hold_ends_the_drain_without_a_write() -> None:
@@ -543,28 +613,41 @@ def test_a_leave_keeps_its_limit(limit_s: float, seconds: float) -> None:
 
 
 def test_a_leave_for_a_successor_commits_what_is_done_and_goes_at_once() -> None:
-    """A reload must stand no partition still for the longest run of the old process: the successor adopts what is at work."""
+    """A reload must stand no partition still for the longest run of the old process.
+
+    The successor adopts the runs at work.
+    """
     world, member, (done, at_work_) = at_work(partitions=2)
     world.succeed(done)
     member.feed(seen.LeaveRequested("a reload", has_successor=True))
     world.wait(1, member)
     assert member.left == "a reload"
     assert world.kafka.commits == [(tp(0), 100)]
-    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [(Outcome.HANDED_OVER, (), (tp(1),))]
-    assert str(member.receipts[0]).endswith("2 runs left at work, claims of orders-1 left to the next owner")
+    assert [(r.outcome, r.cancelled, r.handed_over) for r in member.receipts] == [
+        (Outcome.HANDED_OVER, (), (tp(1),))
+    ]
+    assert str(member.receipts[0]).endswith(
+        "2 runs left at work, claims of orders-1 left to the next owner"
+    )
     heir = world.member(owns=2)
     assert world.dagster.runs[at_work_].state is RunState.STARTED
     assert heir.driver.partitions[tp(1)].live_runs == {at_work_}
 
 
 def test_a_revoke_under_way_is_handed_over_with_the_leave_for_a_successor() -> None:
-    """Kafka asks for a share of the partitions as soon as the successor joins, before the member finds it."""
+    """A revoke is already under way when the member finds its successor.
+
+    Kafka asks for a share of the partitions as soon as the successor joins.
+    """
     world, member, runs = at_work(partitions=2)
     revoke(member, 1)
     world.wait(1, member)
     member.feed(seen.LeaveRequested("a reload", has_successor=True))
     world.wait(1, member)
-    assert [(r.cause, r.outcome) for r in member.receipts] == [(Cause.REVOKE, Outcome.HANDED_OVER), (Cause.LEAVE, Outcome.HANDED_OVER)]
+    assert [(r.cause, r.outcome) for r in member.receipts] == [
+        (Cause.REVOKE, Outcome.HANDED_OVER),
+        (Cause.LEAVE, Outcome.HANDED_OVER),
+    ]
     assert {world.dagster.runs[run_id].state for run_id in runs} == {RunState.STARTED}
 
 
@@ -599,15 +682,23 @@ def test_a_hand_over_waits_for_dagster_no_longer_than_for_the_last_commit() -> N
     member.feed(seen.LeaveRequested("a reload", has_successor=True))
     world.wait(4.75, member)
     assert member.left is None
-    assert explain_hold(member.driver.holds[0], member.driver.partitions, world.now).startswith("handing over to the successor orders-0")
+    assert explain_hold(member.driver.holds[0], member.driver.partitions, world.now).startswith(
+        "handing over to the successor orders-0"
+    )
     world.wait(0.25, member)
     assert member.left == "a reload"
     assert world.kafka.claims(0) == [(100, "b1")]
 
 
-@pytest.mark.parametrize("second", [seen.LeaveRequested("shutdown", 8.0), seen.LeaveRequested("a reload", has_successor=True)])
+@pytest.mark.parametrize(
+    "second",
+    [seen.LeaveRequested("shutdown", 8.0), seen.LeaveRequested("a reload", has_successor=True)],
+)
 def test_a_later_request_hastens_a_leave(second: seen.LeaveRequested) -> None:
-    """A code server is killed when its grace period is over, also if the member began to leave slowly before."""
+    """A code server is killed when its grace period is over.
+
+    That also holds if the member began to leave slowly before.
+    """
     world, member, _ = at_work()
     member.feed(seen.LeaveRequested("its sensor is off"))
     world.wait(10, member)
@@ -658,7 +749,10 @@ def test_a_partition_revoked_during_a_leave_is_released_as_soon_as_it_is_drained
     world.succeed(second)
     world.wait(1, member)
     assert member.left == "a reload"
-    assert [(r.cause, r.partitions) for r in member.receipts] == [(Cause.REVOKE, (tp(0),)), (Cause.LEAVE, (tp(0), tp(1)))]
+    assert [(r.cause, r.partitions) for r in member.receipts] == [
+        (Cause.REVOKE, (tp(0),)),
+        (Cause.LEAVE, (tp(0), tp(1))),
+    ]
 
 
 def test_the_limit_of_a_leave_also_ends_the_hold_of_a_revoke() -> None:
@@ -670,7 +764,10 @@ def test_the_limit_of_a_leave_also_ends_the_hold_of_a_revoke() -> None:
     world.wait(6, member)
     assert member.left == "shutdown"
     assert world.released_by == [(member, (tp(0),))]
-    assert [(r.cause, r.outcome) for r in member.receipts] == [(Cause.REVOKE, Outcome.DEADLINE), (Cause.LEAVE, Outcome.DEADLINE)]
+    assert [(r.cause, r.outcome) for r in member.receipts] == [
+        (Cause.REVOKE, Outcome.DEADLINE),
+        (Cause.LEAVE, Outcome.DEADLINE),
+    ]
     assert world.dagster.runs[run_id].state is RunState.CANCELING
 
 
@@ -680,7 +777,9 @@ def test_a_partition_assigned_while_leaving_is_never_worked_on() -> None:
     member.feed(seen.LeaveRequested("a reload"))
     world.kafka.produce(tp(5), 100)
     commands = member.feed(seen.PartitionsAssigned((tp(5),)))
-    assert not any(isinstance(command, do.ReadStoredOffsets | do.WriteOffsets) for command in commands)
+    assert not any(
+        isinstance(command, do.ReadStoredOffsets | do.WriteOffsets) for command in commands
+    )
     revoke(member, 5)
     assert world.released_by == [(member, (tp(5),))]
     world.succeed(run_id)
@@ -691,7 +790,9 @@ def test_a_partition_assigned_while_leaving_is_never_worked_on() -> None:
 
 def test_a_member_without_ticks_drains_and_leaves() -> None:
     """The lease: a sensor that is switched off must not hoard partitions."""
-    world, member, (run_id,) = at_work(settings=replace(SETTINGS, lease_s=60, pulse=Pulse(heartbeat_timeout_s=1000)))
+    world, member, (run_id,) = at_work(
+        settings=replace(SETTINGS, lease_s=60, pulse=Pulse(heartbeat_timeout_s=1000))
+    )
     world.wait(58, member)
     assert member.driver.leaving is None
     world.wait(3, member)
@@ -725,6 +826,11 @@ def test_the_memory_is_flat_over_a_thousand_rebalances() -> None:
         world.dagster.keys.clear()
         member.done.clear()
     driver = member.driver
-    assert (dict(driver.partitions), driver.holds, driver.offers, driver.held) == ({}, (), (), frozenset())
+    assert (dict(driver.partitions), driver.holds, driver.offers, driver.held) == (
+        {},
+        (),
+        (),
+        frozenset(),
+    )
     member.feed(seen.RunsRead(frozenset(), ()))
     assert driver.pulse.signs == {}

@@ -1,4 +1,7 @@
-"""The life of a batch: plan, claim, request, run, commit, record; and what happens when a step fails."""
+"""The life of a batch: plan, claim, request, run, commit, record.
+
+It also covers what happens when a step fails.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
 
-TWO_CLAIMS = DriverSettings(limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2))
+TWO_CLAIMS = DriverSettings(
+    limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2)
+)
 
 
 def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_recorded() -> None:
@@ -39,16 +44,24 @@ def test_a_batch_is_claimed_before_it_is_offered_and_committed_before_it_is_reco
     world.succeed(run_id)
     world.wait(1, member)
     assert world.kafka.offset(0) == 100
-    assert [(r.range, r.run_id, r.batch_id, r.lag, r.is_late, r.drain_s) for r in world.dagster.recorded] == [
-        (span(0, 0, 100), run_id, "b1", 0, False, None)
+    assert [
+        (r.range, r.run_id, r.batch_id, r.lag, r.is_late, r.drain_s) for r in world.dagster.recorded
+    ] == [(span(0, 0, 100), run_id, "b1", 0, False, None)]
+    kinds = [
+        type(command)
+        for command in member.done
+        if isinstance(command, do.WriteOffsets | do.RecordCommit)
     ]
-    kinds = [type(command) for command in member.done if isinstance(command, do.WriteOffsets | do.RecordCommit)]
     assert kinds[-2:] == [do.WriteOffsets, do.RecordCommit]
     assert member.driver.partitions[tp(0)].entries == ()
 
 
 def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
-    """Found by simulation: whoever moves the offset of a partition erases its claims, and runs would be asked for, and refuse, for ever."""
+    """Whoever moves the offset of a partition erases its claims.
+
+    Without a second look, runs would be asked for and would refuse themselves for ever. Found by
+    simulation.
+    """
     world = World(records=100)
     member = world.member(owns=1)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(40)
@@ -60,7 +73,10 @@ def test_the_claims_are_looked_up_again_when_a_run_refuses_itself() -> None:
 
 
 def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuses_itself() -> None:
-    """Found by simulation: after the offset of a stopped partition was moved, the run that a person re-executes would refuse for ever."""
+    """A person may re-execute a run after the offset of its stopped partition was moved.
+
+    Without a second look at the claims, that run would refuse itself for ever. Found by simulation.
+    """
     world = World(records=100)
     member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
     (run_id,) = member.tick()
@@ -78,7 +94,10 @@ def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuse
 
 
 def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
-    """It may have refused itself for another run of its batch; the look costs one request, and happens once."""
+    """The run may have refused itself for another run of its batch.
+
+    The look costs one request, and happens once.
+    """
     world = World(records=100)
     member = world.member(owns=1)
     (run_id,) = member.tick()
@@ -122,7 +141,9 @@ def test_a_run_that_fails_twice_and_then_succeeds_is_committed_once() -> None:
     assert [run.batch_id for run in world.dagster.runs.values()] == ["b1"] * 3
 
 
-def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_person_mended_it() -> None:
+def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_person_mended_it() -> (
+    None
+):
     """It says which run to re-execute; the others keep working."""
     world = World(records=100, partitions=2)
     member = world.member(owns=2)
@@ -138,7 +159,8 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
     assert stopped.phase is Phase.STOPPED
     assert stopped.stop_reason == (
         f"{failing.topic_partition}: 3 runs failed on {failing}, the last one is {run_id}. "
-        "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes on"
+        "Mend the cause, then re-execute that run in Dagster: when it succeeds, the partition goes "
+        "on"
     )
     assert member.shown == [(failing.topic_partition, stopped.stop_reason)]
     assert member.driver.offers == ()
@@ -155,7 +177,10 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
 
 
 def test_the_runs_of_a_stopped_partition_are_read_seldom() -> None:
-    """A thousand partitions that stop at once would else have all their runs read each second, for nothing."""
+    """A thousand partitions may stop at once.
+
+    Without the delay, all their runs would be read each second, for nothing.
+    """
     world = World(records=10)
     pace = RetryPace(first_s=3600.0, limit_s=3600.0)
     member = world.member(owns=1, settings=replace(DriverSettings(), max_attempts=1, pace=pace))
@@ -209,13 +234,17 @@ def test_runs_are_looked_up_sooner_while_more_waits_to_be_claimed() -> None:
     world.succeed(run_id)
     before = len(member.given(do.WriteOffsets))
     world.wait(0.5, member)
-    assert len(member.given(do.WriteOffsets)) - before == 2, "it is committed, and the next range is claimed"
+    assert len(member.given(do.WriteOffsets)) - before == 2, (
+        "it is committed, and the next range is claimed"
+    )
 
 
 def test_a_stopped_partition_takes_no_room_from_the_others() -> None:
     """Else a few stopped partitions would stall the whole member in silence."""
     world = World(records=20)
-    settings = replace(TWO_CLAIMS, max_attempts=1, limits=replace(TWO_CLAIMS.limits, max_runs_in_flight=1))
+    settings = replace(
+        TWO_CLAIMS, max_attempts=1, limits=replace(TWO_CLAIMS.limits, max_runs_in_flight=1)
+    )
     member = world.member(owns=1, settings=settings)
     (run_id,) = member.tick(state=RunState.STARTED)
     other = replace(settings, limits=replace(settings.limits, max_runs_in_flight=2))
@@ -302,7 +331,11 @@ def test_a_write_that_failed_for_now_is_tried_again_only_after_a_while() -> None
 
 
 def test_the_next_commit_waits_until_the_last_one_is_recorded() -> None:
-    """The metadata names one commit only: a second one would erase the first from the memory of a crash."""
+    """The metadata names one commit only.
+
+    A second commit would erase the first one before it is recorded, and a crash would lose that
+    record.
+    """
     world = World(records=20)
     member = world.member(owns=1, settings=TWO_CLAIMS)
     world.wait(1, member)
@@ -331,7 +364,10 @@ def test_a_stored_value_that_somebody_changed_is_taken_in_again_and_not_overwrit
     assert world.kafka.commits == []
     assert world.kafka.claims(0) == [(100, "b2")]
     notes = [note.text for note in member.given(do.Note) if isinstance(note, do.Note)]
-    assert "the stored offset of orders-0 is not what this member wrote: it is looked up again" in notes
+    assert (
+        "the stored offset of orders-0 is not what this member wrote: it is looked up again"
+        in notes
+    )
 
 
 def test_a_run_at_work_without_a_claim_is_waited_for_before_anything_starts() -> None:
@@ -379,7 +415,10 @@ def _turns(world: World, member: Member, seconds: int) -> None:
 
 
 def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
-    """Its code server saw a process end and marked it, a person forced its end: what it has begun may go on, in Spark for example."""
+    """The work of a run may go on, in Spark for example, after Dagster shows its end.
+
+    Its code server saw a process end and marked the run, or a person forced its end.
+    """
     world = World(records=100)
     member = world.member(owns=1)
     (run_id,) = member.tick()
@@ -389,14 +428,20 @@ def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
     _turns(world, member, 50)
     assert list(world.dagster.runs) == [run_id]
     assert member.given(do.EndDeadRuns) == []
-    assert any("run run1 has ended in Dagster and its process has not said so" in line for line in summary(member.driver, world.now))
+    assert any(
+        "run run1 has ended in Dagster and its process has not said so" in line
+        for line in summary(member.driver, world.now)
+    )
     _turns(world, member, 15)
     assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({run_id: "begun"})]
     assert list(world.dagster.runs) == [run_id, "run2"]
 
 
 def test_a_run_that_says_itself_that_it_is_finished_is_tried_again_at_once() -> None:
-    """An ordinary failure must not wait a minute; its Spark work is stopped all the same, before anything else begins."""
+    """An ordinary failure must not wait a minute.
+
+    The Spark work of the run is still stopped before anything else begins.
+    """
     world = World(records=100)
     member = world.member(owns=1)
     (run_id,) = member.tick()
@@ -426,7 +471,10 @@ def test_the_next_owner_does_not_begin_before_a_run_is_over_either() -> None:
 
 
 def test_a_run_that_is_deleted_while_it_works_has_no_company() -> None:
-    """Deleting a run in the UI ends no process; its process stops itself when it finds that its run is gone."""
+    """Deleting a run in the UI ends no process.
+
+    The process stops itself when it finds that its run is gone.
+    """
     world = World(records=100)
     member = world.member(owns=1)
     (run_id,) = member.tick()
@@ -454,7 +502,10 @@ def test_a_run_that_is_deleted_while_its_partition_changes_hands_has_no_company(
     second.tick()
     _turns(world, second, 50)
     assert list(world.dagster.runs) == [run_id]
-    assert any("run run1 was deleted from Dagster and its process has not said so" in line for line in summary(second.driver, world.now))
+    assert any(
+        "run run1 was deleted from Dagster and its process has not said so" in line
+        for line in summary(second.driver, world.now)
+    )
     _turns(world, second, 15)
     assert list(world.dagster.runs) == ["run2"]
 
@@ -475,7 +526,10 @@ def test_a_deleted_run_whose_process_is_known_to_be_gone_keeps_nobody_waiting() 
 
 
 def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
-    """A member that waits for a run before it takes a partition in reads all live runs of the group."""
+    """A member ends only the silent runs that block its own partitions.
+
+    While it waits for a run before it takes a partition in, it reads all live runs of the group.
+    """
     world = World(records=100, partitions=2)
     blocking = world.dagster.add("x", (span(0, 0, 100),))
     foreign = world.dagster.add("y", (span(1, 0, 100),))
@@ -593,7 +647,9 @@ def test_an_illegal_event_raises() -> None:
 
 def test_a_partition_cannot_be_claimed_before_its_offset_is_known() -> None:
     """A claim behind an unknown offset could say anything."""
-    with pytest.raises(IllegalStateError, match="orders-0 cannot be claimed before its committed offset is known"):
+    with pytest.raises(
+        IllegalStateError, match="orders-0 cannot be claimed before its committed offset is known"
+    ):
         OwnedPartition(tp(0), 1).claim_write("b", 10, now=0.0)
 
 

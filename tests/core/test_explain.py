@@ -34,7 +34,9 @@ from tests.core.world import World, span, tp
 
 RUN = "ab12cd34-5678"
 HOLD = Hold(Cause.REVOKE, {tp(4): 1, tp(5): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
-RECORD = RecordCommit(span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, claim_to_commit_s=None, drain_s=None)
+RECORD = RecordCommit(
+    span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, claim_to_commit_s=None, drain_s=None
+)
 
 
 def draining(number: int, *work: tuple[str, int, object], **more: object) -> OwnedPartition:
@@ -50,7 +52,8 @@ def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> 
 def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
     """The line that an operator needs while partitions do not move."""
     assert said(draining(4, ("b", 240, InFlight((RUN,)))), owned(5, phase=Phase.DRAINED)) == (
-        "holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [0, 240); 278 s left"
+        "holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [0, 240); 278 s "
+        "left"
     )
 
 
@@ -58,31 +61,47 @@ def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
     ("partition", "reason"),
     [
         (draining(4, ("b", 9, Succeeded(RUN))), "Kafka to confirm the commit of orders-4 [0, 9)"),
-        (draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)), "Kafka to confirm the commit of orders-4 [0, 9)"),
+        (
+            draining(4, pending=draining(4, ("b", 9, Succeeded(RUN))).commit_write(0.0)),
+            "Kafka to confirm the commit of orders-4 [0, 9)",
+        ),
         (draining(4, unrecorded=RECORD), "Dagster to record the commit of orders-4 [0, 9)"),
-        (draining(4, ("b", 9, ToRequest()), runs_are_known=False), "Dagster to say which runs work on orders-4"),
+        (
+            draining(4, ("b", 9, ToRequest()), runs_are_known=False),
+            "Dagster to say which runs work on orders-4",
+        ),
     ],
 )
 def test_a_hold_says_what_else_it_waits_for(partition: OwnedPartition, reason: str) -> None:
     """Kafka or Dagster may be away."""
-    assert said(partition) == f"holding orders-4, orders-5 for 12 s: waiting for {reason}; 278 s left"
+    assert (
+        said(partition) == f"holding orders-4, orders-5 for 12 s: waiting for {reason}; 278 s left"
+    )
 
 
 def test_a_hold_with_nothing_left_says_so() -> None:
     """It is released at once; partitions that are gone meanwhile are no reason to wait."""
-    assert said(owned(5, phase=Phase.DRAINED)) == "holding orders-4, orders-5 for 12 s: nothing left to wait for; 278 s left"
+    assert (
+        said(owned(5, phase=Phase.DRAINED))
+        == "holding orders-4, orders-5 for 12 s: nothing left to wait for; 278 s left"
+    )
 
 
 def test_a_hold_past_its_deadline_says_when_it_ends() -> None:
     """The last seconds are for cancelling and the last commit."""
     waits = draining(4, ("b", 9, InFlight((RUN, "other"))))
-    assert said(waits, now=392.0).endswith("runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s whatever happens")
+    assert said(waits, now=392.0).endswith(
+        "runs ab12cd34, other on orders-4 [0, 9); past its deadline, released in 8 s whatever "
+        "happens"
+    )
     assert said(waits, now=500.0).endswith("released in 0 s whatever happens")
 
 
 def test_a_leave_is_called_a_leave() -> None:
     """It is not Kafka that waits."""
-    assert said(hold=replace(HOLD, cause=Cause.LEAVE)).startswith("leaving the group with orders-4, orders-5 for 12 s: ")
+    assert said(hold=replace(HOLD, cause=Cause.LEAVE)).startswith(
+        "leaving the group with orders-4, orders-5 for 12 s: "
+    )
 
 
 FAILED = Trouble(Setback.FAILED, 1, RUN)
@@ -93,7 +112,9 @@ def due(due_at: float, progress: Progress) -> OwnedPartition:
     partition = owned(4, ("b", 9, progress))
     assert partition.ledger is not None
     (entry,) = partition.ledger.entries
-    return replace(partition, ledger=replace(partition.ledger, entries=(replace(entry, due_at=due_at),)))
+    return replace(
+        partition, ledger=replace(partition.ledger, entries=(replace(entry, due_at=due_at),))
+    )
 
 
 def stopped(partition: OwnedPartition) -> OwnedPartition:
@@ -108,7 +129,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
     ("partition", "sentence"),
     [
         (OwnedPartition(tp(4), 1), "being taken in, reads its committed offset"),
-        (owned(4, phase=Phase.RESTORING), "being taken in, asks Dagster for the runs of its claims"),
+        (
+            owned(4, phase=Phase.RESTORING),
+            "being taken in, asks Dagster for the runs of its claims",
+        ),
         (
             replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
             "being taken in, waits for run ab12cd34, at work on it without a claim",
@@ -121,11 +145,17 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (owned(4), "waits for Kafka's end offset"),
         (
             replace(IDLE, bounds=Bounds(0, 30), backlog_since=2.0),
-            "30 offsets to read wait since 8 s for room among the runs in flight, for min_records, or for a tick of the sensor",
+            (
+                "30 offsets to read wait since 8 s for room among the runs in flight, for "
+                "min_records, or for a tick of the sensor"
+            ),
         ),
         (
             replace(IDLE, bounds=Bounds(0, 1)),
-            "1 offset to read wait for room among the runs in flight, for min_records, or for a tick of the sensor",
+            (
+                "1 offset to read wait for room among the runs in flight, for min_records, or for "
+                "a tick of the sensor"
+            ),
         ),
         (
             owned(4, ("b7", 9, ToRequest(2))),
@@ -136,60 +166,117 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             "batch b7 of [0, 9) is requested, as soon as there is room among the runs in flight, "  # noqa: ISC004 - one sentence
             "waits for Dagster to start its run (attempt 2)",
         ),
-        (due(35.0, ToRequest(2, 1, FAILED)), "run ab12cd34 for [0, 9) failed; next run (attempt 2) in 25 s"),
+        (
+            due(35.0, ToRequest(2, 1, FAILED)),
+            "run ab12cd34 for [0, 9) failed; next run (attempt 2) in 25 s",
+        ),
         (
             due(35.0, ToRequest(2, 1, FAILED, ("totals",))),
-            "run ab12cd34 for [0, 9) failed, and a run that succeeded left out totals; next run (attempt 2) in 25 s",
+            (
+                "run ab12cd34 for [0, 9) failed, and a run that succeeded left out totals; next "
+                "run (attempt 2) in 25 s"
+            ),
         ),
         (
             due(35.0, ToRequest(2, 0, Trouble(Setback.REFUSED, 1, RUN, "no claim"))),
             "run ab12cd34 for [0, 9) refused itself: no claim; next run (attempt 2) in 25 s",
         ),
         (
-            owned(4, ("b", 9, InFlight((RUN,), (RUN,), unsubmitted=RunSeen(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)))),
+            owned(
+                4,
+                (
+                    "b",
+                    9,
+                    InFlight(
+                        (RUN,),
+                        (RUN,),
+                        unsubmitted=RunSeen(
+                            RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1
+                        ),
+                    ),
+                ),
+            ),
             "run ab12cd34 for [0, 9) is created but not submitted, and is requested again",
         ),
         (stopped(due(35.0, GaveUp((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
         (
             stopped(due(10.0, GaveUp((RUN,)))),
-            "stopped: no way; [0, 9) is tried again, waits for room among the runs in flight and for Dagster",
+            (
+                "stopped: no way; [0, 9) is tried again, waits for room among the runs in flight "
+                "and for Dagster"
+            ),
         ),
         (stopped(due(NEVER, GaveUp((RUN,)))), "stopped: no way"),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
         (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,), deleted=(RUN,)))),
-            "run ab12cd34 for [0, 9) was deleted from Dagster, and it is not known yet that nothing of it works any more",
+            (
+                "run ab12cd34 for [0, 9) was deleted from Dagster, and it is not known yet that "
+                "nothing of it works any more"
+            ),
         ),
         (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,)))),
-            "run ab12cd34 for [0, 9) has ended in Dagster, and it is not known yet that nothing of it works any more",
+            (
+                "run ab12cd34 for [0, 9) has ended in Dagster, and it is not known yet that "
+                "nothing of it works any more"
+            ),
         ),
-        (owned(4, ("b", 9, InFlight((RUN,), (RUN,)))), "run ab12cd34 for [0, 9) waits in Dagster's queue"),
-        (owned(4, ("b", 9, InFlight((RUN,), launching=(RUN,)))), "run ab12cd34 for [0, 9): being launched"),
-        (owned(4, ("b", 9, InFlight(("r1", RUN), (RUN,), ("r1",)))), "runs r1, ab12cd34 for [0, 9): being launched"),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), (RUN,)))),
+            "run ab12cd34 for [0, 9) waits in Dagster's queue",
+        ),
+        (
+            owned(4, ("b", 9, InFlight((RUN,), launching=(RUN,)))),
+            "run ab12cd34 for [0, 9): being launched",
+        ),
+        (
+            owned(4, ("b", 9, InFlight(("r1", RUN), (RUN,), ("r1",)))),
+            "runs r1, ab12cd34 for [0, 9): being launched",
+        ),
         (
             owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
             "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",
         ),
         (owned(4, ("b", 9, GaveUp(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
-        (owned(4, ("b", 9, DeadLettered(RUN))), "[0, 9) is in the dead-letter topic and is committed in its turn"),
+        (
+            owned(4, ("b", 9, DeadLettered(RUN))),
+            "[0, 9) is in the dead-letter topic and is committed in its turn",
+        ),
         (
             replace(owned(4), pending=owned(4, ("b", 9, Succeeded(RUN))).commit_write(7.5)),
             "the commit at 9 has waited 2.5 s for Kafka's confirmation",
         ),
-        (replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)), "the claim up to 9 has waited 2.5 s for Kafka's confirmation"),
+        (
+            replace(owned(4), pending=owned(4).claim_write("b", 9, 7.5)),
+            "the claim up to 9 has waited 2.5 s for Kafka's confirmation",
+        ),
         (
             replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
             "the first position 0 has waited 2.5 s for Kafka's confirmation",
         ),
-        (replace(owned(4), unrecorded=RECORD), "the commit of [0, 9) is not recorded by Dagster yet"),
-        (replace(owned(4, phase=Phase.STOPPED), stop_reason="orders-4: 3 runs failed. Mend it"), "stopped: 3 runs failed. Mend it"),
-        (draining(4, ("b", 9, InFlight((RUN,)))), "has to be given up, waits for run ab12cd34 on orders-4 [0, 9)"),
-        (owned(4, phase=Phase.DRAINED), "drained, waits for the other partitions that are given up with it"),
+        (
+            replace(owned(4), unrecorded=RECORD),
+            "the commit of [0, 9) is not recorded by Dagster yet",
+        ),
+        (
+            replace(owned(4, phase=Phase.STOPPED), stop_reason="orders-4: 3 runs failed. Mend it"),
+            "stopped: 3 runs failed. Mend it",
+        ),
+        (
+            draining(4, ("b", 9, InFlight((RUN,)))),
+            "has to be given up, waits for run ab12cd34 on orders-4 [0, 9)",
+        ),
+        (
+            owned(4, phase=Phase.DRAINED),
+            "drained, waits for the other partitions that are given up with it",
+        ),
         (owned(4, phase=Phase.LOST), "lost, not this member's any more"),
     ],
 )
-def test_a_partition_says_why_it_does_or_does_not_make_progress(partition: OwnedPartition, sentence: str) -> None:
+def test_a_partition_says_why_it_does_or_does_not_make_progress(
+    partition: OwnedPartition, sentence: str
+) -> None:
     """No silent stall: there is a sentence for every state."""
     assert explain_partition(partition, 10.0) == f"orders-4: {sentence}"
 
@@ -204,14 +291,19 @@ def test_partitions_in_a_row_are_drawn_together() -> None:
 
 
 def test_the_summary_of_a_member_at_work_is_one_line() -> None:
-    """It is the skip text of the sensor. Runs in a queue that does not move are not at work, and it must not look so."""
+    """It is the skip text of the sensor.
+
+    Runs in a queue that does not move are not at work, and it must not look so.
+    """
     world = World(records=85, partitions=4)
     member = world.member(owns=4)
     world.wait(1, member)
     for run_id in member.tick()[:2]:
         world.start(run_id)
     world.wait(1, member)
-    assert summary(member.driver, world.now) == ("owns orders-0..3 (4 partitions), lag 340, 4 runs in flight, 2 of them not started",)
+    assert summary(member.driver, world.now) == (
+        "owns orders-0..3 (4 partitions), lag 340, 4 runs in flight, 2 of them not started",
+    )
 
 
 def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
@@ -228,13 +320,18 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     member.feed(PartitionsAssigned((tp(3),)))
     member.driver.leaving = "a reload"
     halted = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
-    member.driver.partitions[halted.partition] = replace(halted, phase=Phase.STOPPED, stop_reason="no way")
+    member.driver.partitions[halted.partition] = replace(
+        halted, phase=Phase.STOPPED, stop_reason="no way"
+    )
     (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
         "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight, 2 of them not started",
         "leaving the group: a reload",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
-        f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in Dagster's queue",
+        (
+            f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in "
+            "Dagster's queue"
+        ),
         "orders-3: being taken in, reads its committed offset",
     )
 

@@ -21,7 +21,9 @@ HOLD = Hold(Cause.REVOKE, {tp(5): 2, tp(4): 1}, requested_at=100.0, budget=HoldB
 @pytest.mark.parametrize(("limit_s", "slice_s"), [(10, 10), (10, 11), (10, 0), (0, 0)])
 def test_a_budget_without_time_to_drain_is_refused(limit_s: float, slice_s: float) -> None:
     """The error names both settings."""
-    with pytest.raises(ConfigurationError, match=f"hold_commit_slice_s={slice_s:g} .* hold_limit_s={limit_s:g}"):
+    with pytest.raises(
+        ConfigurationError, match=f"hold_commit_slice_s={slice_s:g} .* hold_limit_s={limit_s:g}"
+    ):
         HoldBudget(limit_s, slice_s)
 
 
@@ -55,9 +57,18 @@ def test_the_outcome_says_what_the_hold_was_for(hold: Hold, outcome: Outcome) ->
             "revoke of orders-4, orders-5 drained and released after 2.5 s, 1 run waited for",
         ),
         (
-            replace(HOLD, cause=Cause.LEAVE, run_ids=frozenset({"r", "s"}), cancelled=frozenset({"s"}), is_past_deadline=True),
+            replace(
+                HOLD,
+                cause=Cause.LEAVE,
+                run_ids=frozenset({"r", "s"}),
+                cancelled=frozenset({"s"}),
+                is_past_deadline=True,
+            ),
             None,
-            "leave of orders-4, orders-5 released at the deadline after 2.5 s, 2 runs waited for, 1 cancelled",
+            (
+                "leave of orders-4, orders-5 released at the deadline after 2.5 s, 2 runs waited "
+                "for, 1 cancelled"
+            ),
         ),
         (HOLD, Outcome.SUPERSEDED, "revoke of orders-4, orders-5 superseded after 2.5 s"),
         (HOLD, Outcome.LOST, "revoke of orders-4, orders-5 lost after 2.5 s"),

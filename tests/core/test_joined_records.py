@@ -1,4 +1,7 @@
-"""Commits that are joined into one record: when it is made, and that no crash loses or doubles an offset."""
+"""Commits that are joined into one record.
+
+The tests show when the record is made, and that no crash loses or doubles an offset.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange
 
 SETTINGS = DriverSettings(limits=BatchLimits(max_records_per_range=10), record_every_s=60)
-COMMIT = do.RecordCommit(span(0, 0, 30), 1, "b3", "r3", 0, None, None, joined=((10, "r1"), (20, "r2")))
+COMMIT = do.RecordCommit(
+    span(0, 0, 30), 1, "b3", "r3", 0, None, None, joined=((10, "r1"), (20, "r2"))
+)
 
 
 def work_off(world: World, member: Member, batches: int) -> list[str]:
@@ -46,7 +51,10 @@ def recorded(world: World) -> list[tuple[OffsetRange, str]]:
 
 
 def test_commits_are_joined_into_one_record_for_each_interval() -> None:
-    """A trickle of small batches must not fill Dagster's storage. The first commit is shown at once."""
+    """A trickle of small batches must not fill Dagster's storage.
+
+    The first commit is shown at once.
+    """
     world = World(records=60)
     member = world.member(owns=1, settings=SETTINGS)
     runs = work_off(world, member, 4)
@@ -104,7 +112,10 @@ def test_the_next_owner_of_a_killed_member_records_all_that_was_not_recorded() -
 
 
 def test_a_record_that_was_asked_for_grows_no_more() -> None:
-    """Dagster may have it although it did not answer: what is committed behind it would be in two records."""
+    """Dagster may have the record although it did not answer.
+
+    If the record grew, the commits added to it would be in two records.
+    """
     world = World(records=40)
     member = world.member(owns=1, settings=SETTINGS)
     member.unanswered.add(do.RecordCommit)
@@ -135,7 +146,11 @@ def test_a_record_of_a_stopped_partition_grows_no_more_when_it_goes_on() -> None
     assert world.kafka.offset(0) == 20, "the next commit waits for the answer"
     member.unanswered.clear()
     world.wait(62, member)
-    assert [until for until, _ in recorded(world)] == [span(0, 0, 10), span(0, 10, 20), span(0, 20, 30)]
+    assert [until for until, _ in recorded(world)] == [
+        span(0, 0, 10),
+        span(0, 10, 20),
+        span(0, 20, 30),
+    ]
     assert world.dagster.recorded[-1].run_id == mended
 
 
@@ -150,7 +165,10 @@ def test_what_is_found_in_kafka_is_recorded_at_once() -> None:
 
 
 def test_a_commit_under_way_is_in_no_second_record() -> None:
-    """It reached Kafka without an answer: a record without it would end inside of what the next owner finds."""
+    """The commit reached Kafka without an answer.
+
+    A record without this commit would end inside of what the next owner finds.
+    """
     world = World(records=40)
     blue = world.member(owns=1, settings=SETTINGS)
     work_off(world, blue, 2)
@@ -170,7 +188,10 @@ def test_a_commit_under_way_is_in_no_second_record() -> None:
 
 
 def test_a_commit_that_reaches_kafka_after_the_next_owner_looked_is_in_one_record() -> None:
-    """The hold was superseded without a word: Kafka still takes the write, and the next owner has recorded what was there before."""
+    """The hold was superseded without a word, so Kafka still takes the write.
+
+    The next owner has already recorded the commits before it.
+    """
     world = World(records=30)
     blue = world.member(owns=1, settings=SETTINGS)
     work_off(world, blue, 2)
@@ -186,13 +207,19 @@ def test_a_commit_that_reaches_kafka_after_the_next_owner_looked_is_in_one_recor
     blue.fails.clear()
     blue.feed(seen.RevokeRequested((tp(0),)))
     world.wait(5, blue)
-    assert [bounds for bounds, _ in recorded(world)] == [span(0, 0, 10), span(0, 10, 20), span(0, 20, 30)]
+    assert [bounds for bounds, _ in recorded(world)] == [
+        span(0, 0, 10),
+        span(0, 10, 20),
+        span(0, 20, 30),
+    ]
 
 
 def test_a_dead_letter_has_a_record_of_its_own() -> None:
     """Nobody processed it, so it must not hide among those that somebody did."""
     world = World(records=40)
-    member = world.member(owns=1, settings=replace(SETTINGS, max_attempts=1, dead_letter_topic="dead"))
+    member = world.member(
+        owns=1, settings=replace(SETTINGS, max_attempts=1, dead_letter_topic="dead")
+    )
     work_off(world, member, 2)
     (failed,) = member.tick()
     world.dagster.move(failed, RunState.FAILED, is_over=True)
@@ -216,7 +243,9 @@ def test_a_dead_letter_has_a_record_of_its_own() -> None:
         ({(0, 10, "another run")}, 0, COMMIT.joined),
     ],
 )
-def test_what_is_recorded_already_is_left_out(known: set[tuple[int, int, str]], start: int, joined: tuple[tuple[int, str], ...]) -> None:
+def test_what_is_recorded_already_is_left_out(
+    known: set[tuple[int, int, str]], start: int, joined: tuple[tuple[int, str], ...]
+) -> None:
     """Only what the same runs did: an operator may have moved the offset back."""
     rest = COMMIT.without(known)
     assert rest is not None

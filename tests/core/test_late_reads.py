@@ -1,4 +1,4 @@
-"""Answers that were on their way while something happened after which the runs had to be read anew."""
+"""Answers that were on their way when something happened that requires a new read of the runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from tests.core.world import World, tp
 
 
 def test_runs_read_before_a_revoke_was_asked_for_do_not_finish_its_drain() -> None:
-    """Between that look and the request a tick may have started a run, and the partition would go while it works."""
+    """A tick may have started a run between that look and the request.
+
+    The partition would go while the run works.
+    """
     world = World(records=10)
     member = world.member(owns=1)
     member.fails = {do.ReadRuns}
@@ -22,4 +25,6 @@ def test_runs_read_before_a_revoke_was_asked_for_do_not_finish_its_drain() -> No
     late = member.given(do.ReadRuns)[-1]
     assert isinstance(late, do.ReadRuns)
     member.feed(seen.RunsRead(late.batch_ids, (), late.live_too, late.look))
-    assert tp(0) not in member.driver.partitions, "the look that was made for the revoke finishes it"
+    assert tp(0) not in member.driver.partitions, (
+        "the look that was made for the revoke finishes it"
+    )

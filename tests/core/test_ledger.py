@@ -77,7 +77,9 @@ def test_news_of_another_range_changes_nothing() -> None:
 
 def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> None:
     """What a drain waits for, and what it can cancel at no cost."""
-    book = ledger(10, 20).note(EPOCH, span(0, 0, 10), InFlight(("r1", "r2", "r3"), ("r2",), ("r1",)))
+    book = ledger(10, 20).note(
+        EPOCH, span(0, 0, 10), InFlight(("r1", "r2", "r3"), ("r2",), ("r1",))
+    )
     assert book.live_runs == {"r1", "r2", "r3"}
     assert book.unstarted_runs == {"r2", "r1"}
 
@@ -90,7 +92,10 @@ def test_the_first_range_that_was_given_up_is_named() -> None:
 
 
 def test_a_range_in_the_dead_letter_topic_is_done_and_stays_so() -> None:
-    """Its commit may be under way: news of a run that started too late must not change what it means."""
+    """The commit of the dead letter may be under way.
+
+    News of a run that started too late must not change what that commit means.
+    """
     book = ledger(10).note(EPOCH, span(0, 0, 10), DeadLettered("r3"))
     assert book.note(EPOCH, span(0, 0, 10), InFlight(("r4",))) == book
     (entry,) = book.entries

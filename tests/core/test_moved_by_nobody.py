@@ -1,4 +1,7 @@
-"""Offsets that vanished, went back or belong to another log: nothing goes on without a person's word."""
+"""Offsets that vanished, went back or belong to another log.
+
+No partition goes on without a person's word.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,9 @@ def move(world: World, offset: int) -> None:
 
 
 @pytest.mark.parametrize("start_from", list(StartFrom))
-def test_an_offset_that_vanished_stops_the_partition_until_a_person_commits_one(start_from: StartFrom) -> None:
+def test_an_offset_that_vanished_stops_the_partition_until_a_person_commits_one(
+    start_from: StartFrom,
+) -> None:
     """Kafka drops the offsets of a group whose sensors were off for a week."""
     world, _ = at_the_end(settings=replace(SETTINGS, start_from=start_from))
     del world.kafka.stored[tp(0)]
@@ -86,7 +91,10 @@ def test_a_group_whose_records_were_wiped_begins_anew() -> None:
 
 
 def test_offsets_that_vanish_under_a_member_stop_the_partition_too() -> None:
-    """The topic was deleted and made again, or the group's offsets were deleted, while the member was there."""
+    """The offset vanishes while the member owns the partition.
+
+    The topic was deleted and made again, or the group's offsets were deleted.
+    """
     world, member = at_the_end()
     del world.kafka.stored[tp(0)]
     world.kafka.produce(tp(0), 10)
@@ -97,7 +105,10 @@ def test_offsets_that_vanish_under_a_member_stop_the_partition_too() -> None:
 
 @pytest.mark.parametrize("elections", [0, 1])
 def test_a_truncated_log_that_grows_again_stays_stopped(elections: int) -> None:
-    """The records that were produced since have offsets that the group has passed: to go on would lose them."""
+    """The records produced since the truncation have offsets that the group has passed.
+
+    To go on would lose them.
+    """
     world, member = at_the_end(elections=elections)
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], until=15)
     if elections:
@@ -121,11 +132,17 @@ def test_a_dip_that_nobody_looked_at_stops_the_partition() -> None:
     assert is_stopped(member)
     other = world.member(owns=1)
     assert is_stopped(other)
-    assert "the group is at offset 20, but the log lost records before that offset" in other.driver.partitions[tp(0)].stop_reason
+    assert (
+        "the group is at offset 20, but the log lost records before that offset"
+        in other.driver.partitions[tp(0)].stop_reason
+    )
 
 
 def test_a_dip_below_a_claim_stops_the_partition() -> None:
-    """The run may have read records that are gone, and the new ones behind the claim's end would be passed over."""
+    """The run may have read records that are gone.
+
+    The new records behind the claim's end would be passed over.
+    """
     world, member = at_the_end()
     world.kafka.produce(tp(0), 10)
     world.wait(5, member)
@@ -212,4 +229,6 @@ def test_a_commit_is_recorded_late_also_after_a_rewind() -> None:
     assert world.kafka.offset(0) == 15
     other = world.member(owns=1, settings=settings)
     world.wait(5, other)
-    assert [(record.range, record.is_late) for record in world.dagster.recorded[1:]] == [(span(0, 5, 15), True)]
+    assert [(record.range, record.is_late) for record in world.dagster.recorded[1:]] == [
+        (span(0, 5, 15), True)
+    ]

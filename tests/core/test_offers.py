@@ -38,7 +38,9 @@ def offers_of(partitions: Iterable[OwnedPartition], *, most_runs: int = 4) -> tu
     return offers.offers_of(partitions, NOW, most_runs=most_runs)
 
 
-def owned(number: int, *work: tuple[str, int, Progress], phase: Phase = Phase.OWNED, due_at: float = 0.0) -> OwnedPartition:
+def owned(
+    number: int, *work: tuple[str, int, Progress], phase: Phase = Phase.OWNED, due_at: float = 0.0
+) -> OwnedPartition:
     """A partition at offset 0 with claims (batch id, until, progress)."""
     ledger = OffsetLedger(tp(number), 1, 0)
     for batch_id, until, progress in work:
@@ -76,14 +78,30 @@ def test_the_run_key_changes_with_the_attempt_and_with_the_ranges() -> None:
 
 def test_only_what_no_run_works_on_is_offered() -> None:
     """And only while the partition may plan."""
-    assert offers_of([owned(0, ("a", 1, Succeeded("r")), ("b", 2, InFlight(("r",))), ("c", 3, DeadLettered("r")))]) == ()
+    assert (
+        offers_of(
+            [
+                owned(
+                    0,
+                    ("a", 1, Succeeded("r")),
+                    ("b", 2, InFlight(("r",))),
+                    ("c", 3, DeadLettered("r")),
+                )
+            ]
+        )
+        == ()
+    )
     for phase in set(Phase) - {Phase.OWNED, Phase.STOPPED}:
         assert offers_of([owned(0, ("a", 1, ToRequest()), phase=phase)]) == ()
 
 
 def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> None:
     """What stops it may have passed; nothing behind that range can be committed before it."""
-    work = (("a", 1, Succeeded("r")), ("b", 2, GaveUp(("r1", "r2"), attempt=3)), ("c", 3, ToRequest()))
+    work = (
+        ("a", 1, Succeeded("r")),
+        ("b", 2, GaveUp(("r1", "r2"), attempt=3)),
+        ("c", 3, ToRequest()),
+    )
     assert offers_of([owned(0, *work, phase=Phase.STOPPED)]) == (Offer("b", 3, (span(0, 1, 2),)),)
     assert offers_of([owned(0, *work[:1], phase=Phase.STOPPED)]) == ()
 
@@ -91,7 +109,9 @@ def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> No
 def test_a_range_is_not_asked_for_before_its_time() -> None:
     """The delay after a failure; another range of the same batch does not wait with it."""
     later = owned(0, ("b", 9, ToRequest(2, 1)), due_at=NOW + 1)
-    assert offers_of([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (Offer("b", 2, (span(1, 0, 5),)),)
+    assert offers_of([later, owned(1, ("b", 5, ToRequest(2, 1)))]) == (
+        Offer("b", 2, (span(1, 0, 5),)),
+    )
     assert offers.batches_under_way([later], NOW) == frozenset()
     assert offers.batches_under_way([later], NOW + 1) == {"b"}
 
@@ -103,8 +123,14 @@ def test_a_range_that_has_failed_gets_a_run_of_its_own() -> None:
 
 
 def test_ranges_that_did_not_fail_stay_together() -> None:
-    """Runs that were taken back, refused themselves or did not start say nothing about the records: more runs would only cost more."""
-    both = [owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1")))) for number in range(2)]
+    """Runs that were taken back, refused themselves or did not start say nothing of the records.
+
+    More runs would only cost more.
+    """
+    both = [
+        owned(number, ("b", 9, ToRequest(2, 0, Trouble(Setback.NOT_STARTED, 1, "r1"))))
+        for number in range(2)
+    ]
     assert offers_of(both) == (Offer("b", 2, (span(0, 0, 9), span(1, 0, 9))),)
 
 
@@ -122,33 +148,60 @@ def test_ranges_that_have_failed_wait_for_room_and_the_longest_waiting_is_first(
 
 
 def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key() -> None:
-    """Dagster then submits that very run, with all of its ranges; also where this member has only a part of them."""
+    """Dagster then submits that very run, with all of its ranges.
+
+    This also holds where the member owns only a part of those partitions.
+    """
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED, attempt=2)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
     assert offers_of([owned(0, ("b", 9, again))]) == (Offer("b", 2, run.ranges),)
-    assert offers_of([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (Offer("b", 2, run.ranges),)
+    assert offers_of([owned(0, ("b", 9, again)), owned(1, ("b", 5, again))]) == (
+        Offer("b", 2, run.ranges),
+    )
     assert offers_of([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
 
 
 def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:
-    """Else a run for a part of it and a run for the whole of it could both start, and refuse each other."""
+    """A batch is offered only as a whole.
+
+    Otherwise a run for a part of it and a run for the whole of it could both start, and refuse each
+    other.
+    """
     written = owned(0, ("b", 9, ToRequest()))
     unwritten = owned(1)
     unwritten = replace(unwritten, pending=unwritten.claim_write("b", 5, now=0.0))
     assert offers_of([written, unwritten]) == ()
-    assert offers_of([written, owned(1, ("b", 5, ToRequest()))]) == (Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),)
-    assert offers_of([written, replace(unwritten, phase=Phase.DRAINING)]) == (Offer("b", 1, (span(0, 0, 9),)),)
+    assert offers_of([written, owned(1, ("b", 5, ToRequest()))]) == (
+        Offer("b", 1, (span(0, 0, 9), span(1, 0, 5))),
+    )
+    assert offers_of([written, replace(unwritten, phase=Phase.DRAINING)]) == (
+        Offer("b", 1, (span(0, 0, 9),)),
+    )
 
 
 def test_batches_under_way_are_those_that_take_room() -> None:
-    """What a stopped or draining partition does not ask for must not keep the others from working."""
+    """A stopped or draining partition requests no runs.
+
+    Its claims must not keep the other partitions from working.
+    """
     pending = owned(5)
     partitions = [
         owned(0, ("requested", 1, ToRequest()), ("works", 2, InFlight(("r",)))),
-        owned(1, ("failed", 1, GaveUp(("r",))), ("behind", 2, ToRequest()), phase=Phase.STOPPED, due_at=NEVER),
+        owned(
+            1,
+            ("failed", 1, GaveUp(("r",))),
+            ("behind", 2, ToRequest()),
+            phase=Phase.STOPPED,
+            due_at=NEVER,
+        ),
         owned(2, ("draining", 1, InFlight(("r",))), ("left", 2, ToRequest()), phase=Phase.DRAINING),
         owned(3, ("done", 1, Succeeded("r"))),
         replace(pending, pending=pending.claim_write("claiming", 5, now=0.0)),
         replace(pending, pending=pending.first_write(0.0)),
     ]
-    assert offers.batches_under_way(partitions, NOW) == {"requested", "works", "draining", "claiming"}
+    assert offers.batches_under_way(partitions, NOW) == {
+        "requested",
+        "works",
+        "draining",
+        "claiming",
+    }

@@ -43,17 +43,24 @@ ILLEGAL = [pair for pair in itertools.product(Phase, Change) if pair not in LEGA
 
 
 @pytest.mark.parametrize(("pair", "following"), LEGAL.items(), ids=str)
-def test_a_legal_change_leads_where_the_table_says(pair: tuple[Phase, Change], following: Phase) -> None:
+def test_a_legal_change_leads_where_the_table_says(
+    pair: tuple[Phase, Change], following: Phase
+) -> None:
     """The table is written twice on purpose: a slip in one of them shows."""
     assert after(*pair) is following
 
 
 @pytest.mark.parametrize("pair", ILLEGAL, ids=str)
-def test_an_illegal_change_raises_and_leaves_the_partition_as_it_was(pair: tuple[Phase, Change]) -> None:
+def test_an_illegal_change_raises_and_leaves_the_partition_as_it_was(
+    pair: tuple[Phase, Change],
+) -> None:
     """A bug in the caller must not become a wrong state."""
     phase, change = pair
     owned = OwnedPartition(tp(0), epoch=1, phase=phase)
-    with pytest.raises(IllegalStateError, match=f"'{change.value}' cannot happen to a partition that is {phase.value}"):
+    with pytest.raises(
+        IllegalStateError,
+        match=f"'{change.value}' cannot happen to a partition that is {phase.value}",
+    ):
         owned.changed(change)
     assert owned == OwnedPartition(tp(0), epoch=1, phase=phase)
 
@@ -82,5 +89,9 @@ def test_the_diagram_shows_every_transition_that_changes_the_phase() -> None:
     assert lines[:2] == ["stateDiagram-v2", "    [*] --> RESTORING"]
     assert "    DRAINING --> DRAINED: distrusted, drain finished, deadline passed" in lines
     assert "    LOST --> [*]" in lines
-    shown = {(line.split()[0], line.split()[2].rstrip(":")) for line in lines[2:] if "[*]" not in line}
-    assert shown == {(before.name, then.name) for (before, _), then in TRANSITIONS.items() if before is not then}
+    shown = {
+        (line.split()[0], line.split()[2].rstrip(":")) for line in lines[2:] if "[*]" not in line
+    }
+    assert shown == {
+        (before.name, then.name) for (before, _), then in TRANSITIONS.items() if before is not then
+    }

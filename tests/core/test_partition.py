@@ -21,7 +21,10 @@ def test_a_range_that_is_empty_or_negative_is_refused(start: int, until: int) ->
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a/b", "a b", "a'b", "a\n", "ä", "x" * 250])
 def test_what_kafka_does_not_take_for_a_topic_is_in_no_range(topic: str) -> None:
-    """The topic of a range becomes part of paths, of SQL and of keys, and a run's config is typed by people."""
+    """The topic of a range becomes part of paths, of SQL and of keys.
+
+    People type the config of a run, so any text may arrive there.
+    """
     assert not is_topic_name(topic)
     with pytest.raises(ValueError, match="cannot be the name of a topic"):
         OffsetRange(topic, 0, 0, 5)
@@ -50,7 +53,11 @@ def test_ranges_that_touch_do_not_overlap() -> None:
 def test_a_range_names_itself_for_people_and_for_outputs() -> None:
     """An output is keyed by topic, partition and both bounds."""
     range_ = span(3, 120, 240)
-    assert (str(range_), range_.key, len(range_)) == ("orders-3 [120, 240)", "orders-3-120-240", 120)
+    assert (str(range_), range_.key, len(range_)) == (
+        "orders-3 [120, 240)",
+        "orders-3-120-240",
+        120,
+    )
     assert range_.topic_partition == tp(3)
 
 
@@ -71,7 +78,9 @@ def test_the_core_imports_neither_dagster_nor_kafka_nor_spark() -> None:
         "    importlib.import_module(f'dagster_rebalance.core.{file.stem}')\n"
         "print(sorted({'dagster', 'confluent_kafka', 'pyspark'} & sys.modules.keys()))\n"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
     assert result.stdout.strip() == "[]"
 
 

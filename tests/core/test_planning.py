@@ -13,10 +13,18 @@ from dagster_rebalance.core.planning import MOST_CLAIMS, Backlog, Batch, BatchLi
 from tests.core.world import span, tp
 
 
-def planned(backlogs: list[Backlog], limits: BatchLimits, *, runs_in_flight: int = 0, now: float = 100.0) -> tuple[Batch, ...]:
+def planned(
+    backlogs: list[Backlog], limits: BatchLimits, *, runs_in_flight: int = 0, now: float = 100.0
+) -> tuple[Batch, ...]:
     """The plan, with batch ids b1, b2 ..."""
     ids = count(1)
-    return plan(backlogs, limits, runs_in_flight=runs_in_flight, new_batch_id=lambda: f"b{next(ids)}", now=now)
+    return plan(
+        backlogs,
+        limits,
+        runs_in_flight=runs_in_flight,
+        new_batch_id=lambda: f"b{next(ids)}",
+        now=now,
+    )
 
 
 @st.composite
@@ -47,8 +55,13 @@ limits_any = st.builds(
 
 
 @given(backlogs(), limits_any, st.integers(0, 6))
-def test_a_plan_keeps_all_limits(given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int) -> None:
-    """Ranges start where the partition stands, lie within its bounds, and no partition is named twice."""
+def test_a_plan_keeps_all_limits(
+    given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int
+) -> None:
+    """Each range starts where its partition stands and ends within its bounds.
+
+    No partition is named twice.
+    """
     batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
     by_partition = {backlog.partition: backlog for backlog in given_backlogs}
     assert len(batches) <= max(0, limits.max_runs_in_flight - runs_in_flight)
@@ -63,12 +76,20 @@ def test_a_plan_keeps_all_limits(given_backlogs: list[Backlog], limits: BatchLim
         assert range_.until <= backlog.end
         assert len(range_) <= limits.max_records_per_range
         assert backlog.claims < limits.max_claims_per_partition
-        assert backlog.end - backlog.start >= limits.min_records or 100.0 - backlog.waiting_since >= limits.max_wait_s
+        assert (
+            backlog.end - backlog.start >= limits.min_records
+            or 100.0 - backlog.waiting_since >= limits.max_wait_s
+        )
 
 
 @given(backlogs(), limits_any, st.integers(0, 6))
-def test_no_ready_partition_waits_while_there_is_room(given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int) -> None:
-    """A partition that is left out finds all runs full, and nobody who came later was preferred: nobody starves behind larger backlogs."""
+def test_no_ready_partition_waits_while_there_is_room(
+    given_backlogs: list[Backlog], limits: BatchLimits, runs_in_flight: int
+) -> None:
+    """No partition starves behind larger backlogs.
+
+    A partition is left out only when all runs are full, and none that came later was preferred.
+    """
     batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
     chosen = {range_.topic_partition for batch in batches for range_ in batch.ranges}
     ready = [
@@ -87,8 +108,15 @@ def test_no_ready_partition_waits_while_there_is_room(given_backlogs: list[Backl
 
 def test_backlogs_are_spread_over_the_free_runs() -> None:
     """Runs work side by side; the long ones do not meet in one run."""
-    found = planned([Backlog(tp(n), 0, 10 * (n + 1), 0.0) for n in range(4)], BatchLimits(max_runs_in_flight=3), runs_in_flight=1)
-    assert found == (Batch("b1", (span(1, 0, 20), span(3, 0, 40))), Batch("b2", (span(0, 0, 10), span(2, 0, 30))))
+    found = planned(
+        [Backlog(tp(n), 0, 10 * (n + 1), 0.0) for n in range(4)],
+        BatchLimits(max_runs_in_flight=3),
+        runs_in_flight=1,
+    )
+    assert found == (
+        Batch("b1", (span(1, 0, 20), span(3, 0, 40))),
+        Batch("b2", (span(0, 0, 10), span(2, 0, 30))),
+    )
 
 
 def test_few_records_wait_for_more_but_not_for_ever() -> None:
@@ -106,7 +134,10 @@ def test_few_records_wait_for_more_but_not_for_ever() -> None:
         ({"max_ranges_per_run": 0}, "max_ranges_per_run=0"),
         ({"max_runs_in_flight": 0}, "max_runs_in_flight=0"),
         ({"max_claims_per_partition": 0}, "max_claims_per_partition=0"),
-        ({"max_claims_per_partition": MOST_CLAIMS + 1}, f"max_claims_per_partition={MOST_CLAIMS + 1} must be at most {MOST_CLAIMS}"),
+        (
+            {"max_claims_per_partition": MOST_CLAIMS + 1},
+            f"max_claims_per_partition={MOST_CLAIMS + 1} must be at most {MOST_CLAIMS}",
+        ),
         ({"min_records": 0}, "min_records=0"),
         ({"min_records": 100}, "min_records=100 needs a max_wait_s above 0"),
     ],

@@ -14,7 +14,9 @@ RUN = RunSeen("r1", "b", (span(0, 0, 10),), RunState.STARTED, heartbeat="1")
 PULSE = Pulse(heartbeat_timeout_s=60, start_timeout_s=300)
 
 
-def dead_after(pulse: Pulse, run: RunSeen, seconds: int, *, first: int = 0) -> tuple[Pulse, list[int]]:
+def dead_after(
+    pulse: Pulse, run: RunSeen, seconds: int, *, first: int = 0
+) -> tuple[Pulse, list[int]]:
     """Look once a second; returns when the run was called dead."""
     found = []
     for now in range(first, first + seconds):
@@ -26,7 +28,10 @@ def dead_after(pulse: Pulse, run: RunSeen, seconds: int, *, first: int = 0) -> t
 
 
 def test_a_run_without_a_new_sign_is_dead_after_the_timeout() -> None:
-    """Its process is gone; it is named again after a quarter of the time-out, in case it could not be ended."""
+    """The process of the run is gone.
+
+    The pulse names the run again after a quarter of the time-out, in case it could not be ended.
+    """
     assert dead_after(PULSE, RUN, 100)[1] == [60, 75, 90]
     assert dead_after(PULSE, replace(RUN, state=RunState.CANCELING), 61)[1] == [60]
 
@@ -37,15 +42,22 @@ def test_a_run_that_is_being_launched_gets_more_time() -> None:
 
 
 def test_a_re_execution_that_nobody_submitted_is_dead_after_the_time_of_a_start() -> None:
-    """The webserver was killed between the two: no sensor requests it again, and it would count as at work for ever."""
+    """The webserver was killed between creating the run and submitting it.
+
+    No sensor requests the run again, and it would count as at work for ever.
+    """
     created = replace(RUN, state=RunState.CREATED, heartbeat="", parent_id="r0")
     assert dead_after(PULSE, created, 310)[1] == [300]
-    assert dead_after(PULSE, replace(created, parent_id="", attempt=1), 310)[1] == [], "its sensor requests it again"
-    assert dead_after(PULSE, replace(created, state=RunState.WAITING), 310)[1] == [], "a queue may be long"
+    assert dead_after(PULSE, replace(created, parent_id="", attempt=1), 310)[1] == [], (
+        "its sensor requests it again"
+    )
+    assert dead_after(PULSE, replace(created, state=RunState.WAITING), 310)[1] == [], (
+        "a queue may be long"
+    )
 
 
 def test_a_run_that_has_started_and_not_begun_its_work_gets_the_time_of_a_start() -> None:
-    """Its other resources, a cluster that starts for example, come before its first sign of life."""
+    """The other resources of a run, a cluster for example, start before its first sign of life."""
     assert dead_after(PULSE, replace(RUN, heartbeat=""), 310)[1] == [300]
 
 
@@ -56,25 +68,37 @@ def test_a_run_that_is_cancelled_before_it_began_does_not_get_the_time_of_a_star
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELED])
 def test_a_run_that_ended_in_dagster_only_is_dead_after_the_timeout(state: RunState) -> None:
-    """Its code server, run monitoring or a person said so; its process may work on, and gives signs as long as it does."""
+    """The process of the run may work on after its end was reported in Dagster.
+
+    Its code server, run monitoring or a person reported that end. The process gives signs as long
+    as it works.
+    """
     ended = replace(RUN, state=state, is_over=False)
     assert dead_after(PULSE, ended, 61)[1] == [60]
     pulse, _ = dead_after(PULSE, ended, 59)
     assert pulse.unconfirmed == {"r1": 2.0}
     _, dead = pulse.observe([replace(ended, heartbeat="2")], 60.0)
     assert dead == ()
-    assert pulse.observe([replace(ended, is_over=True)], 60.0) == (replace(pulse, signs={}, observed_at=60.0), ())
+    assert pulse.observe([replace(ended, is_over=True)], 60.0) == (
+        replace(pulse, signs={}, observed_at=60.0),
+        (),
+    )
 
 
 def test_the_end_that_dagster_shows_is_no_sign_of_life() -> None:
     """Its process was silent before; the time counts from its last sign."""
     pulse, _ = dead_after(PULSE, RUN, 40)
-    assert dead_after(pulse, replace(RUN, state=RunState.FAILED, is_over=False), 30, first=40)[1] == [60]
+    assert dead_after(pulse, replace(RUN, state=RunState.FAILED, is_over=False), 30, first=40)[
+        1
+    ] == [60]
 
 
 @pytest.mark.parametrize("state", [RunState.STARTED, RunState.FAILED])
 def test_a_run_whose_process_is_known_to_be_gone_is_dead_at_once(state: RunState) -> None:
-    """It said that it is finished, or somebody looked; it is named again only after a part of the time-out."""
+    """The run said that it is finished, or somebody looked for its process.
+
+    The pulse names it again only after a part of the time-out.
+    """
     gone = replace(RUN, state=state, is_gone=True, is_over=False)
     assert dead_after(PULSE, gone, 32)[1] == [0, 15, 30]
 
@@ -110,7 +134,10 @@ def test_a_run_that_waits_is_never_dead() -> None:
 
 
 def test_a_new_sign_is_life() -> None:
-    """Only whether the sign changes is looked at, so clocks of different machines need not agree."""
+    """The pulse only looks whether the sign changes.
+
+    Clocks of different machines need not agree.
+    """
     pulse, _ = dead_after(PULSE, RUN, 59)
     pulse, dead = pulse.observe([replace(RUN, heartbeat="2")], 60.0)
     assert dead == ()

@@ -10,7 +10,10 @@ from tests.core.world import World, tp
 
 
 def test_a_partition_goes_on_when_a_refused_write_is_taken_after_all() -> None:
-    """The reason is shown once, whoever mends it need not tell anybody, and a late or foreign refusal changes nothing."""
+    """The reason is shown once, and whoever mends it need not tell anybody.
+
+    A late or foreign refusal changes nothing.
+    """
     world = World(records=10)
     member = world.member()
     member.unanswered = {do.WriteOffsets}
@@ -20,11 +23,22 @@ def test_a_partition_goes_on_when_a_refused_write_is_taken_after_all() -> None:
     assert isinstance(asked, do.WriteOffsets)
     (write,) = asked.writes
     for number in range(2):
-        member.feed(seen.OffsetsWritten((), (), ((write, f"grant the ACL READ, asked {number} times"),)))
-    member.feed(seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(0), 1, None, write.new.__class__(7)), "late"),)))
-    member.feed(seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(5), 1, None, write.new), "foreign"),)))
+        member.feed(
+            seen.OffsetsWritten((), (), ((write, f"grant the ACL READ, asked {number} times"),))
+        )
+    member.feed(
+        seen.OffsetsWritten(
+            (), (), ((do.OffsetWrite(tp(0), 1, None, write.new.__class__(7)), "late"),)
+        )
+    )
+    member.feed(
+        seen.OffsetsWritten((), (), ((do.OffsetWrite(tp(5), 1, None, write.new), "foreign"),))
+    )
     assert [reason for _, reason in member.shown] == [
-        "orders-0: Kafka refuses to store its offset: grant the ACL READ, asked 0 times. It is tried again every few seconds"
+        (
+            "orders-0: Kafka refuses to store its offset: grant the ACL READ, asked 0 times. It is "
+            "tried again every few seconds"
+        )
     ]
     assert member.driver.partitions[tp(0)].phase is Phase.STOPPED
     world.wait(9, member)
@@ -46,4 +60,6 @@ def test_a_write_that_is_asked_for_again_and_again_is_said_to_wait_since_the_fir
     member.fails = {do.WriteOffsets}
     member.feed(seen.PartitionsAssigned((tp(0),)))
     world.wait(30, member)
-    assert "has waited 30.0 s for Kafka's confirmation" in explain_partition(member.driver.partitions[tp(0)], world.now)
+    assert "has waited 30.0 s for Kafka's confirmation" in explain_partition(
+        member.driver.partitions[tp(0)], world.now
+    )

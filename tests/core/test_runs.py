@@ -50,52 +50,106 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.CANCELED)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
         # A person who cancels a run in the queue does not want it.
         ([run("r1", S.CANCELED, has_started=False)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
-        ([run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"), is_cancelled=True, attempt=4)),
-        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)], GaveUp(("r1", "r2", "r3"), attempt=4)),
+        (
+            [run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)],
+            GaveUp(("r1", "r2", "r3"), is_cancelled=True, attempt=4),
+        ),
+        (
+            [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)],
+            GaveUp(("r1", "r2", "r3"), attempt=4),
+        ),
         # What never started is no attempt, however often.
         ([run("r1", S.FAILED, has_started=False)], ToRequest(2, 0, Trouble(N, 1, "r1"))),
-        ([run(f"r{n}", S.FAILED, has_started=False) for n in range(9)], ToRequest(10, 0, Trouble(N, 9, "r8"))),
         (
-            [run("r1", S.FAILED), run("r2", S.FAILED, has_started=False), run("r3", S.FAILED, has_started=False), run("r4", S.FAILED)],
+            [run(f"r{n}", S.FAILED, has_started=False) for n in range(9)],
+            ToRequest(10, 0, Trouble(N, 9, "r8")),
+        ),
+        (
+            [
+                run("r1", S.FAILED),
+                run("r2", S.FAILED, has_started=False),
+                run("r3", S.FAILED, has_started=False),
+                run("r4", S.FAILED),
+            ],
             ToRequest(5, 2, Trouble(F, 2, "r4")),
         ),
-        # Created, and never submitted: the run itself is asked for again, unless it is not one of ours.
+        # Created, and never submitted: the run itself is asked for again, unless it is not one of
+        # ours.
         ([CREATED], InFlight(("r1",), ("r1",), unsubmitted=CREATED)),
         ([CREATED, run("r2", S.WAITING)], InFlight(("r1", "r2"), ("r1", "r2"))),
         ([run("r1", S.CREATED, attempt=1, parent_id="r0")], InFlight(("r1",), ("r1",))),
         ([run("r1", S.CREATED)], InFlight(("r1",), ("r1",))),
-        # Another location's sensor has created it, and this one's run with the same key has ended: Dagster starts nothing for that key.
+        # Another location's sensor has created it, and this one's run with the same key has ended:
+        # Dagster starts nothing for that key.
         ([CREATED, run("r2", S.FAILED, attempt=1, is_taken_back=True)], ToRequest(2)),
         ([CREATED, run("r2", S.FAILED, attempt=1)], ToRequest(2, 1, Trouble(F, 1, "r2"))),
-        ([CREATED, run("r2", S.STARTED, attempt=1)], InFlight(("r1", "r2"), ("r1",), started=("r2",))),
-        ([run("r0", S.FAILED, attempt=2), CREATED], InFlight(("r1",), ("r1",), unsubmitted=CREATED)),
+        (
+            [CREATED, run("r2", S.STARTED, attempt=1)],
+            InFlight(("r1", "r2"), ("r1",), started=("r2",)),
+        ),
+        (
+            [run("r0", S.FAILED, attempt=2), CREATED],
+            InFlight(("r1",), ("r1",), unsubmitted=CREATED),
+        ),
         # Somebody deleted runs: the next number is above that of each run that is left.
         ([run("r3", S.FAILED, attempt=3)], ToRequest(4, 1, Trouble(F, 1, "r3"))),
-        ([run("r1", S.FAILED, attempt=1), run("r3", S.FAILED, attempt=3)], ToRequest(4, 2, Trouble(F, 2, "r3"))),
-        # Refused and taken back: not an attempt, but the next run key must still be a new one.
-        ([run("r1", S.FAILED, is_refused=True, refusal="no claim")], ToRequest(2, 0, Trouble(R, 1, "r1", "no claim"))),
-        ([run("r1", S.CANCELED, is_taken_back=True)] * 5, ToRequest(6)),
-        ([run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)], ToRequest(4, 2, Trouble(F, 2, "r3"))),
         (
-            [run("r1", S.FAILED, is_refused=True), run("r2", S.CANCELED, is_taken_back=True), run("r3", S.FAILED, is_refused=True)],
+            [run("r1", S.FAILED, attempt=1), run("r3", S.FAILED, attempt=3)],
+            ToRequest(4, 2, Trouble(F, 2, "r3")),
+        ),
+        # Refused and taken back: not an attempt, but the next run key must still be a new one.
+        (
+            [run("r1", S.FAILED, is_refused=True, refusal="no claim")],
+            ToRequest(2, 0, Trouble(R, 1, "r1", "no claim")),
+        ),
+        ([run("r1", S.CANCELED, is_taken_back=True)] * 5, ToRequest(6)),
+        (
+            [run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)],
+            ToRequest(4, 2, Trouble(F, 2, "r3")),
+        ),
+        (
+            [
+                run("r1", S.FAILED, is_refused=True),
+                run("r2", S.CANCELED, is_taken_back=True),
+                run("r3", S.FAILED, is_refused=True),
+            ],
             ToRequest(4, 0, Trouble(R, 2, "r3")),
         ),
         (
-            [run("r1", S.FAILED), run("r2", S.CANCELED, is_taken_back=True), run("r3", S.FAILED), run("r4", S.FAILED)],
+            [
+                run("r1", S.FAILED),
+                run("r2", S.CANCELED, is_taken_back=True),
+                run("r3", S.FAILED),
+                run("r4", S.FAILED),
+            ],
             GaveUp(("r1", "r3", "r4"), attempt=5),
         ),
         # Dagster's own retries are not attempts of ours.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
-        ([run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")], InFlight(("r2",), started=("r2",))),
         (
-            [run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1"), run("r3", S.FAILED, parent_id="r1")],
+            [run("r1", S.FAILED), run("r2", S.STARTED, parent_id="r1")],
+            InFlight(("r2",), started=("r2",)),
+        ),
+        (
+            [
+                run("r1", S.FAILED),
+                run("r2", S.FAILED, parent_id="r1"),
+                run("r3", S.FAILED, parent_id="r1"),
+            ],
             ToRequest(2, 1, Trouble(F, 1, "r1")),
         ),
-        # A refused run that has not ended is waited for: it may be the one whose start the other saw.
+        # A refused run that has not ended is waited for: it may be the one whose start the other
+        # saw.
         ([run("r1", S.STARTED, is_refused=True)], InFlight(("r1",), started=("r1",))),
-        # A person executes a run again with all of its ranges; when it has to refuse itself, this one is tried again, once.
+        # A person executes a run again with all of its ranges; when it has to refuse itself, this
+        # one is tried again, once.
         (
-            [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.FAILED, parent_id="r1", is_refused=True)],
+            [
+                run("r1", S.FAILED),
+                run("r2", S.FAILED),
+                run("r3", S.FAILED),
+                run("r4", S.FAILED, parent_id="r1", is_refused=True),
+            ],
             ToRequest(4, 3),
         ),
         (
@@ -108,27 +162,48 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             GaveUp(("r1", "r2", "r3", "r5"), attempt=5),
         ),
-        # Dagster's own retry says nothing of what a person wants: whatever becomes of it, attempts have their number and their delay.
+        # Dagster's own retry says nothing of what a person wants: whatever becomes of it, attempts
+        # have their number and their delay.
         (
-            [run("r1", S.FAILED), run("r2", S.FAILED, parent_id="r1", is_refused=True, is_automatic=True)],
+            [
+                run("r1", S.FAILED),
+                run("r2", S.FAILED, parent_id="r1", is_refused=True, is_automatic=True),
+            ],
             ToRequest(2, 1, Trouble(F, 1, "r1")),
         ),
         (
-            [*(run(f"r{n}", S.FAILED) for n in (1, 2, 3)), run("r4", S.FAILED, parent_id="r3", is_refused=True, is_automatic=True)],
+            [
+                *(run(f"r{n}", S.FAILED) for n in (1, 2, 3)),
+                run("r4", S.FAILED, parent_id="r3", is_refused=True, is_automatic=True),
+            ],
             GaveUp(("r1", "r2", "r3"), attempt=4),
         ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
-        ([run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED), run("r4", S.SUCCEEDED, parent_id="r1")], Succeeded("r4")),
-        # A member ended it, since its process was gone or silent: whatever it says later, somebody else may be at work by now.
+        (
+            [
+                run("r1", S.FAILED),
+                run("r2", S.FAILED),
+                run("r3", S.FAILED),
+                run("r4", S.SUCCEEDED, parent_id="r1"),
+            ],
+            Succeeded("r4"),
+        ),
+        # A member ended it, since its process was gone or silent: whatever it says later, somebody
+        # else may be at work by now.
         ([run("r1", S.SUCCEEDED, is_written_off=True)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
         ([run("r1", S.SUCCEEDED, is_written_off=True, is_taken_back=True)], ToRequest(2)),
-        ([run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)], InFlight(("r2",), started=("r2",))),
+        (
+            [run("r1", S.SUCCEEDED, is_written_off=True), run("r2", S.STARTED)],
+            InFlight(("r2",), started=("r2",)),
+        ),
         # Taken back too late.
         ([run("r1", S.SUCCEEDED, is_taken_back=True)], Succeeded("r1")),
     ],
 )
-def test_progress_is_read_from_all_runs_of_the_batch(runs: list[RunSeen], progress: Progress) -> None:
+def test_progress_is_read_from_all_runs_of_the_batch(
+    runs: list[RunSeen], progress: Progress
+) -> None:
     """Each row is a state of affairs that an owner may find."""
     assert progress_of(RANGE, "b", runs, max_attempts=3) == progress
 
@@ -160,15 +235,34 @@ def test_a_run_counts_only_for_its_batch_and_exactly_its_ranges(other: RunSeen) 
         (S.STARTED, span(0, 100, 110), "b", False),
     ],
 )
-def test_a_run_at_work_without_a_claim_is_found(state: RunState, range_: object, batch_id: str, blocks: bool) -> None:  # noqa: FBT001
+def test_a_run_at_work_without_a_claim_is_found(
+    *, state: RunState, range_: object, batch_id: str, blocks: bool
+) -> None:
     """An operator moved the offset under it: nothing may start there until it ended."""
     worker = RunSeen("r1", batch_id, (range_,), state)  # type: ignore[arg-type]
-    assert unclaimed_workers([span(0, 0, 50)], [(span(0, 0, 10), "b")], [worker]) == (("r1",) if blocks else ())
+    assert unclaimed_workers([span(0, 0, 50)], [(span(0, 0, 10), "b")], [worker]) == (
+        ("r1",) if blocks else ()
+    )
 
 
-def part(run_id: str, state: RunState, done: str = "", undone: str = "", left_out: str = "", **more: object) -> RunSeen:
+def part(
+    run_id: str,
+    state: RunState,
+    done: str = "",
+    undone: str = "",
+    left_out: str = "",
+    **more: object,
+) -> RunSeen:
     """A run of a job with the assets a, b and c."""
-    return run(run_id, state, done=frozenset(done), undone=frozenset(undone), left_out=tuple(left_out), parent_id="r1", **more)
+    return run(
+        run_id,
+        state,
+        done=frozenset(done),
+        undone=frozenset(undone),
+        left_out=tuple(left_out),
+        parent_id="r1",
+        **more,
+    )
 
 
 FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
@@ -183,18 +277,45 @@ FIRST = replace(part("r1", S.FAILED, done="a", undone="b"), parent_id="")
         ([FIRST, part("r2", S.SUCCEEDED, done="bc", left_out="a")], ""),
         # Piece by piece.
         # r3 has made what r2 left out, and spoilt what r2 had made
-        ([FIRST, part("r2", S.SUCCEEDED, done="b", left_out="a"), part("r3", S.FAILED, done="a", undone="b")], "b"),
-        ([FIRST, part("r2", S.SUCCEEDED, done="b", left_out="ac"), part("r3", S.SUCCEEDED, done="c", left_out="ab")], ""),
-        # The newest run that tried an asset decides: a later failure may have spoilt what was there.
-        ([FIRST, part("r2", S.FAILED, undone="a"), part("r3", S.SUCCEEDED, done="bc", left_out="a")], "a"),
+        (
+            [
+                FIRST,
+                part("r2", S.SUCCEEDED, done="b", left_out="a"),
+                part("r3", S.FAILED, done="a", undone="b"),
+            ],
+            "b",
+        ),
+        (
+            [
+                FIRST,
+                part("r2", S.SUCCEEDED, done="b", left_out="ac"),
+                part("r3", S.SUCCEEDED, done="c", left_out="ab"),
+            ],
+            "",
+        ),
+        # The newest run that tried an asset decides: a later failure may have spoilt what was
+        # there.
+        (
+            [
+                FIRST,
+                part("r2", S.FAILED, undone="a"),
+                part("r3", S.SUCCEEDED, done="bc", left_out="a"),
+            ],
+            "a",
+        ),
         # The run that did the rest was deleted.
         ([part("r3", S.SUCCEEDED, done="bc", left_out="a")], "a"),
         # A run with everything is enough, whatever the others left out.
         ([FIRST, part("r2", S.SUCCEEDED, done="a", left_out="bc"), run("r3", S.SUCCEEDED)], ""),
     ],
 )
-def test_a_range_is_done_when_every_asset_has_succeeded_for_it(runs: list[RunSeen], lacking: str) -> None:
-    """A person may execute any part of a run again; what that left out would be missing for ever."""
+def test_a_range_is_done_when_every_asset_has_succeeded_for_it(
+    runs: list[RunSeen], lacking: str
+) -> None:
+    """A person may execute any part of a run again.
+
+    The assets that such a run left out would be missing for ever.
+    """
     found = progress_of(RANGE, "b", runs, max_attempts=3)
     assert isinstance(found, Succeeded) == (not lacking)
     assert not isinstance(found, ToRequest) or found.left_out == tuple(lacking)
@@ -211,10 +332,24 @@ _LIVES: dict[str, dict[str, Any]] = {
 }
 
 
-@given(st.lists(st.sampled_from(["failed", "canceled", "refused", "taken back", "not started", "created", "retry"]), max_size=8), st.data())
+@given(
+    st.lists(
+        st.sampled_from(
+            ["failed", "canceled", "refused", "taken back", "not started", "created", "retry"]
+        ),
+        max_size=8,
+    ),
+    st.data(),
+)
 def test_deleting_any_runs_never_stalls_a_range(lives: list[str], data: st.DataObject) -> None:
-    """People and clean-up jobs delete runs in any state: what is asked for next must have a key that no run has."""
-    all_runs = [replace(run(f"r{n}", S.FAILED, attempt=n), **_LIVES[life]) for n, life in enumerate(lives, 1)]
+    """People and clean-up jobs delete runs in any state.
+
+    The next request must have a key that no run has.
+    """
+    all_runs = [
+        replace(run(f"r{n}", S.FAILED, attempt=n), **_LIVES[life])
+        for n, life in enumerate(lives, 1)
+    ]
     kept = data.draw(st.lists(st.sampled_from(all_runs), unique=True)) if all_runs else []
     kept.sort(key=lambda left: int(left.run_id[1:]))
     found = progress_of(RANGE, "b", kept, max_attempts=3)

@@ -11,7 +11,16 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.runs import GaveUp, InFlight, RunState, Setback, Succeeded, ToRequest, Trouble, blocking
+from dagster_rebalance.core.runs import (
+    GaveUp,
+    InFlight,
+    RunState,
+    Setback,
+    Succeeded,
+    ToRequest,
+    Trouble,
+    blocking,
+)
 from dagster_rebalance.core.setbacks import NEVER, RetryPace, why_blocked
 from dagster_rebalance.core.settings import DriverSettings
 from tests.core.world import Member, World, span, tp
@@ -28,13 +37,23 @@ STOP = Trouble(Setback.REFUSED, 5, RUN, "Kafka is away")
 
 def failed(count: int, kind: Setback = Setback.FAILED) -> ToRequest:
     """A range whose newest runs ended in one way."""
-    return ToRequest(count + 1, count if kind is Setback.FAILED else 0, Trouble(kind, count, RUN, "Kafka is away"))
+    return ToRequest(
+        count + 1,
+        count if kind is Setback.FAILED else 0,
+        Trouble(kind, count, RUN, "Kafka is away"),
+    )
 
 
 @pytest.mark.parametrize("kind", list(Setback))
 def test_the_delay_grows_with_each_setback_up_to_its_limit(kind: Setback) -> None:
-    """An outage of minutes must not use up the attempts, and nobody wants ten thousand failed runs a day."""
-    waits = [PACE.wait_s(failed(count, kind), has_dead_letters=False) for count in (1, 2, 3, 4, 5, 10_000)]
+    """An outage of minutes must not use up the attempts.
+
+    Nobody wants ten thousand failed runs a day.
+    """
+    waits = [
+        PACE.wait_s(failed(count, kind), has_dead_letters=False)
+        for count in (1, 2, 3, 4, 5, 10_000)
+    ]
     assert waits == [5.0, 30.0, 180.0, 900.0, 900.0, 900.0]
 
 
@@ -44,8 +63,13 @@ def test_what_was_no_setback_does_not_wait() -> None:
     assert PACE.wait_s(InFlight(("r",)), has_dead_letters=False) == 0.0
 
 
-def test_a_range_that_failed_too_often_is_tried_again_unless_its_settings_or_a_person_say_no() -> None:
-    """After an outage at night nobody should have to re-execute each run; a range in the dead-letter topic is done with."""
+def test_a_range_that_failed_too_often_is_tried_again_unless_its_settings_or_a_person_say_no() -> (
+    None
+):
+    """After an outage at night nobody should have to re-execute each run.
+
+    A range in the dead-letter topic is done with.
+    """
     given_up = GaveUp(("r1", "r2", "r3"), attempt=4)
     assert PACE.wait_s(given_up, has_dead_letters=False) == 180.0
     assert PACE.wait_s(given_up, has_dead_letters=True) == NEVER
@@ -75,14 +99,22 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
     ("blocked", "words"),
     [
         (GaveUp((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Mend",)),
-        (GaveUp(("r1", RUN)), ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run")),
+        (
+            GaveUp(("r1", RUN)),
+            ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run"),
+        ),
         (GaveUp((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
-        (Trouble(Setback.NOT_STARTED, 5, RUN), ("do not start", RUN, "no attempt", "tried again by itself")),
+        (
+            Trouble(Setback.NOT_STARTED, 5, RUN),
+            ("do not start", RUN, "no attempt", "tried again by itself"),
+        ),
         (STOP, ("refuse themselves", RUN, "Kafka is away", "tried again by itself")),
         (Trouble(Setback.REFUSED, 5, RUN), ("it does not say why",)),
     ],
 )
-def test_a_stop_says_what_happened_and_what_to_do(blocked: GaveUp | Trouble, words: tuple[str, ...]) -> None:
+def test_a_stop_says_what_happened_and_what_to_do(
+    blocked: GaveUp | Trouble, words: tuple[str, ...]
+) -> None:
     """Somebody reads it at night."""
     text = why_blocked(span(0, 0, 10), blocked)
     assert text.startswith("orders-0: ")
@@ -103,7 +135,10 @@ def test_the_next_attempt_is_offered_after_the_delay_and_the_skip_reason_says_wh
     world.dagster.move(started(world, member), RunState.FAILED)
     world.wait(1, member)
     assert member.driver.offers == NOTHING
-    assert "run run1 for [0, 10) failed; next run (attempt 2) in 5 s" in summary(member.driver, world.now)[1]
+    assert (
+        "run run1 for [0, 10) failed; next run (attempt 2) in 5 s"
+        in summary(member.driver, world.now)[1]
+    )
     world.wait(5, member)
     assert [offer.attempt for offer in member.driver.offers] == [2]
 
@@ -122,9 +157,16 @@ def test_a_new_owner_begins_the_delay_anew() -> None:
 
 
 def test_launches_that_fail_stop_the_partition_and_never_give_its_range_up() -> None:
-    """With `dead_letter` an outage of the launcher would commit good data away. It goes on when a run starts."""
+    """With `dead_letter` an outage of the launcher would commit good data away.
+
+    It goes on when a run starts.
+    """
     world = World(records=10)
-    member = world.member(owns=1, settings=DriverSettings(max_attempts=1, dead_letter_topic="dead"), pace=RetryPace(1.0, 1.0))
+    member = world.member(
+        owns=1,
+        settings=DriverSettings(max_attempts=1, dead_letter_topic="dead"),
+        pace=RetryPace(1.0, 1.0),
+    )
     for _ in range(5):
         (run_id,) = member.tick()
         world.dagster.move(run_id, RunState.FAILED, has_started=False)
@@ -146,12 +188,16 @@ def test_refusals_stop_the_partition_with_their_reason_until_the_cause_is_gone()
     member = world.member(owns=1, pace=RetryPace(1.0, 1.0))
     for _ in range(5):
         (run_id,) = member.tick()
-        world.dagster.move(run_id, RunState.FAILED, is_refused=True, refusal="Kafka could not be asked")
+        world.dagster.move(
+            run_id, RunState.FAILED, is_refused=True, refusal="Kafka could not be asked"
+        )
         world.wait(3, member)
     assert "Kafka could not be asked" in member.shown[-1][1]
     run_id = started(world, member)
     world.wait(1, member)
-    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED, "whether its work will go well is not known yet"
+    assert member.driver.partitions[tp(0)].phase is Phase.STOPPED, (
+        "whether its work will go well is not known yet"
+    )
     world.succeed(run_id)
     world.wait(2, member)
     assert member.shown[-1] == (tp(0), "")
@@ -179,7 +225,11 @@ def test_a_stopped_range_is_tried_again_and_its_stop_stays_shown_meanwhile() -> 
 def test_one_bad_range_stops_only_its_own_partition() -> None:
     """Each of eight partitions stood still for one bad record."""
     world = World(records=10, partitions=3)
-    member = world.member(owns=3, settings=DriverSettings(max_attempts=2, limits=ONE_RUN), pace=RetryPace(0.5, 0.5, retry_stopped=False))
+    member = world.member(
+        owns=3,
+        settings=DriverSettings(max_attempts=2, limits=ONE_RUN),
+        pace=RetryPace(0.5, 0.5, retry_stopped=False),
+    )
     (first,) = member.tick()
     world.start(first)
     world.dagster.move(first, RunState.FAILED)
@@ -192,11 +242,18 @@ def test_one_bad_range_stops_only_its_own_partition() -> None:
             world.succeed(run_id)
         world.wait(3, member)
     assert [world.kafka.offset(number) for number in range(3)] == [10, 0, 10]
-    assert {partition for partition, owned in member.driver.partitions.items() if owned.phase is Phase.STOPPED} == {tp(1)}
+    assert {
+        partition
+        for partition, owned in member.driver.partitions.items()
+        if owned.phase is Phase.STOPPED
+    } == {tp(1)}
 
 
 def test_a_request_that_dagster_ignores_is_shown_and_made_again() -> None:
-    """A run whose tags were changed is not seen, but Dagster skips its key for ever, behind a green check."""
+    """A run whose tags were changed is not seen, but Dagster still knows its key.
+
+    Dagster would skip that key for ever, behind a green check.
+    """
     world = World(records=10)
     member = world.member(owns=1, settings=DriverSettings(unanswered_s=60.0))
     (offer,) = member.driver.offers
@@ -240,19 +297,28 @@ def test_a_run_that_was_created_but_not_submitted_is_requested_until_it_is_queue
 
 
 def test_offsets_are_not_committed_before_every_asset_has_them() -> None:
-    """A person executed a part of the failed run again: the other assets would never get these offsets."""
+    """A person executed only a part of the failed run again.
+
+    After a commit, the other assets would never get these offsets.
+    """
     world = World(records=10)
     member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
     first = started(world, member)
-    world.dagster.move(first, RunState.FAILED, done=frozenset({"orders"}), undone=frozenset({"totals"}))
+    world.dagster.move(
+        first, RunState.FAILED, done=frozenset({"orders"}), undone=frozenset({"totals"})
+    )
     world.wait(1, member)
     part = world.dagster.add("b1", (span(0, 0, 10),))
-    world.dagster.move(part, RunState.SUCCEEDED, parent_id=first, left_out=("totals",), done=frozenset({"orders"}))
+    world.dagster.move(
+        part, RunState.SUCCEEDED, parent_id=first, left_out=("totals",), done=frozenset({"orders"})
+    )
     world.wait(11, member)
     assert world.kafka.offset(0) == 0
     assert "left out totals" in member.shown[-1][1]
     rest = world.dagster.add("b1", (span(0, 0, 10),))
     assert world.check(rest) is None
-    world.dagster.move(rest, RunState.SUCCEEDED, parent_id=first, left_out=("orders",), done=frozenset({"totals"}))
+    world.dagster.move(
+        rest, RunState.SUCCEEDED, parent_id=first, left_out=("orders",), done=frozenset({"totals"})
+    )
     world.wait(11, member)
     assert world.kafka.offset(0) == 10

@@ -49,7 +49,9 @@ def test_a_run_whose_start_is_not_visible_refuses_itself(state: RunState) -> Non
         (OffsetAndMetadata(5), "orders-1 [0, 5) is committed already (the group is at 5)"),
     ],
 )
-def test_a_run_without_a_standing_claim_for_every_range_refuses_itself(stored: OffsetAndMetadata | None, reason: str) -> None:
+def test_a_run_without_a_standing_claim_for_every_range_refuses_itself(
+    stored: OffsetAndMetadata | None, reason: str
+) -> None:
     """A run of a zombie, or one that was launched late from an interrupted tick."""
     assert reason in (check(committed={**CLAIMED, tp(1): stored}) or "")
 
@@ -57,8 +59,12 @@ def test_a_run_without_a_standing_claim_for_every_range_refuses_itself(stored: O
 def test_a_run_of_which_a_part_is_gone_says_what_becomes_of_the_rest() -> None:
     """A person cannot execute the rest alone: it is requested again."""
     text = check(committed={**CLAIMED, tp(1): OffsetAndMetadata(5)}) or ""
-    assert text.endswith("The rest of the batch, orders-0 [10, 20), is requested again by its owner")
-    assert "rest" not in (check(committed={tp(0): OffsetAndMetadata(20), tp(1): OffsetAndMetadata(5)}) or "rest")
+    assert text.endswith(
+        "The rest of the batch, orders-0 [10, 20), is requested again by its owner"
+    )
+    assert "rest" not in (
+        check(committed={tp(0): OffsetAndMetadata(20), tp(1): OffsetAndMetadata(5)}) or "rest"
+    )
 
 
 def test_a_run_for_a_partition_that_was_not_read_refuses_itself() -> None:
@@ -67,15 +73,22 @@ def test_a_run_for_a_partition_that_was_not_read_refuses_itself() -> None:
 
 
 @pytest.mark.parametrize("state", [S.STARTED, S.CANCELING, S.SUCCEEDED])
-def test_any_other_run_that_works_or_has_worked_on_a_shared_range_is_a_reason(state: RunState) -> None:
+def test_any_other_run_that_works_or_has_worked_on_a_shared_range_is_a_reason(
+    state: RunState,
+) -> None:
     """Whichever was created first: with a tie-break both could work."""
     other = RunSeen("other", "b", (span(1, 0, 5),), state)
     assert check(ME, other) == f"run other of the same batch has {state.value} on orders-1 [0, 5)"
 
 
 @pytest.mark.parametrize("state", [S.STARTED, S.CANCELING])
-def test_a_run_of_another_batch_that_works_on_a_part_of_the_ranges_is_a_reason(state: RunState) -> None:
-    """Its claim was overwritten while it works: by a member that read before it was superseded, or by a person who moved the offset."""
+def test_a_run_of_another_batch_that_works_on_a_part_of_the_ranges_is_a_reason(
+    state: RunState,
+) -> None:
+    """The claim of a run may be overwritten while the run works.
+
+    A member that read before it was superseded did it, or a person who moved the offset.
+    """
     other = RunSeen("other", "c", (span(1, 3, 9),), state)
     assert check(ME, other) == f"run other of batch c has {state.value} on orders-1 [0, 5)"
 
@@ -84,7 +97,9 @@ def test_a_run_of_another_batch_that_works_on_a_part_of_the_ranges_is_a_reason(s
 def test_a_run_that_may_work_although_dagster_shows_its_end_is_a_reason(state: RunState) -> None:
     """A retry that Dagster, or a person, begins at once must not have company."""
     other = RunSeen("other", "b", (span(1, 0, 5),), state, is_over=False)
-    assert "it is not known that its process does no more work on orders-1 [0, 5)" in (check(ME, other) or "")
+    assert "it is not known that its process does no more work on orders-1 [0, 5)" in (
+        check(ME, other) or ""
+    )
 
 
 @pytest.mark.parametrize(
@@ -101,7 +116,10 @@ def test_a_run_that_may_work_although_dagster_shows_its_end_is_a_reason(state: R
     ],
 )
 def test_a_run_that_does_not_work_on_the_same_ranges_is_no_reason(other: RunSeen) -> None:
-    """One that waits will find this one when it starts; one of another part of the batch has ranges of its own."""
+    """A waiting run finds this one when it starts.
+
+    A run of another part of the batch has ranges of its own.
+    """
     assert check(ME, other) is None
 
 

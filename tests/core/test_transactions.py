@@ -29,7 +29,9 @@ def said(world: World, member: Member) -> str:
 def test_what_waits_behind_an_open_transaction_is_said() -> None:
     """The lag is zero, so nothing else shows it."""
     world, member = behind_a_transaction()
-    assert "30 offsets wait behind a transaction that is open at offset 0 since 4 s" in said(world, member)
+    assert "30 offsets wait behind a transaction that is open at offset 0 since 4 s" in said(
+        world, member
+    )
     world.kafka.bounds[tp(0)] = replace(world.kafka.bounds[tp(0)], high_watermark=None)
     world.wait(5, member)
     assert "30 offsets wait" in said(world, member), "the high watermark is not asked for each time"

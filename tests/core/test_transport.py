@@ -7,7 +7,9 @@ import pytest
 from dagster_rebalance.core.transport import insecurity
 
 
-@pytest.mark.parametrize("protocol", [{}, {"security.protocol": "PLAINTEXT"}, {"security.protocol": "sasl_plaintext"}])
+@pytest.mark.parametrize(
+    "protocol", [{}, {"security.protocol": "PLAINTEXT"}, {"security.protocol": "sasl_plaintext"}]
+)
 def test_a_setting_of_tls_needs_a_protocol_with_tls(protocol: dict[str, object]) -> None:
     """The client ignores it, and connects in the clear without a word."""
     problem = insecurity({"ssl.ca.location": "/ca.pem", **protocol})
@@ -16,7 +18,9 @@ def test_a_setting_of_tls_needs_a_protocol_with_tls(protocol: dict[str, object])
     assert "set it to SASL_SSL" in problem
 
 
-@pytest.mark.parametrize("protocol", [{}, {"security.protocol": "plaintext"}, {"security.protocol": "SSL"}])
+@pytest.mark.parametrize(
+    "protocol", [{}, {"security.protocol": "plaintext"}, {"security.protocol": "SSL"}]
+)
 def test_a_login_needs_a_protocol_with_a_login(protocol: dict[str, object]) -> None:
     """Whoever gives a password expects not to be let in without one; its value is not shown."""
     problem = insecurity({"sasl.username": "hidden", "sasl.password": "hidden", **protocol})
@@ -28,7 +32,9 @@ def test_a_login_needs_a_protocol_with_a_login(protocol: dict[str, object]) -> N
 @pytest.mark.parametrize("value", [False, "false", "False", "f", "0", "no"])
 def test_verification_must_not_be_off(value: object) -> None:
     """An encrypted connection to anybody is a login given to anybody."""
-    problem = insecurity({"security.protocol": "SASL_SSL", "enable.ssl.certificate.verification": value})
+    problem = insecurity(
+        {"security.protocol": "SASL_SSL", "enable.ssl.certificate.verification": value}
+    )
     assert problem is not None
     assert "'ssl.ca.location'" in problem
 
@@ -38,7 +44,11 @@ def test_verification_must_not_be_off(value: object) -> None:
     [
         {},
         {"security.protocol": None},
-        {"security.protocol": "SSL", "ssl.ca.location": "/ca.pem", "enable.ssl.certificate.verification": True},
+        {
+            "security.protocol": "SSL",
+            "ssl.ca.location": "/ca.pem",
+            "enable.ssl.certificate.verification": True,
+        },
         {"security.protocol": "sasl_ssl", "ssl.ca.location": "/ca.pem", "sasl.mechanism": "PLAIN"},
         {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-512"},
     ],

@@ -1,7 +1,8 @@
 """Two members of a group against everything that can happen between them, in any order.
 
-Graceful rebalances, crashes, fencing, supersession, requests that arrive late or twice, answers that are lost, runs that fail, die or are
-started by a zombie. Nothing may be done twice at any time; and whenever it calms down, everything must be done, committed and recorded.
+Graceful rebalances, crashes, fencing, supersession, requests that arrive late or twice, answers
+that are lost, runs that fail, die or are started by a zombie. Nothing may be done twice at any
+time; and whenever it calms down, everything must be done, committed and recorded.
 """
 
 from __future__ import annotations
@@ -29,9 +30,28 @@ if TYPE_CHECKING:
 
 PARTITIONS = (tp(0), tp(1), tp(2))
 NEVER_S = 1e9
-EVERYDAY = ("turn", "turn", "turn", "tick", "start", "start", "check", "check", "succeed", "succeed", "assign")
+EVERYDAY = (
+    "turn",
+    "turn",
+    "turn",
+    "tick",
+    "start",
+    "start",
+    "check",
+    "check",
+    "succeed",
+    "succeed",
+    "assign",
+)
 REBALANCES = (*["revoke"] * 8, *["notice"] * 4, "fence", "supersede", "supersede", "kill")
-FRAGILE = (do.WriteOffsets, do.RecordCommit, do.ReadRuns, do.ReadStoredOffsets, do.CancelRuns, do.StoreDeadLetter)
+FRAGILE = (
+    do.WriteOffsets,
+    do.RecordCommit,
+    do.ReadRuns,
+    do.ReadStoredOffsets,
+    do.CancelRuns,
+    do.StoreDeadLetter,
+)
 
 sides = st.integers(0, 1)
 indices = st.integers(0, 1000)
@@ -62,7 +82,12 @@ class TwoMembers(RuleBasedStateMachine):
     def _join(self, side: int) -> Member:
         return self.world.member(
             settings=DriverSettings(
-                limits=BatchLimits(max_records_per_range=10, max_ranges_per_run=2, max_runs_in_flight=2, max_claims_per_partition=2),
+                limits=BatchLimits(
+                    max_records_per_range=10,
+                    max_ranges_per_run=2,
+                    max_runs_in_flight=2,
+                    max_claims_per_partition=2,
+                ),
                 budget=HoldBudget(30, 5),
                 on_deadline=(DeadlinePolicy.CANCEL, DeadlinePolicy.RELEASE)[side],
                 on_lost=(LossPolicy.CANCEL, LossPolicy.LEAVE)[side],
@@ -77,7 +102,10 @@ class TwoMembers(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 2**32), moves=st.integers(10, 60))
     def work_goes_on(self, seed: int, moves: int) -> None:
-        """The usual things, in any order. Many in one rule, so that there is work for the other rules to disturb."""
+        """The usual things, in any order.
+
+        Many in one rule, so that there is work for the other rules to disturb.
+        """
         chance = random.Random(seed)  # noqa: S311 - a schedule
         for _ in range(moves):
             which = chance.randrange(1000)
@@ -99,7 +127,11 @@ class TwoMembers(RuleBasedStateMachine):
                     self.free_partitions_are_assigned(side)
             self.no_offset_is_in_two_successful_runs()
 
-    @rule(change=st.sampled_from(REBALANCES), side=sides, which=st.sets(st.sampled_from(PARTITIONS), min_size=1))
+    @rule(
+        change=st.sampled_from(REBALANCES),
+        side=sides,
+        which=st.sets(st.sampled_from(PARTITIONS), min_size=1),
+    )
     def the_group_changes(self, change: str, side: int, which: set[TopicPartition]) -> None:
         """In order, or not."""
         match change:
@@ -124,7 +156,9 @@ class TwoMembers(RuleBasedStateMachine):
     def free_partitions_are_assigned(self, side: int) -> None:
         """All that nobody owns go to one member."""
         member = self.members[side]
-        free = tuple(p for p in PARTITIONS if p not in self.owner and p not in member.driver.partitions)
+        free = tuple(
+            p for p in PARTITIONS if p not in self.owner and p not in member.driver.partitions
+        )
         if free and not member.is_fenced:
             self.owner.update(dict.fromkeys(free, member))
             member.feed(seen.PartitionsAssigned(free))
@@ -133,13 +167,22 @@ class TwoMembers(RuleBasedStateMachine):
     def a_revoke_is_requested(self, which: set[TopicPartition]) -> None:
         """Kafka asks one member for partitions back; one request at a time."""
         for member in self.members:
-            asked = tuple(sorted(p for p in which if self.owner.get(p) is member and p in member.driver.partitions))
+            asked = tuple(
+                sorted(
+                    p
+                    for p in which
+                    if self.owner.get(p) is member and p in member.driver.partitions
+                )
+            )
             if asked and not member.driver.held and not member.is_fenced:
                 member.feed(seen.RevokeRequested(asked))
                 self._take_in_releases()
 
     def a_member_is_fenced(self, side: int) -> None:
-        """Its partitions are free at once; it learns that only later, and cannot commit any more."""
+        """Free the partitions of a member at once.
+
+        The member learns that only later, and cannot commit any more.
+        """
         member = self.members[side]
         if not member.is_fenced:
             member.is_fenced = True
@@ -147,7 +190,10 @@ class TwoMembers(RuleBasedStateMachine):
             self.unnoticed.append((member, seen.PartitionsLost(tuple(member.driver.partitions))))
 
     def a_hold_is_superseded(self, side: int) -> None:
-        """Its partitions are free at once; the member learns that only later, and Kafka still takes its commits."""
+        """Free the held partitions of a member at once.
+
+        The member learns that only later, and Kafka still takes its commits.
+        """
         member = self.members[side]
         held = tuple(sorted(p for p in member.driver.held if self.owner.get(p) is member))
         if held:
@@ -161,7 +207,11 @@ class TwoMembers(RuleBasedStateMachine):
             return
         member, event = self.unnoticed.pop(0)
         if member in self.members:
-            gone = tuple(p for p in event.partitions if p in member.driver.partitions and self.owner.get(p) is not member)
+            gone = tuple(
+                p
+                for p in event.partitions
+                if p in member.driver.partitions and self.owner.get(p) is not member
+            )
             member.feed(seen.PartitionsLost(gone, event.reason))
             if event.reason is not seen.LostReason.SUPERSEDED:
                 member.is_fenced = False
@@ -172,7 +222,9 @@ class TwoMembers(RuleBasedStateMachine):
         self.members[side] = self._join(side)
 
     def _free(self, member: Member) -> None:
-        self.owner = {partition: owner for partition, owner in self.owner.items() if owner is not member}
+        self.owner = {
+            partition: owner for partition, owner in self.owner.items() if owner is not member
+        }
 
     def _take_in_releases(self) -> None:
         for member, partitions in self.world.released_by[self.releases_seen :]:
@@ -187,7 +239,9 @@ class TwoMembers(RuleBasedStateMachine):
         """Time passes; the processes of runs that are alive give a sign."""
         self.world.now += seconds
         for run_id in self.unchecked | self.working:
-            self.world.dagster.move(run_id, self.world.dagster.runs[run_id].state, heartbeat=str(self.world.now))
+            self.world.dagster.move(
+                run_id, self.world.dagster.runs[run_id].state, heartbeat=str(self.world.now)
+            )
         self.members[side].pass_time()
         self._take_in_releases()
 
@@ -202,24 +256,37 @@ class TwoMembers(RuleBasedStateMachine):
 
     @rule(side=sides, which=indices)
     def a_tick_is_interrupted(self, side: int, which: int) -> None:
-        """Its requests arrive much later, or twice: from another sensor, so that the run key does not help."""
+        """Deliver the requests of a tick much later, or twice.
+
+        They come from another sensor, so that the run key does not help.
+        """
         self.a_sensor_ticks(side, arrives=False)
         if self.offered:
             self._request(self.offered[which % len(self.offered)], keyed=False)
 
     def _request(self, offer: Offer, *, keyed: bool) -> None:
         dagster = self.world.dagster
-        run_id = dagster.request(offer) if keyed else dagster.add(offer.batch_id, offer.ranges, RunState.WAITING)
+        run_id = (
+            dagster.request(offer)
+            if keyed
+            else dagster.add(offer.batch_id, offer.ranges, RunState.WAITING)
+        )
         if run_id is not None:
             self.unchecked.add(run_id)
 
-    @rule(side=sides, kind=st.sampled_from(FRAGILE), how=st.sampled_from(["is back", "is back", "fails", "is not answered"]))
+    @rule(
+        side=sides,
+        kind=st.sampled_from(FRAGILE),
+        how=st.sampled_from(["is back", "is back", "fails", "is not answered"]),
+    )
     def a_backend_goes_away(self, side: int, kind: type[do.Command], how: str) -> None:
         """Commands fail, or are done without an answer."""
         if how == "is back":
             self.the_backends_are_back(side)
         else:
-            (self.members[side].fails if how == "fails" else self.members[side].unanswered).add(kind)
+            (self.members[side].fails if how == "fails" else self.members[side].unanswered).add(
+                kind
+            )
 
     def the_backends_are_back(self, side: int) -> None:
         """Everything is answered again."""
@@ -230,13 +297,21 @@ class TwoMembers(RuleBasedStateMachine):
 
     def a_run_starts(self, which: int) -> None:
         """It is shown as started, and has not looked yet."""
-        waiting = [run_id for run_id in sorted(self.unchecked) if self.world.dagster.runs[run_id].state is RunState.WAITING]
+        waiting = [
+            run_id
+            for run_id in sorted(self.unchecked)
+            if self.world.dagster.runs[run_id].state is RunState.WAITING
+        ]
         if waiting:
             self.world.dagster.move(waiting[which % len(waiting)], RunState.STARTED)
 
     def a_run_makes_its_check(self, which: int) -> None:
         """It works, or refuses itself."""
-        started = [run_id for run_id in sorted(self.unchecked) if self.world.dagster.runs[run_id].state is not RunState.WAITING]
+        started = [
+            run_id
+            for run_id in sorted(self.unchecked)
+            if self.world.dagster.runs[run_id].state is not RunState.WAITING
+        ]
         if started:
             self._check(started[which % len(started)])
 
@@ -294,27 +369,44 @@ class TwoMembers(RuleBasedStateMachine):
             self.no_offset_is_in_two_successful_runs()
         for partition, bounds in self.world.kafka.bounds.items():
             stored = self.world.kafka.stored[partition]
-            assert stored.offset == bounds.until, f"{partition} stands still at {stored} although it ends at {bounds.until}"
+            assert stored.offset == bounds.until, (
+                f"{partition} stands still at {stored} although it ends at {bounds.until}"
+            )
             self._check_records(partition)
         for member in self.members:
             assert member.driver.holds == ()
 
     def _check_records(self, partition: TopicPartition) -> None:
-        recorded = {record.range for record in self.world.dagster.recorded if record.range.topic_partition == partition}
+        recorded = {
+            record.range
+            for record in self.world.dagster.recorded
+            if record.range.topic_partition == partition
+        }
         committed = [0, *(offset for done, offset in self.world.kafka.commits if done == partition)]
         kept = set(self.world.output) | {letter.range for letter in self.world.kafka.letters}
-        ranges = {replace(range_, start=start, until=until) for range_ in recorded for start, until in pairwise(committed)}
+        ranges = {
+            replace(range_, start=start, until=until)
+            for range_ in recorded
+            for start, until in pairwise(committed)
+        }
         assert ranges <= kept, f"{sorted(ranges - kept)} are committed and nowhere"
         bounds = [0, *(range_.until for range_ in sorted(recorded))]
-        assert [(range_.start, range_.until) for range_ in sorted(recorded)] == list(pairwise(bounds)), f"{partition}: {recorded}"
-        assert set(bounds) <= set(committed), f"{partition} has records that end between commits: {recorded}"
+        assert [(range_.start, range_.until) for range_ in sorted(recorded)] == list(
+            pairwise(bounds)
+        ), f"{partition}: {recorded}"
+        assert set(bounds) <= set(committed), (
+            f"{partition} has records that end between commits: {recorded}"
+        )
         assert bounds[-1] == committed[-1], f"{partition} has commits that were not recorded"
         if not self.record_every_s:
             assert bounds == committed, f"{partition} has commits that were joined"
 
 
 class TwoMembersWithDeadLetters(TwoMembers):
-    """The same with one attempt for each range: what fails is in the dead-letter topic, and the partitions go on."""
+    """The same with one attempt for each range.
+
+    A range that fails is in the dead-letter topic, and the partitions go on.
+    """
 
     everyday = (*EVERYDAY, *["fail"] * 6)
     max_attempts = 1
@@ -322,7 +414,10 @@ class TwoMembersWithDeadLetters(TwoMembers):
 
 
 class TwoMembersThatJoinRecords(TwoMembersWithDeadLetters):
-    """The same with records that are joined: each committed offset is in exactly one of them, whoever records it."""
+    """The same with records that are joined.
+
+    Each committed offset is in exactly one record, whoever records it.
+    """
 
     record_every_s = 30.0
 
@@ -334,8 +429,12 @@ TwoMembers.TestCase.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
-TwoMembersWithDeadLetters.TestCase.settings = settings(TwoMembers.TestCase.settings, max_examples=100)
-TwoMembersThatJoinRecords.TestCase.settings = settings(TwoMembers.TestCase.settings, max_examples=100)
+TwoMembersWithDeadLetters.TestCase.settings = settings(
+    TwoMembers.TestCase.settings, max_examples=100
+)
+TwoMembersThatJoinRecords.TestCase.settings = settings(
+    TwoMembers.TestCase.settings, max_examples=100
+)
 TestTwoMembers = TwoMembers.TestCase
 TestTwoMembersWithDeadLetters = TwoMembersWithDeadLetters.TestCase
 TestTwoMembersThatJoinRecords = TwoMembersThatJoinRecords.TestCase

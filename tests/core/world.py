@@ -1,7 +1,10 @@
-"""A small world in memory for the driver: Kafka as a dictionary with read-before-write, Dagster as a table of runs, and members that pump.
+"""A small world in memory for the driver.
 
-Every command can be made to fail, or to be carried out without an answer. It asserts what must never happen, wherever it happens: a write
-for an epoch that is over, a commit that goes back, and a commit that neither a successful run nor a dead letter covers.
+Kafka is a dictionary with read-before-write, Dagster is a table of runs, and the members pump.
+
+Every command can be made to fail, or to be carried out without an answer. It asserts what must
+never happen, wherever it happens: a write for an epoch that is over, a commit that goes back, and a
+commit that neither a successful run nor a dead letter covers.
 """
 
 from __future__ import annotations
@@ -77,7 +80,10 @@ class FakeKafka:
         for partition in partitions:
             position = position_to_verify(self.stored.get(partition), self.bounds[partition])
             later = self.elections.get(partition, {}).items()
-            if position and any(epoch > (position.leader_epoch or 0) and until < position.offset for epoch, until in later):
+            if position and any(
+                epoch > (position.leader_epoch or 0) and until < position.offset
+                for epoch, until in later
+            ):
                 found.add(partition)
         return frozenset(found)
 
@@ -107,7 +113,9 @@ class FakeDagster:
         self.keys.add(offer.run_key)
         return self.add(offer.batch_id, offer.ranges, state)
 
-    def add(self, batch_id: str, ranges: tuple[OffsetRange, ...], state: RunState = RunState.STARTED) -> str:
+    def add(
+        self, batch_id: str, ranges: tuple[OffsetRange, ...], state: RunState = RunState.STARTED
+    ) -> str:
         """Add a run."""
         run_id = f"run{next(self.ids)}"
         self.runs[run_id] = RunSeen(run_id, batch_id, ranges, state)
@@ -140,14 +148,21 @@ class FakeDagster:
 
     def last_recorded(self) -> dict[TopicPartition, LastRecorded]:
         """The last materialisation of each partition."""
-        return {record.range.topic_partition: LastRecorded(record.range.until, record.run_id) for record in self.recorded}
+        return {
+            record.range.topic_partition: LastRecorded(record.range.until, record.run_id)
+            for record in self.recorded
+        }
 
     def cancel(self, run_ids: Iterable[str], *, only_unstarted: bool = False) -> None:
         """Cancel runs: at once when they have not started, else they are asked to stop."""
         for run_id in run_ids:
             state = self.runs[run_id].state
             if state not in ENDED and not (only_unstarted and state is RunState.STARTED):
-                self.move(run_id, RunState.CANCELED if state is RunState.WAITING else RunState.CANCELING, is_taken_back=True)
+                self.move(
+                    run_id,
+                    RunState.CANCELED if state is RunState.WAITING else RunState.CANCELING,
+                    is_taken_back=True,
+                )
 
 
 class Member:
@@ -155,7 +170,9 @@ class Member:
 
     def __init__(self, world: World, settings: DriverSettings) -> None:
         self.world = world
-        self.driver = Driver(settings, new_batch_id=lambda: f"b{next(world.batch_ids)}", now=world.now)
+        self.driver = Driver(
+            settings, new_batch_id=lambda: f"b{next(world.batch_ids)}", now=world.now
+        )
         self.fails: set[type[do.Command]] = set()
         self.unanswered: set[type[do.Command]] = set()
         self.done: list[do.Command] = []
@@ -165,7 +182,7 @@ class Member:
         self.left: str | None = None
 
     def feed(self, event: seen.Event) -> list[do.Command]:
-        """Tell the driver, carry out what follows and what follows from that; returns the commands."""
+        """Tell the driver an event, carry out all that follows from it, and return the commands."""
         if isinstance(event, seen.PartitionsLost):
             self._end(event.partitions)
             self.to_be_revoked.difference_update(event.partitions)
@@ -209,7 +226,11 @@ class Member:
     @property
     def shown(self) -> list[tuple[TopicPartition, str]]:
         """All stops shown so far."""
-        return [(command.partition, command.reason) for command in self.done if isinstance(command, do.ShowStop)]
+        return [
+            (command.partition, command.reason)
+            for command in self.done
+            if isinstance(command, do.ShowStop)
+        ]
 
     def _end(self, partitions: Iterable[TopicPartition]) -> None:
         for partition in partitions:
@@ -233,13 +254,28 @@ class Member:
                 truncated, recorded = kafka.truncated(wanted), dagster.last_recorded()
                 return seen.StoredOffsetsRead(
                     dict(wanted),
-                    {p: Found(kafka.stored.get(p), kafka.bounds[p], recorded.get(p), kafka.topic_id, p in truncated) for p in wanted},
+                    {
+                        p: Found(
+                            kafka.stored.get(p),
+                            kafka.bounds[p],
+                            recorded.get(p),
+                            kafka.topic_id,
+                            p in truncated,
+                        )
+                        for p in wanted
+                    },
                 )
             case do.ReadRuns(batch_ids, live_too, look):
-                runs = tuple(run for run in dagster.runs.values() if run.batch_id in batch_ids or (live_too and run.is_live))
+                runs = tuple(
+                    run
+                    for run in dagster.runs.values()
+                    if run.batch_id in batch_ids or (live_too and run.is_live)
+                )
                 return seen.RunsRead(batch_ids, runs, live_too, look)
             case do.ReadBounds(partitions):
-                return seen.BoundsRead({partition: kafka.bounds[partition] for partition in partitions})
+                return seen.BoundsRead(
+                    {partition: kafka.bounds[partition] for partition in partitions}
+                )
             case do.WriteOffsets(writes):
                 return self._written(writes)
             case do.RecordCommit():
@@ -263,13 +299,17 @@ class Member:
             return None
         kafka = self.world.kafka
         for write in writes:
-            assert (write.partition, write.epoch) not in self.over, f"{write} belongs to an epoch that is over"
+            assert (write.partition, write.epoch) not in self.over, (
+                f"{write} belongs to an epoch that is over"
+            )
         done, due, changed = do.compared(writes, kafka.stored)
         for write in due:
             self.world.check_write(write)
             kafka.stored[write.partition] = write.new
             kafka.writes += 1
-        return seen.OffsetsWritten((*done, *due), tuple((write, seen.WriteFailure.CHANGED) for write in changed))
+        return seen.OffsetsWritten(
+            (*done, *due), tuple((write, seen.WriteFailure.CHANGED) for write in changed)
+        )
 
 
 class World:
@@ -285,7 +325,9 @@ class World:
         for number in range(partitions):
             self.kafka.produce(tp(number), records)
 
-    def member(self, *, owns: int = 0, settings: DriverSettings | None = None, pace: RetryPace = AT_ONCE) -> Member:
+    def member(
+        self, *, owns: int = 0, settings: DriverSettings | None = None, pace: RetryPace = AT_ONCE
+    ) -> Member:
         """A new member that is assigned the first `owns` partitions and has been ticked once."""
         member = Member(self, replace(settings or DriverSettings(), pace=pace))
         member.feed(seen.TickArrived())
@@ -302,7 +344,10 @@ class World:
                 member.pass_time()
 
     def start(self, run_id: str) -> str | None:
-        """A run starts, visible first, and then makes its check. Returns why it refused itself, or None when it works."""
+        """A run starts, visible first, and then makes its check.
+
+        Returns why it refused itself, or None when it works.
+        """
         self.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
         return self.check(run_id)
 
@@ -334,7 +379,12 @@ class World:
         range_, batch_id = claim
         assert range_.until == write.new.offset, f"{write} skips or splits {range_}"
         runs = self.dagster.runs.values()
-        covered = any(run.state is RunState.SUCCEEDED and run.batch_id == batch_id and range_ in run.ranges for run in runs)
-        given_up = any((letter.range, letter.batch_id) == (range_, batch_id) for letter in self.kafka.letters)
+        covered = any(
+            run.state is RunState.SUCCEEDED and run.batch_id == batch_id and range_ in run.ranges
+            for run in runs
+        )
+        given_up = any(
+            (letter.range, letter.batch_id) == (range_, batch_id) for letter in self.kafka.letters
+        )
         assert covered or given_up, f"{write} commits {range_}, on which no run succeeded"
         self.kafka.commits.append((write.partition, write.new.offset))

@@ -10,7 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 def blocks(file: str, language: str) -> list[str]:
     """The blocks of one language in a file, without their fences."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / file).read_text(), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", (ROOT / file).read_text(), re.DOTALL | re.MULTILINE
+    )
 
 
 def block_with(file: str, language: str, text: str) -> str:

@@ -23,7 +23,9 @@ def test_the_codemap_names_each_module(layer: str) -> None:
     """Who looks for a module finds it; who removes one finds this."""
     codemap = (ROOT / FILE).read_text().split("## Codemap")[1].split("\n## ")[0]
     named = set(re.findall(r"`(\w+)`", codemap))
-    modules = {path.stem for path in (ROOT / "dagster_rebalance" / layer).glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (ROOT / "dagster_rebalance" / layer).glob("*.py")} - {
+        "__init__"
+    }
     assert modules <= named, modules - named
 
 

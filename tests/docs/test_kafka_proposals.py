@@ -14,7 +14,11 @@ CASES = re.compile(r"^\s*(?:async )?def (test_\w+)", re.MULTILINE)
 
 def test_each_test_that_is_named_exists() -> None:
     """A promise whose test was renamed or removed is a promise that nobody keeps."""
-    existing = {name for path in (ROOT / "tests").rglob("test_*.py") for name in CASES.findall(path.read_text())}
+    existing = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in CASES.findall(path.read_text())
+    }
     named = set(re.findall(r"`(test_\w+)`", TABLE))
     assert len(named) > 50
     assert named <= existing, named - existing
@@ -22,16 +26,24 @@ def test_each_test_that_is_named_exists() -> None:
 
 def test_each_line_names_what_shows_it() -> None:
     """A sentence without a test is a wish."""
-    rows = [line for line in TABLE.splitlines() if line.startswith("|") and not re.match(r"\|(-|.* shown by)", line)]
+    rows = [
+        line
+        for line in TABLE.splitlines()
+        if line.startswith("|") and not re.match(r"\|(-|.* shown by)", line)
+    ]
     assert len(rows) > 50
     for row in rows:
-        assert re.search(r"`test_\w+`|tests/|state machine|all of its tests", row.split(" | ")[-1]), row
+        assert re.search(
+            r"`test_\w+`|tests/|state machine|all of its tests", row.split(" | ")[-1]
+        ), row
 
 
 def test_the_names_of_the_surface_exist() -> None:
     """What a reader looks for by name is there."""
     for name in re.findall(r"`([A-Z]\w+)`", TABLE):
-        assert hasattr(dagster_rebalance, name) or name in {"RevokeLists", "DeprecationWarning"}, name
+        assert hasattr(dagster_rebalance, name) or name in {"RevokeLists", "DeprecationWarning"}, (
+            name
+        )
     for name in (
         "poll_with_rebalance",
         "get_to_be_revoked_partitions",

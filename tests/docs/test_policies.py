@@ -1,4 +1,4 @@
-"""docs/policies.md has every policy that the settings offer, and the dead letter that a member writes."""
+"""docs/policies.md has every policy of the settings, and the dead letter that a member writes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Kept:
 
     value = ""
 
-    def send(self, key: str, value: str) -> None:  # noqa: ARG002 - the signature of a sender
+    def send(self, key: str, value: str) -> None:
         """Keep it."""
         self.value = value
 
@@ -58,30 +58,52 @@ def executed(text: str) -> dict[str, Any]:
 def test_every_policy_has_a_row_and_the_default_is_marked(setting: str) -> None:
     """What a policy means for lost and doubled is the reason to choose it."""
     field = KafkaConsumerResource.model_fields[setting]
-    rows = [line for line in (ROOT / PAGE).read_text().splitlines() if line.startswith(f'| `{setting}="')]
-    words = {value: " (default)" if value == field.default else "" for value in get_args(field.annotation)}
-    assert {row.split(" | ")[0] for row in rows} == {f'| `{setting}="{value}"`{mark}' for value, mark in words.items()}
+    rows = [
+        line
+        for line in (ROOT / PAGE).read_text().splitlines()
+        if line.startswith(f'| `{setting}="')
+    ]
+    words = {
+        value: " (default)" if value == field.default else ""
+        for value in get_args(field.annotation)
+    }
+    assert {row.split(" | ")[0] for row in rows} == {
+        f'| `{setting}="{value}"`{mark}' for value, mark in words.items()
+    }
     assert all(row.count(" | ") == 4 for row in rows), "what happens, lost, doubled, order"
 
 
 def test_the_dead_letter_of_the_page_has_the_fields_of_a_real_one() -> None:
     """Programs read it."""
     kept = Kept()
-    DeadLetters(kept, "orders").store(StoreDeadLetter(span(0), 1, "b-1", ("r1", "r2")), "the run failed")
+    DeadLetters(kept, "orders").store(
+        StoreDeadLetter(span(0), 1, "b-1", ("r1", "r2")), "the run failed"
+    )
     real, shown = json.loads(kept.value), json.loads(block_with(PAGE, "json", "run_ids"))
-    assert {name: type(value) for name, value in shown.items()} == {name: type(value) for name, value in real.items()}
-    assert f"at most {MOST_ERROR_CHARACTERS:,} characters" in " ".join((ROOT / PAGE).read_text().split())
+    assert {name: type(value) for name, value in shown.items()} == {
+        name: type(value) for name, value in real.items()
+    }
+    assert f"at most {MOST_ERROR_CHARACTERS:,} characters" in " ".join(
+        (ROOT / PAGE).read_text().split()
+    )
 
 
 def test_the_settings_of_the_example_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """People copy them first."""
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
     settings = executed("on_failure=")["kafka"].process_config_and_initialize().driver_settings()
-    chosen = (settings.on_deadline, settings.on_lost, settings.dead_letter_topic, settings.max_attempts)
+    chosen = (
+        settings.on_deadline,
+        settings.on_lost,
+        settings.dead_letter_topic,
+        settings.max_attempts,
+    )
     assert chosen == (DeadlinePolicy.RELEASE, LossPolicy.LEAVE, "orders-dead", 3)
 
 
-def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Exactly the records that are in no output, under the range by which they are missing."""
     read: list[tuple[list[OffsetRange], str]] = []
     written: list[tuple[str, str]] = []
@@ -91,16 +113,33 @@ def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(monkeypatch:
         return "the records"
 
     monkeypatch.setattr("dagster_rebalance.spark.ranges.read_ranges", read_ranges)
-    monkeypatch.setattr("dagster_rebalance.spark.output.write_parquet_by_range", lambda frame, path: written.append((frame, path)))
+    monkeypatch.setattr(
+        "dagster_rebalance.spark.output.write_parquet_by_range",
+        lambda frame, path: written.append((frame, path)),
+    )
     process_again = executed("process_again")["process_again"]
-    resources = {"kafka": KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="orders", topics=["orders"]), "spark": NoSpark()}
+    resources = {
+        "kafka": KafkaConsumerResource(
+            bootstrap_servers="kafka:9092", group_id="orders", topics=["orders"]
+        ),
+        "spark": NoSpark(),
+    }
     letter = block_with(PAGE, "json", "run_ids")
     job = dg.GraphDefinition(name="mend", node_defs=[process_again]).to_job(resource_defs=resources)
     with dg.DagsterInstance.ephemeral() as instance:
         given_up = RecordCommit(
-            OffsetRange("orders", 3, 1200, 1300), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None, is_dead_letter=True
+            OffsetRange("orders", 3, 1200, 1300),
+            1,
+            "b",
+            "r",
+            lag=0,
+            claim_to_commit_s=None,
+            drain_s=None,
+            is_dead_letter=True,
         )
-        Catalogue(instance, GroupAssets.of("orders"), Host("blue", "sensor", "p")).record_commit(given_up)
+        Catalogue(instance, GroupAssets.of("orders"), Host("blue", "sensor", "p")).record_commit(
+            given_up
+        )
         config = {"ops": {"process_again": {"inputs": {"letter": letter}}}}
         assert job.execute_in_process(instance=instance, run_config=config).success
     assert read == [([OffsetRange("orders", 3, 1200, 1300)], "kafka:9092")]

@@ -41,7 +41,9 @@ def test_the_definitions_of_the_readme_load_and_are_short() -> None:
     assert len(block.splitlines()) < MOST_LINES
     defs: dg.Definitions = _run(block)["defs"]
     dg.Definitions.validate_loadable(defs)
-    assert [sensor.name for sensor in defs.sensors or ()] == ["kafka_batches_sensor"], "the README names it"
+    assert [sensor.name for sensor in defs.sensors or ()] == ["kafka_batches_sensor"], (
+        "the README names it"
+    )
 
 
 def test_secrets_in_the_readme_come_from_the_environment() -> None:
@@ -55,7 +57,12 @@ def test_the_pages_that_the_readme_names_exist() -> None:
     """A person looks for them by name."""
     text = (ROOT / README).read_text()
     group = GroupAssets.of("GROUP")
-    for name in ("/".join(group.offsets.path), "/".join(group.group.path), STOPPED_CHECK, *(outcome.value for outcome in Outcome)):
+    for name in (
+        "/".join(group.offsets.path),
+        "/".join(group.group.path),
+        STOPPED_CHECK,
+        *(outcome.value for outcome in Outcome),
+    ):
         assert f"`{name.replace('GROUP', '<group>')}`" in text
 
 
@@ -65,7 +72,7 @@ def test_the_users_test_in_the_guide_passes() -> None:
 
 
 class Work:
-    """Background work that takes some polls for each partition it was given, and notes what it was told."""
+    """Background work that takes some polls for each partition, and notes what it was told."""
 
     def __init__(self, consumer: RebalanceAwareConsumer, polls: int) -> None:
         self.consumer = consumer
@@ -97,7 +104,9 @@ class Work:
 
 def _member(group: FakeGroup) -> RebalanceAwareConsumer:
     config = {"bootstrap.servers": "in memory", "group.id": "etl"}
-    return RebalanceAwareConsumer(config, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    return RebalanceAwareConsumer(
+        config, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
 
 
 def test_the_consumer_loop_of_the_readme_holds_commits_and_gives_up() -> None:
@@ -138,7 +147,10 @@ def test_the_extras_of_the_readme_exist() -> None:
 
 @pytest.mark.parametrize(
     "file",
-    [*("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"), *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))],
+    [
+        *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
+        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+    ],
 )
 def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:
     """A file that is renamed leaves them behind."""
@@ -157,9 +169,16 @@ def test_several_groups_fit_into_one_code_location_as_the_readme_says() -> None:
         def table() -> None:
             """Reads a batch."""
 
-        kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group, topics=[group])
+        kafka = KafkaConsumerResource(
+            bootstrap_servers="kafka:9092", group_id=group, topics=[group]
+        )
         return build_kafka_batch_defs(
-            kafka=kafka, assets=[table], spark=spark, name=group, kafka_key=f"{group}_kafka", batch_key=f"{group}_batch"
+            kafka=kafka,
+            assets=[table],
+            spark=spark,
+            name=group,
+            kafka_key=f"{group}_kafka",
+            batch_key=f"{group}_batch",
         )
 
     both = dg.Definitions.merge(one("orders"), one("returns"))

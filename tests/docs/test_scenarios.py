@@ -1,4 +1,7 @@
-"""docs/scenarios.md names tests that exist, one line for each scenario, each with its source and what shows it."""
+"""docs/scenarios.md names tests that exist.
+
+It has one line for each scenario, each with its source and what shows it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,11 @@ def test_each_scenario_has_one_line() -> None:
 
 def test_each_test_that_is_named_exists() -> None:
     """A name that was changed shows nothing."""
-    defined = [name for path in (ROOT / "tests").rglob("test_*.py") for name in CASES.findall(path.read_text())]
+    defined = [
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in CASES.findall(path.read_text())
+    ]
     for name in set(re.findall(r"`(test_\w+)`", PAGE)):
         assert name in defined, name
 
@@ -49,5 +56,9 @@ def test_each_line_has_a_source_and_names_what_shows_it(row: list[str]) -> None:
 
 def test_each_scenario_that_is_played_on_purpose_is_listed() -> None:
     """A test of the folder that no line names is either missing here or no scenario."""
-    played = {name for path in (ROOT / "tests" / "scenarios").glob("test_*.py") for name in CASES.findall(path.read_text())}
+    played = {
+        name
+        for path in (ROOT / "tests" / "scenarios").glob("test_*.py")
+        for name in CASES.findall(path.read_text())
+    }
     assert played <= set(re.findall(r"`(test_\w+)`", PAGE))

@@ -1,4 +1,7 @@
-"""docs/security.md shows settings that work, and the rights and keys of the tests on a secured Kafka."""
+"""docs/security.md shows settings that work.
+
+It also has the rights and keys of the tests on a secured Kafka.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,12 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
+from dagster_rebalance import (
+    KafkaBatch,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_batch_defs,
+)
 from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
 from tests.consumer.test_security import KEY_FORM, LEAST
 from tests.docs.blocks import ROOT, block_with, blocks
@@ -39,8 +47,13 @@ def test_the_settings_of_the_examples_are_taken(text: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("text", ["SCRAM-SHA-512", "ssl.key.location"])
-def test_definitions_with_the_examples_load_before_the_variables_are_set(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the page says: the README's definitions, with another `kafka`. A build machine has no secrets."""
+def test_definitions_with_the_examples_load_before_the_variables_are_set(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the page says: the README's definitions, with another `kafka`.
+
+    A build machine has no secrets.
+    """
     for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD", "KAFKA_KEY_PASSWORD"):
         monkeypatch.delenv(variable, raising=False)
 
@@ -56,7 +69,11 @@ def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
     """They are tried on a real Kafka, and on Spark."""
     made = _made("ssl.key.location")
     assert made.security_protocol == "SSL"
-    assert made.client_config.keys() == {"ssl.certificate.location", "ssl.key.location", "ssl.key.password"}
+    assert made.client_config.keys() == {
+        "ssl.certificate.location",
+        "ssl.key.location",
+        "ssl.key.password",
+    }
 
 
 def test_the_command_for_a_key_is_that_of_the_tests() -> None:
@@ -73,24 +90,38 @@ def test_secrets_in_the_examples_come_from_the_environment() -> None:
 
 
 def test_the_rights_of_the_commands_are_those_that_the_tests_grant() -> None:
-    """One right more in the documentation is one more in production; one less, and nothing works."""
+    """A right too many in the documentation is a right too many in production.
+
+    With one right less, nothing works.
+    """
     commands = block_with(PAGE, "sh", "kafka-acls")
-    granted = {kind: operation.upper() for operation, kind in re.findall(r"--operation (\w+) --(topic|group) ", commands)}
+    granted = {
+        kind: operation.upper()
+        for operation, kind in re.findall(r"--operation (\w+) --(topic|group) ", commands)
+    }
     assert granted == LEAST
 
 
 def test_the_table_names_the_rights_of_the_member() -> None:
     """The commands sum the table up."""
-    rows = re.findall(r"^\| member \| `(\w+)` \| (each topic|the group) \|", (ROOT / PAGE).read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| member \| `(\w+)` \| (each topic|the group) \|",
+        (ROOT / PAGE).read_text(),
+        re.MULTILINE,
+    )
     assert {place.split()[1]: operation for operation, place in rows} == LEAST
 
 
 def test_the_expression_that_masks_secrets_is_the_one_that_is_tested() -> None:
     """It is tried on the event log of a real server; with another one the password stays in it."""
-    assert f"spark.redaction.string.regex  {REDACTION}\n" in block_with(PAGE, "text", "spark.redaction")
+    assert f"spark.redaction.string.regex  {REDACTION}\n" in block_with(
+        PAGE, "text", "spark.redaction"
+    )
 
 
-def test_the_login_that_the_server_looks_up_has_no_secret_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It takes the place of the translated one, and may stand in the code."""
     names: dict[str, Any] = {"dg": dg, "KafkaSparkResource": KafkaSparkResource}
     exec(compile(block_with(PAGE, "python", "config.providers"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
@@ -100,11 +131,18 @@ def test_the_login_that_the_server_looks_up_has_no_secret_in_it(monkeypatch: pyt
         """Never run."""
 
     spark: KafkaSparkResource = names["spark"]
-    dg.Definitions.validate_loadable(build_kafka_batch_defs(kafka=_made("SCRAM-SHA-512"), assets=[orders], spark=spark))
+    dg.Definitions.validate_loadable(
+        build_kafka_batch_defs(kafka=_made("SCRAM-SHA-512"), assets=[orders], spark=spark)
+    )
     for variable in ("KAFKA_BROKERS", "KAFKA_USERNAME", "KAFKA_PASSWORD"):
         monkeypatch.setenv(variable, f"value of {variable}")
     config = _made("SCRAM-SHA-512").process_config_and_initialize().consumer_config()
-    options = spark_kafka_options({**{name: value for name, value in config.items() if name != "ssl.ca.location"}, **spark.kafka_options})
+    options = spark_kafka_options(
+        {
+            **{name: value for name, value in config.items() if name != "ssl.ca.location"},
+            **spark.kafka_options,
+        }
+    )
     assert "${env:KAFKA_PASSWORD}" in options["kafka.sasl.jaas.config"]
     assert "value of KAFKA_PASSWORD" not in " ".join(options.values())
 

@@ -1,4 +1,7 @@
-"""docs/settings.md has each setting of the resources, with its default and its description, as the code has them."""
+"""docs/settings.md has each setting of the resources.
+
+Defaults and descriptions are those of the code.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,23 @@ if TYPE_CHECKING:
 
 def settings_table(model: type[BaseModel]) -> str:
     """The settings of a resource as a Markdown table."""
-    rows = [f"| `{name}` | {_type(field)} | {_default(field)} | {field.description} |" for name, field in model.model_fields.items()]
+    rows = [
+        f"| `{name}` | {_type(field)} | {_default(field)} | {field.description} |"
+        for name, field in model.model_fields.items()
+    ]
     return "\n".join(["| setting | type | default | |", "|---|---|---|---|", *rows])
 
 
 def _type(field: FieldInfo) -> str:
     if get_origin(field.annotation) is Literal:
         return " or ".join(f"`{value}`" for value in get_args(field.annotation))
-    names: dict[object, str] = {bool: "yes or no", int: "number", float: "seconds", list: "list", dict: "settings by name"}
+    names: dict[object, str] = {
+        bool: "yes or no",
+        int: "number",
+        float: "seconds",
+        list: "list",
+        dict: "settings by name",
+    }
     return names.get(get_origin(field.annotation) or field.annotation, "text")
 
 
@@ -45,7 +57,9 @@ def _default(field: FieldInfo) -> str:
 def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> None:
     """A setting that is renamed, added or given another default must be so in the documentation."""
     table = settings_table(model)
-    assert table in (ROOT / "docs/settings.md").read_text(), f"docs/settings.md should have:\n{table}"
+    assert table in (ROOT / "docs/settings.md").read_text(), (
+        f"docs/settings.md should have:\n{table}"
+    )
 
 
 def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:

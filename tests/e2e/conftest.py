@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 SHARED = (
-    *("handover", "queued", "idle", "deadline", "fenced", "grown", "failing", "hopeless", "poisoned", "previewed"),
+    *(
+        "handover",
+        "queued",
+        "idle",
+        "deadline",
+        "fenced",
+        "grown",
+        "failing",
+        "hopeless",
+        "poisoned",
+        "previewed",
+    ),
     *("paired", "ended", "handled"),
 )
 
@@ -32,5 +43,8 @@ def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
     """Kafka and Dagster with `blue` and `green`, which serve every scenario of `SHARED`."""
     root = tmp_path_factory.mktemp("e2e")
     served = locations(SHARED, root, kafka_broker.bootstrap_servers, "blue", "green")
-    with DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster, dagster.instance() as instance:
+    with (
+        DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster,
+        dagster.instance() as instance,
+    ):
         yield Stage(kafka_broker, dagster, root, instance)

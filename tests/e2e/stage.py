@@ -1,6 +1,9 @@
-"""The stage of the end-to-end tests: a real Kafka, a real Dagster with two code locations, and what a test needs to steer them.
+"""The stage of the end-to-end tests.
 
-Every scenario is played in both group protocols at the same time: what takes long is waiting, not work.
+It has a real Kafka, a real Dagster with two code locations, and what a test needs to steer them.
+
+Every scenario is played in both group protocols at the same time: what takes long is waiting, not
+work.
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ class Stage:
         while self.turned_on:
             self.dagster.ui.stop_sensor(*self.turned_on.pop())
 
-    def group(self, scenario: str, protocol: str, *, partitions: int = 2, records: int = 10) -> Group:
+    def group(
+        self, scenario: str, protocol: str, *, partitions: int = 2, records: int = 10
+    ) -> Group:
         """Make a topic with records in it, and the group that reads it; its gate is closed."""
         group = Group(self, f"{scenario}_{protocol}")
         for name in ("working", "failures", "output", "at_work", "company"):
@@ -78,13 +83,19 @@ class Stage:
             consumer.assign([Partition("dead_letters", 0, 0)])
             _, until = consumer.get_watermark_offsets(Partition("dead_letters", 0), 30)
             found = consumer.consume(until, 30)
-            return {(record.key() or b"").decode(): json.loads(record.value() or b"{}") for record in found}
+            return {
+                (record.key() or b"").decode(): json.loads(record.value() or b"{}")
+                for record in found
+            }
         finally:
             consumer.close()
 
     def groups(self, scenario: str, *, partitions: int = 2, records: int = 10) -> list[Group]:
         """The same in both protocols."""
-        return [self.group(scenario, protocol, partitions=partitions, records=records) for protocol in PROTOCOLS]
+        return [
+            self.group(scenario, protocol, partitions=partitions, records=records)
+            for protocol in PROTOCOLS
+        ]
 
 
 @dataclass
@@ -139,10 +150,15 @@ class Group:
         """The last ticks, newest first."""
         return self.stage.dagster.ui.ticks(location, self.sensor)
 
-    def wait(self, what: str, condition: Callable[[Group], object], timeout_s: float = PATIENCE_S) -> None:
+    def wait(
+        self, what: str, condition: Callable[[Group], object], timeout_s: float = PATIENCE_S
+    ) -> None:
         """Wait for something, and say how things stand if it does not come."""
         wait_until(
-            lambda: condition(self) or None, timeout_s=timeout_s, what=lambda: f"{self.name}: {what}; {self.state()}", interval_s=0.5
+            lambda: condition(self) or None,
+            timeout_s=timeout_s,
+            what=lambda: f"{self.name}: {what}; {self.state()}",
+            interval_s=0.5,
         )
 
     def state(self) -> str:
@@ -152,11 +168,16 @@ class Group:
             for location in self.stage.dagster.locations
         }
         runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.runs()]
-        return f"runs {runs}, ticks {ticks}, working {self.working()}, committed {self.committed()}, events {self.events()}"
+        return (
+            f"runs {runs}, ticks {ticks}, working {self.working()}, committed {self.committed()}, "
+            f"events {self.events()}"
+        )
 
     def runs(self) -> list[dg.DagsterRun]:
         """All runs of the group, oldest first."""
-        records = self.stage.instance.get_run_records(dg.RunsFilter(job_name=self.name), ascending=True)
+        records = self.stage.instance.get_run_records(
+            dg.RunsFilter(job_name=self.name), ascending=True
+        )
         return [record.dagster_run for record in records]
 
     def in_state(self, *states: dg.DagsterRunStatus) -> list[str]:
@@ -166,7 +187,9 @@ class Group:
     def processes(self) -> dict[str, int]:
         """The processes that have begun to work and exist, by run."""
         found = {path.name: path.read_text() for path in (self.folder / "working").iterdir()}
-        return {run_id: int(pid) for run_id, pid in found.items() if pid and Path("/proc", pid).exists()}
+        return {
+            run_id: int(pid) for run_id, pid in found.items() if pid and Path("/proc", pid).exists()
+        }
 
     def working(self) -> list[str]:
         """The runs that have begun to work, ended ones included."""
@@ -175,7 +198,12 @@ class Group:
     def output(self, asset: str = "work") -> Counter[str]:
         """How often each range was written by an asset."""
         files = (self.folder / "output").glob(f"{asset}.*")
-        return Counter({path.name.removeprefix(f"{asset}."): len(path.read_text().splitlines()) for path in files})
+        return Counter(
+            {
+                path.name.removeprefix(f"{asset}."): len(path.read_text().splitlines())
+                for path in files
+            }
+        )
 
     def committed(self) -> dict[int, int]:
         """The committed offsets by partition; 0 where there is none."""
@@ -183,29 +211,55 @@ class Group:
         try:
             count = len(self.stage.kafka.leaders(self.name))
             return {
-                found.partition: max(0, found.offset) for found in consumer.committed([Partition(self.name, p) for p in range(count)], 30)
+                found.partition: max(0, found.offset)
+                for found in consumer.committed([Partition(self.name, p) for p in range(count)], 30)
             }
         finally:
             consumer.close()
 
     def materialised(self) -> list[tuple[str, int, int]]:
-        """Partition, start and until of every recorded commit, oldest first; not what people have reported."""
+        """Partition, start and until of every recorded commit, oldest first.
+
+        What people have reported is left out.
+        """
         key = GroupAssets.of(self.name).offsets
-        records = self.stage.instance.fetch_materializations(dg.AssetRecordsFilter(key), limit=1000, ascending=True).records
+        records = self.stage.instance.fetch_materializations(
+            dg.AssetRecordsFilter(key), limit=1000, ascending=True
+        ).records
         events = [record.asset_materialization for record in records]
-        return [(str(e.partition), _number(e, "start"), _number(e, "until")) for e in events if e is not None and "until" in e.metadata]
+        return [
+            (str(e.partition), _number(e, "start"), _number(e, "until"))
+            for e in events
+            if e is not None and "until" in e.metadata
+        ]
 
     def committers(self) -> set[str]:
         """The code locations whose members committed something."""
-        records = self.stage.instance.fetch_materializations(dg.AssetRecordsFilter(GroupAssets.of(self.name).offsets), limit=1000).records
-        return {str(r.asset_materialization.metadata["member"].value) for r in records if r.asset_materialization is not None}
+        records = self.stage.instance.fetch_materializations(
+            dg.AssetRecordsFilter(GroupAssets.of(self.name).offsets), limit=1000
+        ).records
+        return {
+            str(r.asset_materialization.metadata["member"].value)
+            for r in records
+            if r.asset_materialization is not None
+        }
 
     def events(self, kind: str | None = None, location: str | None = None) -> list[dict[str, Any]]:
         """What was observed of the group (joined, hold, left), oldest first."""
         key = GroupAssets.of(self.name).group
-        records = self.stage.instance.fetch_observations(dg.AssetRecordsFilter(key), limit=1000, ascending=True).records
-        found = [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation is not None]
-        return [e for e in found if kind in {None, e["event"]} and location in {None, e["code_location"]}]
+        records = self.stage.instance.fetch_observations(
+            dg.AssetRecordsFilter(key), limit=1000, ascending=True
+        ).records
+        found = [
+            {k: v.value for k, v in r.asset_observation.metadata.items()}
+            for r in records
+            if r.asset_observation is not None
+        ]
+        return [
+            e
+            for e in found
+            if kind in {None, e["event"]} and location in {None, e["code_location"]}
+        ]
 
     def holds(self, location: str) -> list[dict[str, Any]]:
         """The receipts of a code location's holds, oldest first."""
@@ -214,10 +268,15 @@ class Group:
     def is_done(self, records: int = 10) -> bool:
         """Whether every partition is committed up to `records`, and that is recorded."""
         recorded = {partition for partition, _, until in self.materialised() if until == records}
-        return len(recorded) == len(self.stage.kafka.leaders(self.name)) and set(self.committed().values()) == {records}
+        return len(recorded) == len(self.stage.kafka.leaders(self.name)) and set(
+            self.committed().values()
+        ) == {records}
 
     def check_exactly_once(self, *assets: str) -> None:
-        """Every committed offset was written once by each asset and in no company, and every commit is recorded once."""
+        """Check that each asset wrote each committed offset once, and alone.
+
+        Every commit is recorded once.
+        """
         company = [path.name for path in (self.folder / "company").iterdir()]
         assert not company, f"a run began beside a process at work on the same range: {company}"
         for asset in assets or ("work",):
@@ -227,7 +286,9 @@ class Group:
             for key in written:
                 _, partition, start, until = key.rsplit("-", 3)
                 covered[int(partition)] += int(until) - int(start)
-            assert dict(covered) == {partition: offset for partition, offset in self.committed().items() if offset}
+            assert dict(covered) == {
+                partition: offset for partition, offset in self.committed().items() if offset
+            }
         recorded = self.materialised()
         assert len(set(recorded)) == len(recorded), f"recorded more than once: {recorded}"
         offsets: Counter[str] = Counter()
@@ -253,8 +314,16 @@ def locations(
     reloads: bool = False,
     secrets: Mapping[str, str] | None = None,
 ) -> list[CodeLocation]:
-    """Code locations that serve the same scenarios; `secrets` are what a secured Kafka asks for, as variables."""
-    env = {"E2E_ROOT": str(root), "E2E_SCENARIOS": ",".join(scenarios), "KAFKA_BROKERS": bootstrap_servers, **(secrets or {})}
+    """Code locations that serve the same scenarios.
+
+    The `secrets` are what a secured Kafka asks for, as variables.
+    """
+    env = {
+        "E2E_ROOT": str(root),
+        "E2E_SCENARIOS": ",".join(scenarios),
+        "KAFKA_BROKERS": bootstrap_servers,
+        **(secrets or {}),
+    }
     folder = Path(__file__).parent / "project"
     return [CodeLocation(name, "e2e_project", folder, env, reloads=reloads) for name in names]
 

@@ -1,4 +1,7 @@
-"""Partitions move between two code locations while runs work on them: real Kafka, real Dagster, both protocols."""
+"""Partitions move between two code locations while runs work on them.
+
+It is played on a real Kafka and a real Dagster in both protocols.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def _is_holding(group: Group) -> bool:
 
 
 def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage) -> None:
-    """The promise of the package: the partition moves after its work is committed, and no offset is processed twice."""
+    """The partition moves after its work is committed, and no offset is processed twice.
+
+    This is the promise of the package.
+    """
     groups = stage.groups("handover")
     _in_flight(groups, 2)
     _green_joins(groups)
@@ -58,18 +64,23 @@ def test_a_hold_waits_for_its_run_and_is_released_when_it_succeeded(stage: Stage
 
 
 def test_a_queued_run_is_cancelled_instead_of_waited_for(stage: Stage) -> None:
-    """Work that has not started costs nothing to take back: the next owner requests the same range."""
+    """Taking back work that has not started costs nothing, as the next owner requests its range."""
     groups = stage.groups("queued")
     for group in groups:
         group.turn_on("blue")
     for group in groups:
         group.wait(
             "one run to work and one to be queued",
-            lambda group: sorted(run.status.value for run in group.runs()) == ["QUEUED", "STARTED"] and group.working(),
+            lambda group: (
+                sorted(run.status.value for run in group.runs()) == ["QUEUED", "STARTED"]
+                and group.working()
+            ),
         )
     _green_joins(groups)
     for group in groups:
-        group.wait("the revoke to reach a run", lambda group: _is_holding(group) or group.holds("blue"))
+        group.wait(
+            "the revoke to reach a run", lambda group: _is_holding(group) or group.holds("blue")
+        )
         group.open()
     for group in groups:
         group.wait("all records to be committed", Group.is_done)
@@ -92,10 +103,17 @@ def test_a_hold_with_nothing_in_flight_is_released_at_once(stage: Stage) -> None
         assert hold["seconds"] < 1
 
 
-def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(stage: Stage) -> None:
-    """A hold has an end: the claim stays, so the range is processed by the next owner, with the same bounds and id."""
+def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(
+    stage: Stage,
+) -> None:
+    """A hold has an end, and its claim stays after it.
+
+    The next owner processes the range with the same bounds and id.
+    """
     groups = stage.groups("deadline")
-    _in_flight(groups, 2)  # both work: a run that only starts by the deadline cannot be cancelled, and is adopted
+    _in_flight(
+        groups, 2
+    )  # both work: a run that only starts by the deadline cannot be cancelled, and is adopted
     _green_joins(groups)
     for group in groups:
         group.wait("a receipt", lambda group: group.holds("blue"))
@@ -104,19 +122,31 @@ def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(s
         assert hold["cancelled"]
         assert group.committed() == {0: 0, 1: 0}
         # On a busy machine a run may take longer to end than the hold may last.
-        group.wait("a run to be cancelled", lambda group: dg.DagsterRunStatus.CANCELED in {run.status for run in group.runs()})
+        group.wait(
+            "a run to be cancelled",
+            lambda group: dg.DagsterRunStatus.CANCELED in {run.status for run in group.runs()},
+        )
         group.open()
     for group in groups:
         group.wait("all records to be committed", Group.is_done)
         cancelled = [run for run in group.runs() if run.status is dg.DagsterRunStatus.CANCELED]
         assert cancelled
-        done = {run.tags["dagster_rebalance/batch"] for run in group.runs() if run.status is dg.DagsterRunStatus.SUCCESS}
-        assert {run.tags["dagster_rebalance/batch"] for run in cancelled} <= done, "the same batch was requested again"
+        done = {
+            run.tags["dagster_rebalance/batch"]
+            for run in group.runs()
+            if run.status is dg.DagsterRunStatus.SUCCESS
+        }
+        assert {run.tags["dagster_rebalance/batch"] for run in cancelled} <= done, (
+            "the same batch was requested again"
+        )
         group.check_exactly_once()
 
 
 def test_a_member_fenced_by_the_broker_during_a_hold_commits_nothing_more(stage: Stage) -> None:
-    """Nobody tells a fenced member; its probes find it, and its runs are adopted instead of done twice."""
+    """Nobody tells a fenced member of it, but its probes find out.
+
+    The next owner adopts its runs instead of doing their work twice.
+    """
     groups = stage.groups("fenced")
     _in_flight(groups, 2)
     _green_joins(groups)
@@ -124,7 +154,10 @@ def test_a_member_fenced_by_the_broker_during_a_hold_commits_nothing_more(stage:
         group.wait("blue to hold", _is_holding)
         evict(stage.kafka.bootstrap_servers, group.name, _member_id(group, "blue"), group.protocol)
     for group in groups:
-        group.wait("the loss to be noticed", lambda group: any(hold["outcome"] == "lost" for hold in group.holds("blue")))
+        group.wait(
+            "the loss to be noticed",
+            lambda group: any(hold["outcome"] == "lost" for hold in group.holds("blue")),
+        )
         assert group.committed() == {0: 0, 1: 0}
         group.open()
     for group in groups:
@@ -142,7 +175,10 @@ def _has_ticked_since(ticks: int, group: Group) -> bool:
 
 
 def test_a_partition_added_during_a_hold_neither_ends_it_nor_is_forgotten(stage: Stage) -> None:
-    """In classic a metadata change supersedes a hold without a word; the member keeps its metadata still while it holds."""
+    """In classic, a metadata change supersedes a hold without a word.
+
+    The member therefore keeps its metadata still while it holds.
+    """
     groups = stage.groups("grown")
     _in_flight(groups, 2)
     _green_joins(groups)

@@ -1,4 +1,7 @@
-"""Processes end, in order and out of it, while runs are in flight: nothing is lost and nothing is done twice."""
+"""Processes end, in order and out of it, while runs are in flight.
+
+No range is lost, and none is done twice.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
     served = locations(SCENARIOS, root, kafka_broker.bootstrap_servers, "blue", "green")
     served += locations(SCENARIOS, root, kafka_broker.bootstrap_servers, "purple", reloads=True)
     env = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S)}
-    with DagsterDeployment(root / "home", served, settings=SETTINGS, env=env) as dagster, dagster.instance() as instance:
+    with (
+        DagsterDeployment(root / "home", served, settings=SETTINGS, env=env) as dagster,
+        dagster.instance() as instance,
+    ):
         yield Stage(kafka_broker, dagster, root, instance)
 
 
@@ -42,14 +48,20 @@ def _in_flight(groups: list[Group], location: str, runs: int) -> None:
 
 
 def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage) -> None:
-    """Dagster throws the requests of such a tick away while the function goes on: the batch is offered again."""
+    """Dagster drops the requests of such a tick while the function goes on.
+
+    The member offers the batch again.
+    """
     groups = stage.groups("late", partitions=1)
     for group in groups:
         (group.folder / "slow").touch()
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("a tick to time out", lambda group: any(tick["status"] == "FAILURE" for tick in group.ticks("blue")))
+        group.wait(
+            "a tick to time out",
+            lambda group: any(tick["status"] == "FAILURE" for tick in group.ticks("blue")),
+        )
         (group.folder / "slow").unlink()
     for group in groups:
         group.wait("all records to be committed", Group.is_done)
@@ -58,24 +70,34 @@ def test_a_batch_offered_by_a_tick_that_timed_out_is_requested_once(stage: Stage
 
 
 def test_runs_of_a_killed_code_server_are_adopted_by_the_next_owner(stage: Stage) -> None:
-    """A crash loses the member, not its claims: who takes over waits for the runs that go on, and commits them."""
+    """A crash loses the member, but not its claims.
+
+    The next owner waits for the runs that go on, and commits their work.
+    """
     groups = stage.groups("killed")
     _in_flight(groups, "blue", 2)
     stage.dagster.locations["blue"].server.kill()
     for group in groups:
         group.turn_on("green")
     for group in groups:
-        group.wait("green to take over", lambda group: group.events("assigned", "green"), TAKE_OVER_S)
+        group.wait(
+            "green to take over", lambda group: group.events("assigned", "green"), TAKE_OVER_S
+        )
         group.open()
     for group in groups:
         group.wait("all records to be committed", Group.is_done)
-        assert [run.status for run in group.runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, "both runs were adopted"
+        assert [run.status for run in group.runs()] == [dg.DagsterRunStatus.SUCCESS] * 2, (
+            "both runs were adopted"
+        )
         group.check_exactly_once()
     _restart(stage, "blue")
 
 
 def test_a_run_whose_process_died_is_found_and_done_again(stage: Stage) -> None:
-    """Dagster shows it as started for ever; without a sign of life it is ended, and its batch requested again."""
+    """Dagster shows such a run as started for ever.
+
+    Without a sign of life it is ended, and its batch is requested again.
+    """
     groups = stage.groups("dying", partitions=1)
     _in_flight(groups, "blue", 1)
     stage.dagster.locations["blue"].server.stop_at_once()
@@ -100,20 +122,29 @@ def test_ctrl_c_lets_a_run_end_and_commits_it_before_the_member_leaves(stage: St
         group.open()
     server.wait(TAKE_OVER_S)
     for group in groups:
-        assert group.is_done(), f"what was in flight is committed before the process ends: {group.state()}"
+        assert group.is_done(), (
+            f"what was in flight is committed before the process ends: {group.state()}"
+        )
         assert group.events("left", "blue")
         group.check_exactly_once()
     _restart(stage, "blue")
 
 
 def test_after_a_reload_the_new_process_adopts_the_runs_of_the_old_one(stage: Stage) -> None:
-    """A reload stands no partition still: the old member leaves while its run works, and the new one commits it."""
+    """A reload stands no partition still.
+
+    The old member leaves while its run works, and the new one commits the run's work.
+    """
     groups = stage.groups("reloaded", partitions=2)
     _in_flight(groups, "purple", 1)
     stage.dagster.ui.reload("purple")
     for group in groups:
-        group.wait("the new process to join", lambda group: len(group.events("joined", "purple")) == 2)
-        group.wait("the old process to leave", lambda group: group.events("left", "purple"), TAKE_OVER_S)
+        group.wait(
+            "the new process to join", lambda group: len(group.events("joined", "purple")) == 2
+        )
+        group.wait(
+            "the old process to leave", lambda group: group.events("left", "purple"), TAKE_OVER_S
+        )
         assert "newer process" in group.events("left", "purple")[0]["reason"]
         assert {event["outcome"] for event in group.events("hold", "purple")} == {"handed over"}
         assert not group.is_done(), "its run still works"

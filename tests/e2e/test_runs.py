@@ -1,4 +1,4 @@
-"""What becomes of the runs of one code location: failures, previews, interrupted ticks, several assets."""
+"""The runs of one code location: failures, previews, interrupted ticks, several assets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
 
 def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: Stage) -> None:
-    """Dagster ignores a run key for ever, so each attempt needs its own; the bounds never change."""
+    """Dagster ignores a known run key for ever, so each attempt needs its own key.
+
+    The bounds never change.
+    """
     groups = stage.groups("failing", partitions=1)
     for group in groups:
         group.fail_next(2)
@@ -36,15 +39,22 @@ def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: St
         group.check_exactly_once()
 
 
-def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_executes_the_run(stage: Stage) -> None:
-    """No silent stall: the check fails with the reason, and mending the cause is all that it takes."""
+def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_executes_the_run(
+    stage: Stage,
+) -> None:
+    """The check fails with the reason, so the stall is not silent.
+
+    Mending the cause is all that it takes.
+    """
     groups = stage.groups("hopeless", partitions=1)
     for group in groups:
         group.fail_next(1)
         group.open()
         group.turn_on("blue")
     for group in groups:
-        group.wait("the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1]))
+        group.wait(
+            "the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1])
+        )
         assert _check_state(stage, group.name) is False
         stage.dagster.ui.re_execute(group.runs()[0].run_id)
     for group in groups:
@@ -53,8 +63,14 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
         group.check_exactly_once()
 
 
-def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_partition_goes_on(stage: Stage) -> None:
-    """Nobody has to act: what was not processed is in the topic, with the reason, before its offset is committed."""
+def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_partition_goes_on(
+    stage: Stage,
+) -> None:
+    """Nobody has to act on it.
+
+    The range that was not processed, with the reason, is in the topic before its offset is
+    committed.
+    """
     stage.kafka.create_topic("dead_letters", 1)
     group = stage.group("poisoned", "consumer", partitions=1, records=20)
     group.fail_next(1)
@@ -71,13 +87,18 @@ def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_p
 
 def _check_state(stage: Stage, group: str) -> bool | None:
     key = dg.AssetCheckKey(GroupAssets.of(group).offsets, STOPPED_CHECK)
-    record = stage.instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+    record = stage.instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(
+        key
+    )
     evaluation = record.evaluation if record else None
     return evaluation.passed if evaluation else None
 
 
 def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
-    """'Preview tick result' runs the same function in the same process: it must not join the group or use up a batch."""
+    """'Preview tick result' runs the same function in the same process.
+
+    It must not join the group or use up a batch.
+    """
     groups = stage.groups("previewed", partitions=1)
     for group in groups:
         shown = stage.dagster.ui.preview("blue", group.sensor)
@@ -109,14 +130,21 @@ def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
 
 
 def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(stage: Stage) -> None:
-    """Runs deleted, force-terminated and killed in each state: each range is done once, in no company, and none is stuck."""
+    """People delete, force-terminate and kill runs in each state.
+
+    Each range is done once and alone, and no range is stuck.
+    """
     groups = stage.groups("ended", partitions=4)
     ended: dict[str, set[str]] = {}
     for group in groups:
         (group.folder / "lingers").touch()
         group.turn_on("blue")
     for group in groups:
-        end = stage.dagster.ui.delete_run if group.protocol == "consumer" else stage.dagster.ui.force_terminate
+        end = (
+            stage.dagster.ui.delete_run
+            if group.protocol == "consumer"
+            else stage.dagster.ui.force_terminate
+        )
         for status in (_STATUS.QUEUED, _STATUS.STARTING):
             end(_caught(group, status))
     for group in groups:
@@ -133,7 +161,9 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
     for group in groups:
         group.wait("a run to fail", _failed_by_itself)
         failed = _failed_by_itself(group)[0]
-        with pytest.raises(DagsterRebalanceError, match="could not be terminated due to having status FAILURE"):
+        with pytest.raises(
+            DagsterRebalanceError, match="could not be terminated due to having status FAILURE"
+        ):
             stage.dagster.ui.force_terminate(failed)
         stage.dagster.ui.delete_run(failed)
     for group in groups:
@@ -141,8 +171,13 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
         group.check_exactly_once()
 
 
-def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_done_once(stage: Stage) -> None:
-    """What a run did is known from its steps and its claim alone; what people launch themselves has to say why it does nothing."""
+def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_done_once(
+    stage: Stage,
+) -> None:
+    """The work of a run is known from its steps and its claim alone.
+
+    A run that people launch themselves must say why it does nothing.
+    """
     groups = stage.groups("handled")
     launched: dict[str, list[str]] = {group.name: [] for group in groups}
     cancelled: dict[str, list[str]] = {}
@@ -173,16 +208,24 @@ def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_
         group.produce(range(2), 10)
     for group in groups:
         group.wait("the new records to be committed", lambda group: group.is_done(20))
-        assert sorted(group.materialised()) == [(f"{group.name}-{partition}", 10, 20) for partition in range(2)]
+        assert sorted(group.materialised()) == [
+            (f"{group.name}-{partition}", 10, 20) for partition in range(2)
+        ]
         assert list(group.output("first").values()) == [1] * 4
         assert group.output("first") == group.output("second")
-        for run_id, why in zip(launched[group.name], ("has no batch", "committed", "committed", "its tag"), strict=True):
+        for run_id, why in zip(
+            launched[group.name], ("has no batch", "committed", "committed", "its tag"), strict=True
+        ):
             run = stage.dagster.wait_for_run(run_id, timeout_s=PATIENCE_S)
-            assert (run.status, why in _error_of(stage, run_id)) == (_STATUS.FAILURE, True), _error_of(stage, run_id)
+            assert (run.status, why in _error_of(stage, run_id)) == (_STATUS.FAILURE, True), (
+                _error_of(stage, run_id)
+            )
 
 
 def _error_of(stage: Stage, run_id: str) -> str:
-    (failed,) = stage.instance.get_records_for_run(run_id, of_type=dg.DagsterEventType.RUN_FAILURE).records
+    (failed,) = stage.instance.get_records_for_run(
+        run_id, of_type=dg.DagsterEventType.RUN_FAILURE
+    ).records
     return str(failed.event_log_entry)
 
 

@@ -1,7 +1,10 @@
-"""A deployment on a Kafka with TLS, passwords and ACLs: it works with the least rights, and its secrets are found nowhere.
+"""A deployment on a Kafka with TLS, passwords and ACLs.
 
-One story for all tests: a group whose first run fails, and one whose password is refused. After it, everything that Dagster has
-stored and everything that any process has written is searched for the passwords.
+It works with the least rights, and its secrets are found nowhere.
+
+One story for all tests: a group whose first run fails, and one whose password is refused. After it,
+everything that Dagster has stored and everything that any process has written is searched for the
+passwords.
 """
 
 from __future__ import annotations
@@ -55,10 +58,17 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
     secured_kafka.add_user(user, PASSWORD)
     secrets = {"KAFKA_PASSWORD": PASSWORD, "KAFKA_WRONG_PASSWORD": WRONG_PASSWORD}
     login = {"KAFKA_USERNAME": user, "KAFKA_CA": str(secured_kafka.certificate), **secrets}
-    served = locations(["secured", "refused"], root, secured_kafka.bootstrap_servers, "blue", secrets=login)
-    with DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster, dagster.instance() as instance:
+    served = locations(
+        ["secured", "refused"], root, secured_kafka.bootstrap_servers, "blue", secrets=login
+    )
+    with (
+        DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster,
+        dagster.instance() as instance,
+    ):
         stage = Stage(secured_kafka, dagster, root, instance)
-        group, refused = (stage.group(scenario, "consumer", partitions=1) for scenario in ("secured", "refused"))
+        group, refused = (
+            stage.group(scenario, "consumer", partitions=1) for scenario in ("secured", "refused")
+        )
         secured_kafka.allow(user, "READ", topic=group.name, group=group.name)
         group.fail_next(1)
         group.open()
@@ -66,13 +76,18 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
         refused.turn_on("blue")
         group.wait("all records to be committed", Group.is_done)
         group.check_exactly_once()
-        refused.wait("the tick to fail", lambda group: any(tick["error"] for tick in group.ticks("blue")))
+        refused.wait(
+            "the tick to fail", lambda group: any(tick["error"] for tick in group.ticks("blue"))
+        )
         (refusal, *_) = [tick for tick in refused.ticks("blue") if tick["error"]]
         return Story([run.status.value for run in group.runs()], refusal, root, secured_kafka.logs)
 
 
 def test_a_deployment_works_with_read_on_its_topic_and_its_group_alone(story: Story) -> None:
-    """The least rights of docs/security.md are enough for member, runs and check, failures included."""
+    """The least rights of docs/security.md are enough.
+
+    They suffice for member, runs and check, failures included.
+    """
     assert story.statuses == ["FAILURE", "SUCCESS"]
 
 
@@ -86,8 +101,12 @@ def test_a_refused_password_fails_the_tick_and_names_the_settings(story: Story) 
 def test_passwords_are_nowhere_in_dagsters_storage_and_in_no_log(story: Story) -> None:
     """Events, ticks, tags, run configs, snapshots, compute logs, and the logs of every process."""
     written = dict(_everything_written(story))
-    assert any(SNAPSHOT in content for name, content in written.items() if name.startswith("rows of")), "Dagster's storage is not seen"
-    assert any(b"the test wants this run to fail" in content for content in written.values()), "errors are not seen"
+    assert any(
+        SNAPSHOT in content for name, content in written.items() if name.startswith("rows of")
+    ), "Dagster's storage is not seen"
+    assert any(b"the test wants this run to fail" in content for content in written.values()), (
+        "errors are not seen"
+    )
     for password in (PASSWORD, WRONG_PASSWORD):
         assert [name for name, content in written.items() if password.encode() in content] == []
 
@@ -105,7 +124,10 @@ def _everything_written(story: Story) -> Iterator[tuple[str, bytes]]:
 
 def _values(database: Path) -> Iterator[bytes]:
     with closing(sqlite3.connect(database)) as connection:
-        tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        tables = [
+            name
+            for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        ]
         for table in tables:
             for row in connection.execute(f'SELECT * FROM "{table}"'):  # noqa: S608 - a name out of the database itself
                 for value in row:

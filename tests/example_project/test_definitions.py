@@ -1,4 +1,7 @@
-"""The example project is copied by people: it must load with the settings that it names, and say which one is missing."""
+"""People copy the example project, so it must load with the settings that it names.
+
+When a setting is missing, it must say which one.
+"""
 
 from __future__ import annotations
 
@@ -59,11 +62,17 @@ def test_a_missing_group_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         _load()
 
 
-def test_the_slowest_partition_of_a_batch_decides_how_long_the_work_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slowest_partition_of_a_batch_decides_how_long_the_work_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The demo makes some partitions slow, so that a drain has to wait while others go on."""
     slept: list[float] = []
     module = importlib.import_module("example_project.simulated_work")
     monkeypatch.setattr(module, "time", SimpleNamespace(sleep=slept.append))
     monkeypatch.setenv("SIMULATED_WORK_S", "1,9.5,3")
-    module.work_on(SimpleNamespace(offset_ranges=[OffsetRange("orders", 0, 0, 1), OffsetRange("orders", 5, 0, 1)]))
+    module.work_on(
+        SimpleNamespace(
+            offset_ranges=[OffsetRange("orders", 0, 0, 1), OffsetRange("orders", 5, 0, 1)]
+        )
+    )
     assert slept == [3.0]

@@ -51,7 +51,13 @@ class Stage:
     def start(self, example: str, *arguments: str) -> ChildProcess:
         """Run an example."""
         log = self.folder / f"{unique_name(example)}.log"
-        command = [sys.executable, str(EXAMPLES / example), self.kafka.bootstrap_servers, self.topic, *arguments]
+        command = [
+            sys.executable,
+            str(EXAMPLES / example),
+            self.kafka.bootstrap_servers,
+            self.topic,
+            *arguments,
+        ]
         return self._stack.enter_context(ChildProcess(example, command, log=log))
 
 
@@ -67,7 +73,9 @@ def wait(until: Callable[[], object], what: str, *examples: ChildProcess) -> Non
     try:
         wait_until(lambda: bool(until()), timeout_s=30, what=what)
     except Exception as problem:
-        raise AssertionError("\n".join([str(problem), *(example.tail() for example in examples)])) from problem
+        raise AssertionError(
+            "\n".join([str(problem), *(example.tail() for example in examples)])
+        ) from problem
 
 
 def end(example: ChildProcess) -> None:
@@ -78,7 +86,9 @@ def end(example: ChildProcess) -> None:
 
 def worked_on(*examples: ChildProcess) -> Counter[tuple[str, str]]:
     """How often each record was worked on, by its partition and offset."""
-    return Counter(record for example in examples for record in RECORD.findall(example.log.read_text()))
+    return Counter(
+        record for example in examples for record in RECORD.findall(example.log.read_text())
+    )
 
 
 @pytest.mark.parametrize("example", ["kip983_loop.py", "asyncio_workers.py"])
@@ -108,7 +118,11 @@ def test_sums_and_offsets_are_saved_together_whatever_kafka_has_committed(stage:
     def total() -> int:
         with sqlite3.connect(path) as database:
             tables = database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            return int(database.execute("SELECT coalesce(sum(bytes), 0) FROM sums").fetchone()[0]) if tables else 0
+            return (
+                int(database.execute("SELECT coalesce(sum(bytes), 0) FROM sums").fetchone()[0])
+                if tables
+                else 0
+            )
 
     first = stage.start("seek_to_external_offsets.py", str(path))
     wait(lambda: total() == 4000, "the first sums", first)
@@ -124,17 +138,24 @@ def test_no_record_comes_before_its_partition_is_warm(stage: Stage) -> None:
     """A record of a cold partition would end the example with an error."""
     stage.produce(25)
     example = stage.start("pause_until_warm.py")
-    wait(lambda: example.log.read_text().count(stage.topic) == stage.produced, "all records", example)
+    wait(
+        lambda: example.log.read_text().count(stage.topic) == stage.produced, "all records", example
+    )
     end(example)
 
 
 def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
     """How often each record was copied, as somebody sees it who reads what was committed."""
-    reader = Consumer({"bootstrap.servers": stage.kafka.bootstrap_servers, "group.id": unique_name("reader")})
+    reader = Consumer(
+        {"bootstrap.servers": stage.kafka.bootstrap_servers, "group.id": unique_name("reader")}
+    )
     found: Counter[tuple[str, str]] = Counter()
     try:
         numbers = list(range(4))
-        ends = [reader.get_watermark_offsets(TopicPartition(output, number), timeout=10)[1] for number in numbers]
+        ends = [
+            reader.get_watermark_offsets(TopicPartition(output, number), timeout=10)[1]
+            for number in numbers
+        ]
         reader.assign([TopicPartition(output, number, 0) for number in numbers])
 
         def at_the_end() -> bool:
@@ -151,8 +172,13 @@ def copied(stage: Stage, output: str) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_copies_and_offsets_are_committed_together_through_a_hand_over(stage: Stage, kafka_topic: TopicFactory) -> None:
-    """Partitions are asked for in the middle of transactions, which are committed and not aborted."""
+def test_copies_and_offsets_are_committed_together_through_a_hand_over(
+    stage: Stage, kafka_topic: TopicFactory
+) -> None:
+    """Partitions are asked for in the middle of transactions.
+
+    The transactions are committed and not aborted.
+    """
     output = kafka_topic(4)
     stage.produce(100)
     first = stage.start("transactions.py", output)

@@ -1,4 +1,7 @@
-"""One pump with all that it works with: a real driver, a real consumer on a group in memory, and a real instance, turn by turn."""
+"""One pump with all that it works with, turn by turn.
+
+The driver, the consumer and the instance are real; the group is in memory.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,9 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 Status = dg.DagsterRunStatus
 CONFIG = {"bootstrap.servers": "memory:1", "group.id": "etl"}
-SETTINGS = DriverSettings(limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(50.0, 10.0), lease_s=40.0)
+SETTINGS = DriverSettings(
+    limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(50.0, 10.0), lease_s=40.0
+)
 
 
 class FaultyConsumer(RebalanceAwareConsumer):
@@ -71,7 +76,9 @@ class FaultyConsumer(RebalanceAwareConsumer):
         self.writes.append(dict(offsets))
         failing = self.commits_fail.pop(0) & offsets.keys() if self.commits_fail else frozenset()
         failing |= self.refuses.keys() & offsets.keys()
-        result = super().commit_offsets({tp: offset for tp, offset in offsets.items() if tp not in failing}, timeout_s)
+        result = super().commit_offsets(
+            {tp: offset for tp, offset in offsets.items() if tp not in failing}, timeout_s
+        )
         failed = {tp: BrokerError(f"{tp} failed", retriable=True) for tp in failing}
         failed |= {tp: BrokerError(self.refuses[tp]) for tp in failing & self.refuses.keys()}
         return CommitResult(result.committed, {**result.failed, **failed})
@@ -98,7 +105,9 @@ class FaultyCatalogue(Catalogue):
     failures = 0
     reads_fail = False
 
-    def last_recorded(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LastRecorded]:
+    def last_recorded(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, LastRecorded]:
         """Fail, or read."""
         if self.reads_fail:
             message = "database is locked"
@@ -133,11 +142,20 @@ class Bench:
         for number in range(0 if group else partitions):
             self.group.produce(tp(number), records)
         self.member = self.group.member()
-        self.consumer = FaultyConsumer(CONFIG, fetch=False, member=self.member, cluster=self.group, clock=self.group.clock)
-        self.consumer.commits_fail, self.consumer.polls_fail, self.consumer.committed_fails, self.consumer.writes = [], [], [], []
+        self.consumer = FaultyConsumer(
+            CONFIG, fetch=False, member=self.member, cluster=self.group, clock=self.group.clock
+        )
+        (
+            self.consumer.commits_fail,
+            self.consumer.polls_fail,
+            self.consumer.committed_fails,
+            self.consumer.writes,
+        ) = [], [], [], []
         self.consumer.refuses = {}
         ids = count(1)
-        self.driver = WatchedDriver(settings, new_batch_id=lambda: f"b-{next(ids)}", now=self.group.clock())
+        self.driver = WatchedDriver(
+            settings, new_batch_id=lambda: f"b-{next(ids)}", now=self.group.clock()
+        )
         self.driver.told = []
         self.assets = GroupAssets.of("etl")
         self.catalogue = FaultyCatalogue(instance, self.assets, Host("blue", "sensor", "process-1"))
@@ -146,7 +164,16 @@ class Bench:
         ledger = RunLedger(instance, "etl")
         sender = DeadLetterProducer(CONFIG, "dead", make_producer=lambda _config: self.producer)
         letters = DeadLetters(sender, "etl") if settings.dead_letter_topic else None
-        parts = Parts(self.consumer, self.driver, ledger, self.catalogue, [topic], self.group.clock, letters, start)
+        parts = Parts(
+            self.consumer,
+            self.driver,
+            ledger,
+            self.catalogue,
+            [topic],
+            self.group.clock,
+            letters,
+            start,
+        )
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True
 
@@ -165,7 +192,10 @@ class Bench:
             if condition():
                 return
             self.turn()
-        pytest.fail(f"not within {turns} turns; notes: {self.mailbox.take_notes()}; told: {self.driver.told[-5:]}")
+        pytest.fail(
+            f"not within {turns} turns; notes: {self.mailbox.take_notes()}; told: "
+            f"{self.driver.told[-5:]}"
+        )
 
     def offers(self, at_least: int = 1) -> None:
         """Turn until batches are offered."""
@@ -180,7 +210,9 @@ class Bench:
 
     def succeed(self, run: dg.DagsterRun) -> None:
         """Let a run end well."""
-        event = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name)
+        event = dg.DagsterEvent(
+            event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
+        )
         self.instance.report_dagster_event(event, run.run_id)
 
     def fail(self, run: dg.DagsterRun, message: str = "the test wants this run to fail") -> None:
@@ -190,7 +222,10 @@ class Bench:
         self.instance.report_run_failed(run, message)
 
     def only_note_cancels(self) -> list[tuple[str, bool]]:
-        """Let no run be cancelled from now on; what is asked for is noted, with `only_unstarted`."""
+        """Let no run be cancelled from now on.
+
+        Returns what is asked for, each entry with its `only_unstarted`.
+        """
         asked: list[tuple[str, bool]] = []
 
         def cancel(run_id: str, *, only_unstarted: bool = False) -> None:
@@ -205,18 +240,37 @@ class Bench:
 
     def materialised(self) -> list[tuple[str | None, object, object]]:
         """The recorded commits, oldest first."""
-        records = self.instance.fetch_materializations(self.assets.offsets, limit=100, ascending=True).records
-        events = [record.asset_materialization for record in records if record.asset_materialization]
-        return [(event.partition, event.metadata["start"].value, event.metadata["until"].value) for event in events]
+        records = self.instance.fetch_materializations(
+            self.assets.offsets, limit=100, ascending=True
+        ).records
+        events = [
+            record.asset_materialization for record in records if record.asset_materialization
+        ]
+        return [
+            (event.partition, event.metadata["start"].value, event.metadata["until"].value)
+            for event in events
+        ]
 
     def observed(self) -> list[dict[str, object]]:
         """What is observed of the group, oldest first."""
-        records = self.instance.fetch_observations(self.assets.group, limit=100, ascending=True).records
-        return [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation]
+        records = self.instance.fetch_observations(
+            self.assets.group, limit=100, ascending=True
+        ).records
+        return [
+            {k: v.value for k, v in r.asset_observation.metadata.items()}
+            for r in records
+            if r.asset_observation
+        ]
 
     def joined_by_another(self) -> RebalanceAwareConsumer:
         """Let a second member join."""
-        other = RebalanceAwareConsumer(CONFIG, fetch=False, member=self.group.member(), cluster=self.group, clock=self.group.clock)
+        other = RebalanceAwareConsumer(
+            CONFIG,
+            fetch=False,
+            member=self.group.member(),
+            cluster=self.group,
+            clock=self.group.clock,
+        )
         other.subscribe(["orders"])
         other.poll(0)
         return other

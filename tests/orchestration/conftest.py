@@ -1,4 +1,7 @@
-"""Real instances for all tests of the Dagster side: making one takes seconds, so tests keep apart by unique groups and batches."""
+"""Real instances for all tests of the Dagster side.
+
+Making one takes seconds, so tests share them and keep apart by unique groups and batches.
+"""
 
 from __future__ import annotations
 

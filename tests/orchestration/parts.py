@@ -1,4 +1,7 @@
-"""What the tests of the Dagster side share: a group in memory behind a real resource, and runs in any state in a real instance."""
+"""What the tests of the Dagster side share.
+
+They share a group in memory behind a real resource, and runs in any state in a real instance.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.postgres import Postgres
 
 EACH_STORAGE = ("on_sqlite", pytest.param("on_postgres", marks=pytest.mark.postgres))
-"""The fixtures with an instance on each kind of storage: their code differs, and so does what they do with types and with races."""
+"""The fixtures with an instance on each kind of storage: their code differs, and so does what they
+do with types and with races."""
 GROUPS: dict[str, FakeGroup] = {}
 """The groups in memory, by id."""
 
@@ -36,7 +40,12 @@ class KafkaInMemory(KafkaConsumerResource):
         """A consumer of the group in `GROUPS`."""
         group = GROUPS[self.group_id]
         return RebalanceAwareConsumer(
-            self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False, member=group.member(), cluster=group, clock=group.clock
+            self.consumer_config(),
+            hold_limit_s=self.hold_limit_s,
+            fetch=False,
+            member=group.member(),
+            cluster=group,
+            clock=group.clock,
         )
 
 
@@ -44,7 +53,9 @@ def kafka_in_memory(partitions: int = 2, **settings: Any) -> KafkaInMemory:  # n
     """A resource for a new group in memory with one topic `orders`."""
     group_id = unique_name("group")
     GROUPS[group_id] = FakeGroup({"orders": partitions})
-    return KafkaInMemory(**{"bootstrap_servers": "memory:1", "group_id": group_id, "topics": ["orders"], **settings})
+    return KafkaInMemory(
+        **{"bootstrap_servers": "memory:1", "group_id": group_id, "topics": ["orders"], **settings}
+    )
 
 
 @contextmanager
@@ -91,11 +102,15 @@ def idle_job() -> None:
     nothing()
 
 
-_ORIGIN = """
-    {"__class__": "ExternalPipelineOrigin", "pipeline_name": "idle_job", "external_repository_origin":
-        {"__class__": "ExternalRepositoryOrigin", "repository_name": "r", "repository_location_origin":
-            {"__class__": "GrpcServerRepositoryLocationOrigin", "host": "127.0.0.1", "location_name": "l", "port": 1, "socket": null}}}
-"""
+_ORIGIN = (
+    "\n"
+    '    {"__class__": "ExternalPipelineOrigin", "pipeline_name": "idle_job", '
+    '"external_repository_origin":\n'
+    '        {"__class__": "ExternalRepositoryOrigin", "repository_name": "r", '
+    '"repository_location_origin":\n'
+    '            {"__class__": "GrpcServerRepositoryLocationOrigin", "host": "127.0.0.1", '
+    '"location_name": "l", "port": 1, "socket": null}}}\n'
+)
 """Where a job lives, as Dagster stores it: without, it takes no run for queued."""
 
 
@@ -109,9 +124,14 @@ def make_run(
     parent: dg.DagsterRun | None = None,
     location: str = "l",
 ) -> dg.DagsterRun:
-    """Put a run that was asked for by an offer into the instance, in any state; with `parent`, as Dagster puts a retry there."""
+    """Put a run that was asked for by an offer into the instance, in any state.
+
+    With `parent`, the run is put there as Dagster puts a retry.
+    """
     inherited = dict(parent.tags) if parent else {}
-    origin: Any = dg.deserialize_value(_ORIGIN.replace('"location_name": "l"', f'"location_name": "{location}"'))
+    origin: Any = dg.deserialize_value(
+        _ORIGIN.replace('"location_name": "l"', f'"location_name": "{location}"')
+    )
     run = instance.create_run_for_job(
         idle_job,
         status=status,
@@ -122,7 +142,9 @@ def make_run(
         remote_job_origin=origin,
     )
     if status is dg.DagsterRunStatus.STARTED:  # a run that works has its start noted
-        instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id)
+        instance.report_dagster_event(
+            dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id
+        )
     return run
 
 

@@ -1,4 +1,7 @@
-"""Bad input on a real broker, the public way: a sensor is ticked, as Dagster's daemon does it, until it says what is wrong."""
+"""Bad input on a real broker, the public way.
+
+A sensor is ticked, as Dagster's daemon does it, until it says what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,12 @@ class Location:
     def tick(self) -> str:
         """The skip reason of a tick, or the exception that makes it red."""
         resources = {"kafka": self.kafka}
-        context = dg.build_sensor_context(instance=self.instance, definitions=self.defs, resources=resources, sensor_name="orders_sensor")
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            definitions=self.defs,
+            resources=resources,
+            sensor_name="orders_sensor",
+        )
         with context:
             return self.sensor.evaluate_tick(context).skip_message or ""
 
@@ -75,13 +83,23 @@ class Location:
         def shown() -> dg.AssetCheckEvaluation | None:
             last[:] = [self.tick()]
             key = dg.AssetCheckKey(GroupAssets.of(self.kafka.group_id).offsets, STOPPED_CHECK)
-            record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key([key]).get(key)
+            record = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(
+                [key]
+            ).get(key)
             return record.evaluation if record else None
 
-        check = wait_until(shown, timeout_s=PATIENCE_S, what=lambda: f"the check to be reported; the last tick said {last}")
+        check = wait_until(
+            shown,
+            timeout_s=PATIENCE_S,
+            what=lambda: f"the check to be reported; the last tick said {last}",
+        )
         reason = check.description or ""
         assert not check.passed
-        wait_until(lambda: reason.split(": ", 1)[1][:20] in self.tick(), timeout_s=PATIENCE_S, what="the tick to say it, too")
+        wait_until(
+            lambda: reason.split(": ", 1)[1][:20] in self.tick(),
+            timeout_s=PATIENCE_S,
+            what="the tick to say it, too",
+        )
         return reason
 
 
@@ -113,12 +131,20 @@ def produce(kafka: KafkaCluster, topic: str, records: int) -> None:
     assert producer.flush(30) == 0
 
 
-def test_a_broker_that_cannot_be_reached_fails_the_tick_with_its_address(instance: dg.DagsterInstance, members: Members) -> None:
+def test_a_broker_that_cannot_be_reached_fails_the_tick_with_its_address(
+    instance: dg.DagsterInstance, members: Members
+) -> None:
     """Red within seconds, instead of a member that seems to wait."""
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-        location = Location(instance, members, bootstrap_servers=address, group_id=unique_name("g"), topics=["orders"])
+        location = Location(
+            instance,
+            members,
+            bootstrap_servers=address,
+            group_id=unique_name("g"),
+            topics=["orders"],
+        )
         error = location.failure()
     assert isinstance(error, BrokerError)
     assert address in str(error)
@@ -129,14 +155,26 @@ def test_a_topic_that_does_not_exist_fails_the_tick_with_its_name(
 ) -> None:
     """A misspelt topic is not a topic without records."""
     missing = unique_name("missing")
-    location = Location(instance, members, bootstrap_servers=kafka_broker.bootstrap_servers, group_id=unique_name("g"), topics=[missing])
+    location = Location(
+        instance,
+        members,
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        group_id=unique_name("g"),
+        topics=[missing],
+    )
     assert missing in str(location.failure())
 
 
 def test_a_group_that_is_in_use_with_another_protocol_fails_the_tick(
-    instance: dg.DagsterInstance, members: Members, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+    instance: dg.DagsterInstance,
+    members: Members,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
 ) -> None:
-    """An eager consumer of another application: the message says that the group is in use, and what can be done."""
+    """The other member is an eager consumer of another application.
+
+    The message says that the group is in use, and what can be done.
+    """
     topic, group_id = kafka_topic(), unique_name("g")
     eager = Consumer(
         {
@@ -147,7 +185,11 @@ def test_a_group_that_is_in_use_with_another_protocol_fails_the_tick(
     )
     try:
         eager.subscribe([topic])
-        wait_until(lambda: eager.poll(0.1) or eager.assignment(), timeout_s=PATIENCE_S, what="the other application to join")
+        wait_until(
+            lambda: eager.poll(0.1) or eager.assignment(),
+            timeout_s=PATIENCE_S,
+            what="the other application to join",
+        )
         location = Location(
             instance,
             members,
@@ -172,24 +214,41 @@ def test_a_group_that_is_in_use_with_another_protocol_fails_the_tick(
 
 
 def test_a_partition_with_the_metadata_of_another_application_is_stopped_with_the_reason(
-    instance: dg.DagsterInstance, members: Members, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+    instance: dg.DagsterInstance,
+    members: Members,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
 ) -> None:
     """To overwrite it could erase somebody's work; the others of the group go on."""
     topic, group_id = kafka_topic(), unique_name("g")
     produce(kafka_broker, topic, 5)
     commit(kafka_broker, group_id, topic, 2, "checkpoint of somebody else")
-    location = Location(instance, members, bootstrap_servers=kafka_broker.bootstrap_servers, group_id=group_id, topics=[topic])
+    location = Location(
+        instance,
+        members,
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        group_id=group_id,
+        topics=[topic],
+    )
     reason = location.stopped()
-    assert reason.startswith(f"{topic}-0: the metadata 'checkpoint of somebody else' was not written by dagster_rebalance")
+    assert reason.startswith(
+        f"{topic}-0: the metadata 'checkpoint of somebody else' was not written by "
+        "dagster_rebalance"
+    )
     assert "foreign_metadata" in reason
     with location.kafka.connect() as reader:
         (stored,) = reader.committed([OurPartition(topic, 0)]).values()
     assert stored is not None
-    assert (stored.offset, stored.metadata) == (2, "checkpoint of somebody else"), "it was left as it is"
+    assert (stored.offset, stored.metadata) == (2, "checkpoint of somebody else"), (
+        "it was left as it is"
+    )
 
 
 def test_a_partition_whose_offset_was_deleted_by_retention_is_stopped_with_the_reason(
-    instance: dg.DagsterInstance, members: Members, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+    instance: dg.DagsterInstance,
+    members: Members,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
 ) -> None:
     """Records are lost already: a person decides whether to go on without them."""
     topic, group_id = kafka_topic(), unique_name("g")
@@ -198,6 +257,14 @@ def test_a_partition_whose_offset_was_deleted_by_retention_is_stopped_with_the_r
     admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for future in admin.delete_records([TopicPartition(topic, 0, 6)]).values():
         future.result(30)
-    location = Location(instance, members, bootstrap_servers=kafka_broker.bootstrap_servers, group_id=group_id, topics=[topic])
+    location = Location(
+        instance,
+        members,
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        group_id=group_id,
+        topics=[topic],
+    )
     reason = location.stopped()
-    assert reason.startswith(f"{topic}-0: Kafka's retention deleted records from offset 2 on before they were processed")
+    assert reason.startswith(
+        f"{topic}-0: Kafka's retention deleted records from offset 2 on before they were processed"
+    )

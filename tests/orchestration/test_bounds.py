@@ -22,7 +22,9 @@ def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
     group = FakeGroup({"orders": 2})
     for number in (0, 1):
         group.produce(tp(number), 10)
-    return group, RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    return group, RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
 
 
 def test_the_high_watermark_is_read_now_and_then() -> None:
@@ -37,7 +39,10 @@ def test_the_high_watermark_is_read_now_and_then() -> None:
 
 
 def test_the_first_offset_is_read_now_and_then_while_a_partition_is_owned() -> None:
-    """It moves when retention deletes; asking for it each second would double the requests of an idle group."""
+    """The first offset moves when retention deletes.
+
+    Asking for it each second would double the requests of an idle group.
+    """
     group, consumer = stage()
     reader = BoundsReader(consumer, group.clock, lambda _: None)
     assert reader.read_beyond([tp(0)])[tp(0)].start == 0
@@ -59,7 +64,11 @@ def test_a_leader_that_is_away_costs_the_others_only_their_high_watermarks() -> 
 
 
 def test_a_position_that_its_leader_does_not_verify_is_not_judged_yet() -> None:
-    """To take it for verified could skip records, and to take it for truncated would stop a healthy partition."""
+    """A position that was not verified is not judged.
+
+    To take it for verified could skip records, and to take it for truncated would stop a healthy
+    partition.
+    """
     group, consumer = stage()
     for number in (0, 1):
         group.committed[tp(number)] = encode(StoredPartition(5, log=Log(leader_epoch=1)))
@@ -78,7 +87,9 @@ def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
     waited: list[float] = []
     notes: list[str] = []
 
-    def truncated(positions: Mapping[TopicPartition, LogPosition], timeout_s: float) -> dict[TopicPartition, bool]:
+    def truncated(
+        positions: Mapping[TopicPartition, LogPosition], timeout_s: float
+    ) -> dict[TopicPartition, bool]:
         waited.append(timeout_s)
         return dict.fromkeys(positions, False) if timeout_s > 2 else {}
 

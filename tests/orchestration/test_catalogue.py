@@ -20,7 +20,15 @@ from tests.orchestration.parts import span, tp
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMIT = RecordCommit(range=span(0), epoch=3, batch_id="b-1", run_id="run-1", lag=7, claim_to_commit_s=12.3456, drain_s=4.5678)
+COMMIT = RecordCommit(
+    range=span(0),
+    epoch=3,
+    batch_id="b-1",
+    run_id="run-1",
+    lag=7,
+    claim_to_commit_s=12.3456,
+    drain_s=4.5678,
+)
 RECEIPT = Receipt(
     outcome=Outcome.DEADLINE,
     cause=Cause.REVOKE,
@@ -53,7 +61,11 @@ class Shown:
     def events(self) -> list[dict[str, Any]]:
         """The observations of the group asset, newest first."""
         records = self.instance.fetch_observations(self.assets.group, limit=10).records
-        return [{k: v.value for k, v in r.asset_observation.metadata.items()} for r in records if r.asset_observation]
+        return [
+            {k: v.value for k, v in r.asset_observation.metadata.items()}
+            for r in records
+            if r.asset_observation
+        ]
 
     def check(self) -> dg.AssetCheckEvaluation:
         """The last evaluation of the check."""
@@ -95,7 +107,11 @@ def test_a_commit_is_a_materialisation_with_all_that_a_person_wants_to_see(shown
 
 
 def test_a_commit_is_recorded_once_however_often_it_is_told(shown: Shown) -> None:
-    """An answer was lost; or a member that was suspended goes on with what its successor has recorded late, and has gone on from."""
+    """A member may record a commit again that is already recorded.
+
+    An answer was lost. Or a suspended member goes on with a commit that its successor has recorded
+    late, and has gone on from.
+    """
     shown.catalogue.record_commit(COMMIT)
     shown.of("green").record_commit(replace(COMMIT, epoch=1, is_late=True))
     shown.of("green").record_commit(replace(COMMIT, range=span(0, 10, 20), run_id="run-2"))
@@ -128,14 +144,22 @@ def test_a_commit_that_a_joined_record_covers_is_not_shown_again(shown: Shown) -
 
 def test_of_commits_that_are_joined_only_those_are_recorded_that_are_not(shown: Shown) -> None:
     """The next owner has recorded what it found while the last commit was under way."""
-    shown.of("green").record_commit(replace(COMMIT, range=span(0, 0, 4), run_id="run-a", is_late=True))
+    shown.of("green").record_commit(
+        replace(COMMIT, range=span(0, 0, 4), run_id="run-a", is_late=True)
+    )
     shown.catalogue.record_commit(replace(COMMIT, joined=((4, "run-a"), (7, "run-b"))))
-    bounds = [(commit.metadata["start"].value, commit.metadata["until"].value) for commit in shown.commits()]
+    bounds = [
+        (commit.metadata["start"].value, commit.metadata["until"].value)
+        for commit in shown.commits()
+    ]
     assert bounds == [(4, 10), (0, 4)]
 
 
 def test_a_number_of_offsets_is_not_shown_as_a_number_of_rows(shown: Shown) -> None:
-    """Transactions, compaction and filters leave offsets without records, and Dagster's chart would count them."""
+    """Transactions, compaction and filters leave offsets without records.
+
+    Dagster's chart would count these offsets as rows.
+    """
     shown.catalogue.record_commit(COMMIT)
     (commit,) = shown.commits()
     assert not [name for name in commit.metadata if "row_count" in name]
@@ -152,15 +176,25 @@ def test_a_dead_letter_is_a_commit_without_rows_that_a_person_sees(shown: Shown)
     """No run has processed it, so it must not look like work that was done."""
     shown.catalogue.record_commit(replace(COMMIT, is_dead_letter=True))
     (commit,) = shown.commits()
-    assert commit.description == "orders-0 [0, 10) given up after failed runs, the last one is run-1: the dead-letter topic has it"
+    assert (
+        commit.description == "orders-0 [0, 10) given up after failed runs, the last one is run-1: "
+        "the dead-letter topic has it"
+    )
     assert commit.metadata["dead_letter"].value is True
     (event,) = shown.events()
-    assert (event["event"], event["partitions"], event["until"], event["batch"]) == ("dead_letter", ["orders-0"], 10, "b-1")
+    assert (event["event"], event["partitions"], event["until"], event["batch"]) == (
+        "dead_letter",
+        ["orders-0"],
+        10,
+        "b-1",
+    )
 
 
 def test_what_is_not_known_of_a_commit_is_left_out(shown: Shown) -> None:
     """Zero would be a measurement. A commit of an earlier owner is marked."""
-    shown.catalogue.record_commit(replace(COMMIT, claim_to_commit_s=None, drain_s=None, is_late=True))
+    shown.catalogue.record_commit(
+        replace(COMMIT, claim_to_commit_s=None, drain_s=None, is_late=True)
+    )
     metadata = shown.commits()[0].metadata
     assert not {"claim_to_commit_seconds", "drain_seconds"} & metadata.keys()
     assert metadata["recorded_late"].value is True
@@ -168,7 +202,11 @@ def test_what_is_not_known_of_a_commit_is_left_out(shown: Shown) -> None:
 
 def test_the_end_of_the_last_recorded_commit_is_found_for_each_partition(shown: Shown) -> None:
     """A commit that was written but not recorded before a crash is found by comparing with it."""
-    for commit in (COMMIT, replace(COMMIT, range=span(1, 0, 5)), replace(COMMIT, range=span(0, 10, 25))):
+    for commit in (
+        COMMIT,
+        replace(COMMIT, range=span(1, 0, 5)),
+        replace(COMMIT, range=span(0, 10, 25)),
+    ):
         shown.catalogue.record_commit(commit)
     assert shown.catalogue.last_recorded([tp(0), tp(1), tp(2)]) == {
         tp(0): LastRecorded(25, COMMIT.run_id),
@@ -177,10 +215,17 @@ def test_the_end_of_the_last_recorded_commit_is_found_for_each_partition(shown: 
 
 
 def test_a_materialisation_by_a_person_is_no_recorded_commit_and_hides_none(shown: Shown) -> None:
-    """Dagster's UI offers to report one. It has no offsets; the commit before it would be recorded a second time."""
+    """Dagster's UI offers to report one.
+
+    It has no offsets; the commit before it would be recorded a second time.
+    """
     shown.catalogue.record_commit(replace(COMMIT, range=span(1)))
-    shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-1"))
-    shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-0"))
+    shown.instance.report_runless_asset_event(
+        dg.AssetMaterialization(shown.assets.offsets, partition="orders-1")
+    )
+    shown.instance.report_runless_asset_event(
+        dg.AssetMaterialization(shown.assets.offsets, partition="orders-0")
+    )
     assert shown.catalogue.last_recorded([tp(0), tp(1)]) == {tp(1): LastRecorded(10, COMMIT.run_id)}
 
 
@@ -210,7 +255,11 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
     shown.catalogue.record_assigned([tp(0)], "member-7")
     shown.catalogue.record_left("its process ends")
     left, assigned = shown.events()
-    assert (assigned["event"], assigned["partitions"], assigned["member_id"]) == ("assigned", ["orders-0"], "member-7")
+    assert (assigned["event"], assigned["partitions"], assigned["member_id"]) == (
+        "assigned",
+        ["orders-0"],
+        "member-7",
+    )
     assert (left["event"], left["reason"]) == ("left", "its process ends")
 
 
@@ -237,7 +286,9 @@ def test_a_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None
 
 
 @pytest.mark.parametrize(("location", "sensor"), [("green", "sensor"), ("blue", "another")])
-def test_members_of_other_locations_and_sensors_are_no_successors(shown: Shown, location: str, sensor: str) -> None:
+def test_members_of_other_locations_and_sensors_are_no_successors(
+    shown: Shown, location: str, sensor: str
+) -> None:
     """They share the group: to leave for them would hand everything over."""
     shown.catalogue.record_joined()
     shown.of(location, sensor).record_joined()
@@ -246,10 +297,15 @@ def test_members_of_other_locations_and_sensors_are_no_successors(shown: Shown, 
 
 
 def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(shown: Shown) -> None:
-    """Without the place of its own event in the log a member would take its predecessor for its successor, and leave."""
+    """A member must not take its predecessor for its successor, and leave.
+
+    It needs the place of its own event in the log to tell them apart.
+    """
     shown.of("blue").record_joined()
     assert shown.catalogue.successor() is None
-    assert shown.events()[0]["incarnation"] == shown.catalogue._host.incarnation, "it has joined now"
+    assert shown.events()[0]["incarnation"] == shown.catalogue._host.incarnation, (
+        "it has joined now"
+    )
     assert shown.catalogue.successor() is None
     shown.of("blue").record_joined()
     assert shown.catalogue.successor() is not None
@@ -288,16 +344,26 @@ def test_partitions_are_added_once(shown: Shown) -> None:
     catalogue.add_partitions([tp(1)])
     catalogue.add_partitions([tp(1), tp(2)])
     assert counting.added == [["orders-0", "orders-1"], ["orders-2"]]
-    assert list(shown.instance.get_dynamic_partitions(shown.assets.partitions_name)) == ["orders-0", "orders-1", "orders-2"]
+    assert list(shown.instance.get_dynamic_partitions(shown.assets.partitions_name)) == [
+        "orders-0",
+        "orders-1",
+        "orders-2",
+    ]
 
 
-def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(
+    shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One query for each kept a member deaf for seconds at each assignment."""
     partitions = [tp(number) for number in range(1_000)]
     for partition in partitions[:30]:
         for until in (10, 20):
-            shown.catalogue.record_commit(replace(COMMIT, range=OffsetRange("orders", partition.partition, until - 10, until)))
-    shown.instance.report_runless_asset_event(dg.AssetMaterialization(shown.assets.offsets, partition="orders-3", metadata={"until": "?"}))
+            shown.catalogue.record_commit(
+                replace(COMMIT, range=OffsetRange("orders", partition.partition, until - 10, until))
+            )
+    shown.instance.report_runless_asset_event(
+        dg.AssetMaterialization(shown.assets.offsets, partition="orders-3", metadata={"until": "?"})
+    )
     queries = []
     real = dg.DagsterInstance.fetch_materializations
 
@@ -306,5 +372,9 @@ def test_the_last_commits_of_a_thousand_partitions_are_read_in_a_few_queries(sho
         return real(instance, *args, **options)
 
     monkeypatch.setattr(dg.DagsterInstance, "fetch_materializations", counted)
-    assert shown.catalogue.last_recorded(partitions) == dict.fromkeys(partitions[:30], LastRecorded(20, COMMIT.run_id))
-    assert len(queries) == 2, "one for all, and one for the partition of which a person has reported something"
+    assert shown.catalogue.last_recorded(partitions) == dict.fromkeys(
+        partitions[:30], LastRecorded(20, COMMIT.run_id)
+    )
+    assert len(queries) == 2, (
+        "one for all, and one for the partition of which a person has reported something"
+    )

@@ -1,4 +1,7 @@
-"""What counts as success: every asset of the job, whatever part of a run people execute again. On a real instance, with real runs."""
+"""What counts as success: every asset of the job, whatever part of a run people execute again.
+
+On a real instance, with real runs.
+"""
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of an asset.
 
@@ -24,7 +27,11 @@ def orders() -> None:
     """Always succeeds."""
 
 
-@dg.asset(deps=[orders], required_resource_keys={"kafka_batch"}, config_schema={"broken": dg.Field(str, default_value="")})
+@dg.asset(
+    deps=[orders],
+    required_resource_keys={"kafka_batch"},
+    config_schema={"broken": dg.Field(str, default_value="")},
+)
 def totals(context: dg.AssetExecutionContext) -> None:
     """Fails while the file exists that its config names."""
     from pathlib import Path  # noqa: PLC0415 - the module of a run process
@@ -33,7 +40,10 @@ def totals(context: dg.AssetExecutionContext) -> None:
         raise ValueError
 
 
-@dg.multi_asset(specs=[dg.AssetSpec("left", skippable=True), dg.AssetSpec("right", skippable=True)], can_subset=True)
+@dg.multi_asset(
+    specs=[dg.AssetSpec("left", skippable=True), dg.AssetSpec("right", skippable=True)],
+    can_subset=True,
+)
 def halves(context: dg.AssetExecutionContext) -> Any:  # noqa: ANN401 - Dagster looks at this annotation
     """Two assets of one step."""
     for key in context.selected_asset_keys:
@@ -76,13 +86,19 @@ class Desk:
         """The first run: `totals` fails in it."""
         self._broken.touch()
         with dg.execute_job(
-            dg.reconstructable(whole_job), self._instance, run_config=self._config, tags=run_tags(self._offer, "etl")
+            dg.reconstructable(whole_job),
+            self._instance,
+            run_config=self._config,
+            tags=run_tags(self._offer, "etl"),
         ) as first:
             self._broken.unlink()
             return first.run_id
 
     def again(self, run_id: str, *steps: str) -> str:
-        """Executes some steps of a run again, or all from the failure on; Dagster copies config and tags."""
+        """Execute some steps of a run again, or all from the failure on.
+
+        Dagster copies config and tags.
+        """
         options = (
             dg.ReexecutionOptions(run_id, step_selection=list(steps))
             if steps
@@ -90,7 +106,11 @@ class Desk:
         )
         job = dg.reconstructable(whole_job)
         with dg.execute_job(
-            job, self._instance, run_config=self._config, reexecution_options=options, tags=run_tags(self._offer, "etl")
+            job,
+            self._instance,
+            run_config=self._config,
+            reexecution_options=options,
+            tags=run_tags(self._offer, "etl"),
         ) as result:
             assert result.success
             return result.run_id
@@ -100,12 +120,20 @@ class Desk:
         keys = [dg.AssetKey(asset) for asset in assets]
         config = run_config(self._offer, "kafka_batch")
         whole_job().execute_in_process(
-            config, instance=self._instance, asset_selection=keys, tags={**run_tags(self._offer, "etl"), "by": "hand"}
+            config,
+            instance=self._instance,
+            asset_selection=keys,
+            tags={**run_tags(self._offer, "etl"), "by": "hand"},
         )
 
     def progress(self) -> "Progress":
         """How far the range is."""
-        return progress_of(span(0), self._offer.batch_id, RunLedger(self._instance, "etl").read([self._offer.batch_id]), max_attempts=3)
+        return progress_of(
+            span(0),
+            self._offer.batch_id,
+            RunLedger(self._instance, "etl").read([self._offer.batch_id]),
+            max_attempts=3,
+        )
 
 
 @pytest.fixture
@@ -128,7 +156,10 @@ def test_a_re_execution_of_some_steps_is_no_success_for_the_others(desk: Desk) -
 
 
 def test_a_re_execution_from_the_failure_is_a_success(desk: Desk) -> None:
-    """What it leaves out has succeeded before: that is what Dagster's button does, and what its own retries do."""
+    """The steps that the re-execution leaves out have succeeded before.
+
+    Dagster's button does that, and so do its own retries.
+    """
     done = desk.again(desk.run())
     assert desk.progress() == Succeeded(done)
 
@@ -141,8 +172,13 @@ def test_pieces_that_were_executed_one_after_the_other_make_a_success(desk: Desk
     assert desk.progress() == Succeeded(done)
 
 
-def test_what_a_deleted_run_has_done_is_not_known_any_more(desk: Desk, instance: dg.DagsterInstance) -> None:
-    """Its part is asked for again: the output of a range may be replaced, and must not be missing."""
+def test_what_a_deleted_run_has_done_is_not_known_any_more(
+    desk: Desk, instance: dg.DagsterInstance
+) -> None:
+    """The part of the deleted run is asked for again.
+
+    The output of a range may be replaced, and must not be missing.
+    """
     first = desk.run()
     desk.again(first)
     instance.delete_run(first)
@@ -164,7 +200,9 @@ def test_assets_that_were_selected_while_no_whole_run_is_known_are_no_success(de
     assert lacks(desk.progress()) == (UNKNOWN,)
 
 
-def test_a_part_whose_plan_dagster_has_not_is_no_success(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_whose_plan_dagster_has_not_is_no_success(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Nobody knows what it left out."""
     first = desk.run()
     desk.again(first)

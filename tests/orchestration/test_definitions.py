@@ -1,4 +1,7 @@
-"""`build_kafka_batch_defs`: what a team gets from one call, and what is refused before anything runs."""
+"""`build_kafka_batch_defs` gives a team all parts from one call.
+
+The tests also show what it refuses before anything runs.
+"""
 
 from __future__ import annotations
 
@@ -37,24 +40,32 @@ def asset(name: str = "work", batch_key: str = "kafka_batch") -> dg.AssetsDefini
 
 def kafka(group_id: str = "etl", **settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settings of all kinds
     """A resource that nothing connects with."""
-    return KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"], **settings)
+    return KafkaConsumerResource(
+        bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"], **settings
+    )
 
 
 def test_the_definitions_load() -> None:
     """As a code location loads them: every resource and every asset fits."""
-    dg.Definitions.validate_loadable(build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders"))
+    dg.Definitions.validate_loadable(
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders")
+    )
 
 
 def test_the_job_runs_in_one_process() -> None:
     """A process for each step costs seconds, and Spark is the parallelism."""
-    job = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders").resolve_job_def("orders")
+    job = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders").resolve_job_def(
+        "orders"
+    )
     assert job.executor_def is dg.in_process_executor
     assert {key.to_user_string() for key in job.asset_layer.executable_asset_keys} == {"work"}
 
 
 def test_the_sensor_is_off_until_it_is_turned_on() -> None:
     """Loading code must not join a group."""
-    defs = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders", job_tags={"team": "etl"})
+    defs = build_kafka_batch_defs(
+        kafka=kafka(), assets=[asset()], name="orders", job_tags={"team": "etl"}
+    )
     sensor = defs.resolve_sensor_def("orders_sensor")
     assert sensor.default_status is dg.DefaultSensorStatus.STOPPED
     assert sensor.minimum_interval_seconds == 5
@@ -62,8 +73,13 @@ def test_the_sensor_is_off_until_it_is_turned_on() -> None:
     assert defs.resolve_job_def("orders").tags["team"] == "etl"
 
 
-def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_topic_partition() -> None:
-    """Row counts, lag and drains are plotted there; a Dagster partition for each range would be too many within days."""
+def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_topic_partition() -> (
+    None
+):
+    """Dagster plots row counts, lag and drains for each partition of the asset.
+
+    A Dagster partition for each range would be too many within days.
+    """
     defs = build_kafka_batch_defs(kafka=kafka(), assets=[asset("first"), asset("second")])
     graph = defs.resolve_asset_graph()
     group = GroupAssets.of("etl")
@@ -92,7 +108,9 @@ def test_two_groups_live_in_one_code_location() -> None:
     )
     dg.Definitions.validate_loadable(two)
     for group_id in ("orders", "clicks"):
-        assert two.resolve_sensor_def(f"{group_id}_sensor").required_resource_keys == {f"kafka_{group_id}"}
+        assert two.resolve_sensor_def(f"{group_id}_sensor").required_resource_keys == {
+            f"kafka_{group_id}"
+        }
     assert {key.asset_key for key in two.resolve_asset_graph().asset_check_keys} == {
         GroupAssets.of("orders").offsets,
         GroupAssets.of("clicks").offsets,
@@ -102,8 +120,12 @@ def test_two_groups_live_in_one_code_location() -> None:
 @pytest.mark.parametrize("key", ["kafka", "kafka_batch"])
 def test_a_resource_key_that_is_taken_is_refused(key: str) -> None:
     """One of the two would be used for both, silently."""
-    with pytest.raises(ConfigurationError, match=f"the resource key '{key}' is used by orders itself"):
-        build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders", resources={key: object()})
+    with pytest.raises(
+        ConfigurationError, match=f"the resource key '{key}' is used by orders itself"
+    ):
+        build_kafka_batch_defs(
+            kafka=kafka(), assets=[asset()], name="orders", resources={key: object()}
+        )
 
 
 def test_a_job_cannot_be_called_like_its_asset() -> None:
@@ -117,7 +139,10 @@ def test_a_job_cannot_be_called_like_its_asset() -> None:
     [
         ({"sasl_password": "hunter2"}, "sasl_password"),
         ({"client_config": {"ssl.key.password": "hunter2"}}, "client_config['ssl.key.password']"),
-        ({"client_config": {"kafka.sasl.jaas.config": "hunter2"}}, "client_config['kafka.sasl.jaas.config']"),
+        (
+            {"client_config": {"kafka.sasl.jaas.config": "hunter2"}},
+            "client_config['kafka.sasl.jaas.config']",
+        ),
         ({"client_config": {"ssl.key.pem": "hunter2"}}, "client_config['ssl.key.pem']"),
         (
             {"client_config": {"sasl.oauthbearer.assertion.private.key.pem": "hunter2"}},
@@ -127,33 +152,77 @@ def test_a_job_cannot_be_called_like_its_asset() -> None:
             {"client_config": {"sasl.oauthbearer.assertion.private.key.passphrase": "hunter2"}},
             "client_config['sasl.oauthbearer.assertion.private.key.passphrase']",
         ),
-        ({"client_config": {"sasl.oauthbearer.config": "principal=me secret=hunter2"}}, "client_config['sasl.oauthbearer.config']"),
-        ({"spark": KafkaSparkResource(remote="sc://spark:15002/;token=hunter2")}, "the token in remote"),
-        ({"spark": KafkaSparkResource(remote="sc://spark:15002/;use_ssl=true;authorization=hunter2")}, "the authorization in remote"),
-        ({"spark": KafkaSparkResource(remote="sc://spark:15002/;hunter2")}, "a parameter without a name in remote"),
-        ({"spark": KafkaSparkResource(remote="sc://me:hunter2@spark:15002")}, "the login in remote"),
-        ({"spark": KafkaSparkResource(remote="sc://spark:15002/token=hunter2")}, "the login in remote"),
         (
-            {"spark": KafkaSparkResource(spark_config={"spark.hadoop.fs.s3a.secret.key": "hunter2"})},
+            {"client_config": {"sasl.oauthbearer.config": "principal=me secret=hunter2"}},
+            "client_config['sasl.oauthbearer.config']",
+        ),
+        (
+            {"spark": KafkaSparkResource(remote="sc://spark:15002/;token=hunter2")},
+            "the token in remote",
+        ),
+        (
+            {
+                "spark": KafkaSparkResource(
+                    remote="sc://spark:15002/;use_ssl=true;authorization=hunter2"
+                )
+            },
+            "the authorization in remote",
+        ),
+        (
+            {"spark": KafkaSparkResource(remote="sc://spark:15002/;hunter2")},
+            "a parameter without a name in remote",
+        ),
+        (
+            {"spark": KafkaSparkResource(remote="sc://me:hunter2@spark:15002")},
+            "the login in remote",
+        ),
+        (
+            {"spark": KafkaSparkResource(remote="sc://spark:15002/token=hunter2")},
+            "the login in remote",
+        ),
+        (
+            {
+                "spark": KafkaSparkResource(
+                    spark_config={"spark.hadoop.fs.s3a.secret.key": "hunter2"}
+                )
+            },
             "spark_config['spark.hadoop.fs.s3a.secret.key']",
         ),
         (
-            {"spark": KafkaSparkResource(spark_config={"spark.hadoop.fs.azure.account.key.x.net": "hunter2"})},
+            {
+                "spark": KafkaSparkResource(
+                    spark_config={"spark.hadoop.fs.azure.account.key.x.net": "hunter2"}
+                )
+            },
             "spark_config['spark.hadoop.fs.azure.account.key.x.net']",
         ),
         (
-            {"spark": KafkaSparkResource(spark_config={"spark.jars.repositories": "https://me:hunter2@jars"})},
+            {
+                "spark": KafkaSparkResource(
+                    spark_config={"spark.jars.repositories": "https://me:hunter2@jars"}
+                )
+            },
             "spark_config['spark.jars.repositories']",
         ),
         (
-            {"spark": KafkaSparkResource(spark_config={"spark.driver.extraJavaOptions": "-Da.password=hunter2"})},
+            {
+                "spark": KafkaSparkResource(
+                    spark_config={"spark.driver.extraJavaOptions": "-Da.password=hunter2"}
+                )
+            },
             "spark_config['spark.driver.extraJavaOptions']",
         ),
-        ({"spark": KafkaSparkResource(kafka_options={"kafka.sasl.jaas.config": "hunter2"})}, "kafka_options['kafka.sasl.jaas.config']"),
+        (
+            {"spark": KafkaSparkResource(kafka_options={"kafka.sasl.jaas.config": "hunter2"})},
+            "kafka_options['kafka.sasl.jaas.config']",
+        ),
     ],
 )
 def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], named: str) -> None:
-    """Dagster stores definitions and shows them: a secret in them is in its database, in its pages and in its API."""
+    """Dagster stores definitions and shows them.
+
+    A secret in them is in its database, in its pages and in its API.
+    """
     spark = settings.pop("spark", None)
     with pytest.raises(ConfigurationError) as refused:
         build_kafka_batch_defs(kafka=kafka(**settings), assets=[asset()], spark=spark)
@@ -167,22 +236,43 @@ def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], n
         {"remote": "sc://spark:15002/;use_ssl=true;user_id=etl"},
         {"spark_config": {"spark.hadoop.fs.s3a.secret.key": dg.EnvVar("ETL_SECRET")}},
         {"spark_config": {"spark.hadoop.fs.s3a.aws.credentials.provider": "a.b.SecretProvider"}},
-        {"spark_config": {"spark.ssl.keyStorePasswordFile": "/etc/x", "spark.sql.shuffle.partitions": 8, "spark.ui.enabled": False}},
-        {"kafka_options": {"kafka.sasl.jaas.config": 'Login required password="${env:KAFKA_PASSWORD}";'}},
+        {
+            "spark_config": {
+                "spark.ssl.keyStorePasswordFile": "/etc/x",
+                "spark.sql.shuffle.partitions": 8,
+                "spark.ui.enabled": False,
+            }
+        },
+        {
+            "kafka_options": {
+                "kafka.sasl.jaas.config": 'Login required password="${env:KAFKA_PASSWORD}";'
+            }
+        },
     ],
 )
 def test_what_is_no_secret_may_stand_in_the_code(spark: dict[str, Any]) -> None:
     """A refusal that is wrong teaches people to get around it."""
-    dg.Definitions.validate_loadable(build_kafka_batch_defs(kafka=kafka(), assets=[asset()], spark=KafkaSparkResource(**spark)))
+    dg.Definitions.validate_loadable(
+        build_kafka_batch_defs(kafka=kafka(), assets=[asset()], spark=KafkaSparkResource(**spark))
+    )
 
 
-def test_no_setting_of_the_resources_is_in_the_stored_definitions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What Dagster stores of a job is shown to everybody: no secret, and nothing that a run could override."""
+def test_no_setting_of_the_resources_is_in_the_stored_definitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What Dagster stores of a job is shown to everybody.
+
+    It must have no secret, and nothing that a run could override.
+    """
     monkeypatch.setenv("ETL_SECRET", "hunter2")
     secret = dg.EnvVar("ETL_SECRET")
     spark = KafkaSparkResource(remote=secret)
     defs = build_kafka_batch_defs(
-        kafka=kafka(sasl_password=secret, client_config={"ssl.key.password": secret, "client.id": "blue"}), assets=[asset()], spark=spark
+        kafka=kafka(
+            sasl_password=secret, client_config={"ssl.key.password": secret, "client.id": "blue"}
+        ),
+        assets=[asset()],
+        spark=spark,
     )
     stored = dg.serialize_value(defs.resolve_job_def("kafka_batches").get_job_snapshot())
     assert '"kafka_batch"' in stored
@@ -208,10 +298,19 @@ def _graph() -> Any:  # noqa: ANN401 - Dagster's own type of a step's output
     return _counted()
 
 
-@pytest.mark.parametrize(("other", "name"), [(dg.asset(name="outer")(lambda: None), "outer"), (_graph, "_counted")])
-def test_a_step_that_does_not_take_its_batch_is_refused(other: dg.AssetsDefinition, name: str) -> None:
-    """Executed again alone, it would look at no claim and give no sign of life, beside the next run."""
-    with pytest.raises(ConfigurationError, match=f"^{name} of job orders does not take the resource 'kafka_batch'"):
+@pytest.mark.parametrize(
+    ("other", "name"), [(dg.asset(name="outer")(lambda: None), "outer"), (_graph, "_counted")]
+)
+def test_a_step_that_does_not_take_its_batch_is_refused(
+    other: dg.AssetsDefinition, name: str
+) -> None:
+    """A step without its batch could be executed again alone, beside the next run.
+
+    It would look at no claim and give no sign of life.
+    """
+    with pytest.raises(
+        ConfigurationError, match=f"^{name} of job orders does not take the resource 'kafka_batch'"
+    ):
         build_kafka_batch_defs(kafka=kafka(), assets=[asset(), other], name="orders")
 
 
@@ -219,13 +318,19 @@ def test_a_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     """It names assets, so it is needed when the code is loaded."""
     monkeypatch.setenv("ETL_GROUP", "etl-production")
     defs = build_kafka_batch_defs(kafka=kafka(dg.EnvVar("ETL_GROUP")), assets=[asset()])
-    assert GroupAssets.of("etl-production").offsets in defs.resolve_asset_graph().get_all_asset_keys()
+    assert (
+        GroupAssets.of("etl-production").offsets in defs.resolve_asset_graph().get_all_asset_keys()
+    )
 
 
-def test_a_group_id_from_a_variable_that_is_not_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_id_from_a_variable_that_is_not_set_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Otherwise the assets would be named after the variable."""
     monkeypatch.delenv("ETL_GROUP", raising=False)
-    with pytest.raises(ConfigurationError, match="environment variable ETL_GROUP, which is not set"):
+    with pytest.raises(
+        ConfigurationError, match="environment variable ETL_GROUP, which is not set"
+    ):
         build_kafka_batch_defs(kafka=kafka(dg.EnvVar("ETL_GROUP")), assets=[asset()])
 
 
@@ -239,13 +344,24 @@ class Check:
         for number in (0, 1):
             self.group.produce(tp(number), 10)
         self.key = dg.AssetCheckKey(GroupAssets.of(self.kafka.group_id).offsets, STOPPED_CHECK)
-        checks = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(self.key), executor_def=dg.in_process_executor)
+        checks = dg.define_asset_job(
+            "checks",
+            selection=dg.AssetSelection.checks(self.key),
+            executor_def=dg.in_process_executor,
+        )
         made = build_kafka_batch_defs(kafka=self.kafka, assets=[asset()])
-        self.job = dg.Definitions.merge(made, dg.Definitions(jobs=[checks])).resolve_job_def("checks")
+        self.job = dg.Definitions.merge(made, dg.Definitions(jobs=[checks])).resolve_job_def(
+            "checks"
+        )
 
     def fail(self, attempt: int = 1) -> dg.DagsterRun:
         """A run of batch b-1 that has worked and failed, and of which nothing works any more."""
-        run = make_run(self.instance, offer("b-1", attempt=attempt), dg.DagsterRunStatus.STARTED, group_id=self.kafka.group_id)
+        run = make_run(
+            self.instance,
+            offer("b-1", attempt=attempt),
+            dg.DagsterRunStatus.STARTED,
+            group_id=self.kafka.group_id,
+        )
         for mark in (Mark.BEGAN, Mark.FINISHED, Mark.OVER):
             set_mark(self.instance, run, mark)
         self.instance.report_run_failed(run)
@@ -267,7 +383,10 @@ def check() -> Iterator[Check]:
 
 
 def test_the_check_executed_by_hand_passes_while_work_goes_on(check: Check) -> None:
-    """It looks for itself, so it answers while no member is there; one failed run of two is no stop."""
+    """The check looks for itself, so it answers while no member is there.
+
+    One failed run of two is no stop.
+    """
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     check.fail()
     assert check.execute() == (True, "every partition goes on", {})
@@ -280,8 +399,13 @@ def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> 
     _, last = check.fail(), check.fail(attempt=2)
     passed, description, stopped = check.execute()
     assert not passed
-    assert f"orders-0: 2 runs failed on orders-0 [0, 10), the last one is {last.run_id}" in description
-    assert "orders-1: the metadata 'spark-checkpoint-17' was not written by dagster_rebalance" in description
+    assert (
+        f"orders-0: 2 runs failed on orders-0 [0, 10), the last one is {last.run_id}" in description
+    )
+    assert (
+        "orders-1: the metadata 'spark-checkpoint-17' was not written by dagster_rebalance"
+        in description
+    )
     assert isinstance(stopped, dict)
     assert sorted(stopped) == ["orders-0", "orders-1"]
 
@@ -297,7 +421,10 @@ def test_the_check_executed_by_hand_finds_offsets_that_are_gone(check: Check) ->
 
 
 def test_the_check_executed_by_hand_judges_offsets_as_a_member_does(check: Check) -> None:
-    """When no member is there it is the only one to say that a group lost its offsets, or a topic its records."""
+    """When no member is there, only the check can say that offsets or records were lost.
+
+    A group may lose its offsets, and a topic its records.
+    """
     catalogue = Catalogue(check.instance, GroupAssets.of(check.kafka.group_id), NOBODY)
     for number in (0, 1):
         done = RecordCommit(span(number), 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None)
@@ -309,4 +436,7 @@ def test_the_check_executed_by_hand_judges_offsets_as_a_member_does(check: Check
     passed, description, _ = check.execute()
     assert not passed
     assert "orders-0: the group has no committed offset in Kafka any more" in description
-    assert "orders-1: the group is at offset 10, but the log lost records before that offset" in description
+    assert (
+        "orders-1: the group is at offset 10, but the log lost records before that offset"
+        in description
+    )

@@ -1,4 +1,7 @@
-"""A dead letter that comes back: who may write to its topic must not decide what is read, or done twice."""
+"""A dead letter comes back, and anybody may have written it.
+
+Who may write to the dead-letter topic must not decide what is read, or done twice.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,24 @@ COMMITS = 130
 
 @pytest.fixture(scope="module")
 def instance() -> dg.DagsterInstance:
-    """A group that gave up [0, 10) long ago, and has committed the following ranges of its partition."""
+    """A group that gave up [0, 10) long ago.
+
+    It has committed the following ranges of that partition.
+    """
     made = dg.DagsterInstance.ephemeral()
     catalogue = Catalogue(made, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
     for number in range(COMMITS):
         wanted = OffsetRange("orders", 0, 10 * number, 10 * number + 10)
-        commit = RecordCommit(wanted, 1, "b", "r", lag=0, claim_to_commit_s=None, drain_s=None, is_dead_letter=number == 0)
+        commit = RecordCommit(
+            wanted,
+            1,
+            "b",
+            "r",
+            lag=0,
+            claim_to_commit_s=None,
+            drain_s=None,
+            is_dead_letter=number == 0,
+        )
         catalogue.record_commit(commit)
     return made
 
@@ -35,7 +50,14 @@ def instance() -> dg.DagsterInstance:
 def found(instance: dg.DagsterInstance, **changed: Any) -> OffsetRange:  # noqa: ANN401 - fields of all kinds
     """The range of the group's dead letter, with other values in some of its fields."""
     kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"])
-    letter = {"topic": "orders", "partition": 0, "start": 0, "until": 10, "group_id": "etl", **changed}
+    letter = {
+        "topic": "orders",
+        "partition": 0,
+        "start": 0,
+        "until": 10,
+        "group_id": "etl",
+        **changed,
+    }
     return given_up_range(instance, kafka, json.dumps(letter))
 
 
@@ -59,8 +81,14 @@ def test_a_range_that_the_group_gave_up_is_found(instance: dg.DagsterInstance) -
         ({"start": 10, "until": 0}, "not a dead letter"),
     ],
 )
-def test_a_letter_that_dagster_does_not_confirm_is_refused(instance: dg.DagsterInstance, changed: dict[str, Any], says: str) -> None:
-    """A range that is done would be doubled beside its neighbours, and any topic could be read with the group's rights."""
+def test_a_letter_that_dagster_does_not_confirm_is_refused(
+    instance: dg.DagsterInstance, changed: dict[str, Any], says: str
+) -> None:
+    """A forged letter could do harm in two ways.
+
+    A range that is done would be doubled beside its neighbours, and any topic could be read with
+    the group's rights.
+    """
     with pytest.raises(BatchRefusedError, match=says):
         found(instance, **changed)
 

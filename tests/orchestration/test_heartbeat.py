@@ -37,7 +37,8 @@ def interrupts() -> Iterator[list[int]]:
 
 
 INTERRUPTED = pytest.raises(dg.DagsterExecutionInterruptedError)
-"""A run that was interrupted does not end as a success, also where the interrupt comes too late to be heard."""
+"""A run that was interrupted does not end as a success, also where the interrupt comes too late to
+be heard."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +48,9 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_module, "_BEATS_PER_TIMEOUT", 100_000)
 
 
-def begun(instance: dg.DagsterInstance, run: dg.DagsterRun, timeout_s: float = PATIENT_S) -> Heartbeat:
+def begun(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, timeout_s: float = PATIENT_S
+) -> Heartbeat:
     """The heartbeat of a run after its first sign of life."""
     heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
     heartbeat.begin()
@@ -61,14 +64,21 @@ def sign(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str:
     return SignsOfLife(instance).read({run.run_id: record.storage_id}).get(run.run_id, "")
 
 
-def test_the_sign_of_life_changes_while_the_run_works(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """A sign that stays the same is what a dead process shows. The first one comes before the process looks whether it may work."""
+def test_the_sign_of_life_changes_while_the_run_works(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """A sign that stays the same is what a dead process shows.
+
+    The first one comes before the process looks whether it may work.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     first = sign(instance, run)
     assert first.startswith("0 ")
     with heartbeat:
-        wait_until(lambda: sign(instance, run) not in {first, ""}, timeout_s=30, what="another beat")
+        wait_until(
+            lambda: sign(instance, run) not in {first, ""}, timeout_s=30, what="another beat"
+        )
     assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
 
 
@@ -77,14 +87,22 @@ def test_beats_come_six_times_as_often_as_they_have_to(
 ) -> None:
     """Rarer, and each healthy run that lasts longer than the time-out would be ended as dead."""
     monkeypatch.undo()
-    assert Heartbeat(instance, make_run(instance, offer(batch_id), Status.STARTED), timeout_s=60.0).interval_s == 10.0
+    assert (
+        Heartbeat(
+            instance, make_run(instance, offer(batch_id), Status.STARTED), timeout_s=60.0
+        ).interval_s
+        == 10.0
+    )
 
 
 @pytest.mark.parametrize("status", [Status.FAILURE, Status.CANCELED])
 def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished(
     instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], status: dg.DagsterRunStatus
 ) -> None:
-    """It was taken for dead, or a person forced its end: its batch is requested again as soon as it says so."""
+    """The run was taken for dead, or a person forced its end.
+
+    Its batch is requested again as soon as the run says that it is finished.
+    """
     run = make_run(instance, offer(batch_id), status)
     with INTERRUPTED, begun(instance, run):
         wait_until(lambda: interrupts, timeout_s=30, what="the interrupt")
@@ -94,7 +112,9 @@ def test_a_run_that_ended_in_dagster_is_interrupted_and_says_when_it_is_finished
     assert sign(instance, run) == before, "a run that stops gives no signs of life"
 
 
-def test_a_run_that_is_deleted_while_it_works_is_interrupted(instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]) -> None:
+def test_a_run_that_is_deleted_while_it_works_is_interrupted(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+) -> None:
     """Nobody sees it any more, so nobody waits for it for long."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run):
@@ -103,7 +123,9 @@ def test_a_run_that_is_deleted_while_it_works_is_interrupted(instance: dg.Dagste
     assert interrupts == [signal.SIGTERM]
 
 
-def test_a_run_that_is_deleted_before_it_began_does_not_begin(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_is_deleted_before_it_began_does_not_begin(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """There is nothing that others could see of it."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
@@ -114,7 +136,10 @@ def test_a_run_that_is_deleted_before_it_began_does_not_begin(instance: dg.Dagst
 def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_begin(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:
-    """Storage or Kafka kept it waiting, and its member may have requested the work again meanwhile."""
+    """Storage or Kafka kept the run waiting.
+
+    Its member may have requested the work again meanwhile.
+    """
     heartbeat = begun(instance, make_run(instance, offer(batch_id), Status.STARTED))
     assert heartbeat.why_too_late() is None
     later = time.monotonic() + PATIENT_S
@@ -122,11 +147,15 @@ def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_be
     assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 1000 s")
 
 
-def test_a_run_that_is_being_cancelled_still_gives_signs(instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]) -> None:
+def test_a_run_that_is_being_cancelled_still_gives_signs(
+    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int]
+) -> None:
     """It may work until Dagster shows it as cancelled, and Dagster interrupts it by itself."""
     run = make_run(instance, offer(batch_id), Status.CANCELING)
     with begun(instance, run):
-        wait_until(lambda: not sign(instance, run).startswith("0 "), timeout_s=30, what="another beat")
+        wait_until(
+            lambda: not sign(instance, run).startswith("0 "), timeout_s=30, what="another beat"
+        )
     assert not interrupts
 
 
@@ -147,9 +176,15 @@ class HangingStorage:
 
 
 def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
-    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    interrupts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Others see no sign of it, and begin its work anew. A database behind a dead network answers after minutes, or never."""
+    """Others see no sign of it, and begin its work anew.
+
+    A database behind a dead network answers after minutes, or never.
+    """
     monkeypatch.setattr(heartbeat_module, "_LAST_WORD_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
@@ -162,7 +197,10 @@ def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
 
 
 def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
-    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    interrupts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """That the storage was away says nothing about the records."""
     storage = HangingStorage(monkeypatch)
@@ -174,13 +212,21 @@ def test_a_run_that_stopped_because_it_was_cut_off_is_no_failed_attempt(
 
 
 def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
-    instance: dg.DagsterInstance, batch_id: str, interrupts: list[int], monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    interrupts: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It wakes when its steps are done, before its own watch does: by then its batch may have another run."""
+    """The run wakes when its steps are done, before its own watch does.
+
+    By then its batch may have another run.
+    """
     monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
-    interrupted = pytest.raises(dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could give no sign of life")
+    interrupted = pytest.raises(
+        dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could give no sign of life"
+    )
     with interrupted, heartbeat:
         wait_until(lambda: sign(instance, run).startswith("1 "), timeout_s=30, what="a look")
         heartbeat._beaten_at -= PATIENT_S
@@ -196,7 +242,9 @@ def test_a_run_that_ends_in_dagster_as_its_steps_end_does_not_succeed(
     monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
-    interrupted = pytest.raises(dg.DagsterExecutionInterruptedError, match=r"(is CANCELED|is FAILURE|was deleted)")
+    interrupted = pytest.raises(
+        dg.DagsterExecutionInterruptedError, match=r"(is CANCELED|is FAILURE|was deleted)"
+    )
     with interrupted, heartbeat:
         wait_until(lambda: sign(instance, run).startswith("1 "), timeout_s=30, what="a look")
         if end == "delete":
@@ -206,7 +254,10 @@ def test_a_run_that_ends_in_dagster_as_its_steps_end_does_not_succeed(
 
 
 def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:
-    """A run in a process of its own that does not hear of interrupts: it is in a call that does not return."""
+    """A run in a process of its own that does not hear of interrupts.
+
+    The process is in a call that does not return.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with dg.DagsterInstance.from_ref(ref) as instance:
         run = instance.get_run_by_id(run_id)
@@ -217,10 +268,14 @@ def _deaf_run(ref: dg.InstanceRef, run_id: str) -> None:
             threading.Event().wait()
 
 
-def test_a_run_that_does_not_hear_the_interrupt_ends_hard(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Before others take it for dead; and its member sees at once that its process is gone."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    process = multiprocessing.get_context("spawn").Process(target=_deaf_run, args=(instance.get_ref(), run.run_id))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_deaf_run, args=(instance.get_ref(), run.run_id)
+    )
     process.start()
     wait_until(lambda: sign(instance, run), timeout_s=60, what="the first sign of life")
     ledger = RunLedger(instance, "etl")
@@ -236,7 +291,10 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(instance: dg.DagsterIn
 
 
 def test_a_beat_that_fails_is_tried_again(
-    instance: dg.DagsterInstance, batch_id: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The database may be away for a moment; the run goes on."""
     run = make_run(instance, offer(batch_id), Status.STARTED)

@@ -1,4 +1,7 @@
-"""`KafkaBatch`: the check that a run makes before it works. Real runs in a real instance; the group is in memory."""
+"""`KafkaBatch`: the check that a run makes before it works.
+
+Real runs in a real instance; the group is in memory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,17 @@ from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
-from tests.orchestration.parts import GROUPS, KafkaInMemory, claimed, kafka_in_memory, make_run, offer, span, tags_of, tp
+from tests.orchestration.parts import (
+    GROUPS,
+    KafkaInMemory,
+    claimed,
+    kafka_in_memory,
+    make_run,
+    offer,
+    span,
+    tags_of,
+    tp,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,7 +45,10 @@ Status = dg.DagsterRunStatus
 
 
 class Stage:
-    """A job with two assets that take their batch, on a group in memory where batch `batch_id` has claimed partition 0."""
+    """A job with two assets that take their batch, on a group in memory.
+
+    Batch `batch_id` has claimed partition 0 of that group.
+    """
 
     def __init__(self, instance: dg.DagsterInstance, batch_id: str) -> None:
         self.instance = instance
@@ -41,9 +57,9 @@ class Stage:
         self.offer = offer(batch_id)
         self.group.committed[tp(0)] = claimed(0, 10, batch_id)
         self.worked: list[tuple[str, tuple[OffsetRange, ...]]] = []
-        self.job = build_kafka_batch_defs(kafka=self.kafka, assets=[self._asset("first"), self._asset("second")]).resolve_job_def(
-            "kafka_batches"
-        )
+        self.job = build_kafka_batch_defs(
+            kafka=self.kafka, assets=[self._asset("first"), self._asset("second")]
+        ).resolve_job_def("kafka_batches")
 
     def _asset(self, name: str) -> dg.AssetsDefinition:
         @dg.asset(name=name, required_resource_keys={"kafka_batch"})
@@ -54,8 +70,13 @@ class Stage:
 
         return work
 
-    def run(self, wanted: Offer | None = None, *, tagged: Offer | None = None) -> tuple[bool, str, str]:
-        """Run the job with the batch of an offer; returns whether it succeeded, what it said, and its id."""
+    def run(
+        self, wanted: Offer | None = None, *, tagged: Offer | None = None
+    ) -> tuple[bool, str, str]:
+        """Run the job with the batch of an offer.
+
+        Returns whether the run succeeded, what it said, and its id.
+        """
         wanted = wanted or self.offer
         result = self.job.execute_in_process(
             instance=self.instance,
@@ -63,14 +84,20 @@ class Stage:
             run_config=run_config(wanted, "kafka_batch"),
             raise_on_error=False,
         )
-        said = " ".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
+        said = " ".join(
+            str(event.event_specific_data) for event in result.all_events if event.is_failure
+        )
         return result.success, said, result.run_id
 
-    def is_refused(self, because: str, wanted: Offer | None = None, *, tagged: Offer | None = None) -> None:
+    def is_refused(
+        self, because: str, wanted: Offer | None = None, *, tagged: Offer | None = None
+    ) -> None:
         """Run the job and see it refuse itself, with a reason, before it works."""
         succeeded, said, run_id = self.run(wanted, tagged=tagged)
         assert not succeeded
-        assert f"This run must not process batch {(tagged or wanted or self.offer).batch_id}: " in said
+        assert (
+            f"This run must not process batch {(tagged or wanted or self.offer).batch_id}: " in said
+        )
         assert because in said
         assert not self.worked
         assert tags_of(self.instance, run_id)[REFUSED_TAG] == run_id
@@ -79,7 +106,10 @@ class Stage:
 
 @pytest.fixture
 def stage(batch_id: str) -> Iterator[Stage]:
-    """A claimed batch, and the job that processes it; in memory, where the thread of a heartbeat cannot open the instance anew."""
+    """A claimed batch, and the job that processes it.
+
+    The instance is in memory, where the thread of a heartbeat cannot open it anew.
+    """
     with dg.DagsterInstance.ephemeral() as instance:
         yield Stage(instance, batch_id)
 
@@ -90,8 +120,13 @@ def stored_stage(instance: dg.DagsterInstance, batch_id: str) -> Stage:
     return Stage(instance, batch_id)
 
 
-def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored_stage: Stage) -> None:
-    """The run must not be kept from working by itself, however many steps take the batch. Its output shows where it came from."""
+def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(
+    stored_stage: Stage,
+) -> None:
+    """The run must not be kept from working by itself, however many steps take the batch.
+
+    Its output shows where it came from.
+    """
     stage = stored_stage
     succeeded, said, run_id = stage.run()
     assert succeeded, said
@@ -99,7 +134,11 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored
     tags = tags_of(stage.instance, run_id)
     assert REFUSED_TAG not in tags
     assert marks_of(stage.instance, run_id) == {Mark.BEGAN, Mark.FINISHED}
-    event = stage.instance.fetch_materializations(dg.AssetKey("first"), limit=1).records[0].asset_materialization
+    event = (
+        stage.instance.fetch_materializations(dg.AssetKey("first"), limit=1)
+        .records[0]
+        .asset_materialization
+    )
     assert event is not None
     assert event.metadata["batch"].value == stage.offer.batch_id
     assert event.metadata["offsets"].value == 10
@@ -107,8 +146,13 @@ def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(stored
     assert "orders-0 [0, 10)" in str(event.metadata["ranges"].value)
 
 
-def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(stored_stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster takes an error of a resource that ends for a note, and the run for a success: its batch may have another run by now."""
+def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(
+    stored_stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster only notes an error of a resource that ends, and takes the run for a success.
+
+    The batch of the run may have another run by now.
+    """
     monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 1)
     leave = Heartbeat.__exit__
 
@@ -119,26 +163,36 @@ def test_a_run_that_lost_its_lease_as_its_assets_ended_fails(stored_stage: Stage
     monkeypatch.setattr(Heartbeat, "__exit__", leave_late)
     succeeded, _, _ = stored_stage.run()
     assert not succeeded
-    (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read([stored_stage.offer.batch_id])
+    (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
+        [stored_stage.offer.batch_id]
+    )
     assert (seen.state, seen.is_taken_back, seen.is_gone) == (RunState.FAILED, True, True)
 
 
 def test_a_run_refuses_itself_beside_the_process_of_a_deleted_run(stored_stage: Stage) -> None:
-    """A person re-executed an earlier run of the batch: nothing in Dagster shows that somebody works on it."""
+    """A person re-executed an earlier run of the batch.
+
+    Nothing in Dagster shows that the process of the deleted run works on it.
+    """
     stage = stored_stage
     other = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id)
     heartbeat = Heartbeat(stage.instance, other, timeout_s=1000.0)
     heartbeat.begin()
     heartbeat.note_work([(stage.offer.batch_id, span(0))])
     stage.instance.delete_run(other.run_id)
-    stage.is_refused(f"run {other.run_id} of the same batch was deleted from Dagster, and it is not known that its process")
+    stage.is_refused(
+        f"run {other.run_id} of the same batch was deleted from Dagster, and it is not known that "
+        "its process"
+    )
 
 
 def test_a_run_started_by_hand_says_how_batches_are_started(stage: Stage) -> None:
     """A person who presses Materialize must learn that the sensor gives the batch."""
     result = stage.job.execute_in_process(instance=stage.instance, raise_on_error=False)
     assert not result.success
-    said = " ".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
+    said = " ".join(
+        str(event.event_specific_data) for event in result.all_events if event.is_failure
+    )
     assert "This run has no batch of Kafka offsets" in said
     assert "turn it on" in said
     assert REFUSED_TAG not in tags_of(stage.instance, result.run_id)
@@ -163,7 +217,9 @@ def test_a_run_of_a_group_without_offsets_refuses_itself(stage: Stage) -> None:
     stage.is_refused("the group has no committed offset for orders-0")
 
 
-def test_a_run_that_cannot_ask_kafka_refuses_itself_instead_of_failing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_ask_kafka_refuses_itself_instead_of_failing(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A refusal is no failed attempt: an outage of Kafka must not stop a partition."""
 
     def connect(_: KafkaInMemory) -> NoReturn:
@@ -176,11 +232,15 @@ def test_a_run_that_cannot_ask_kafka_refuses_itself_instead_of_failing(stage: St
 
 def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
     """A run processes all of its ranges or none: it cannot leave one out."""
-    stage.is_refused("orders-1 [0, 10) is not claimed", offer(stage.offer.batch_id, span(0), span(1)))
+    stage.is_refused(
+        "orders-1 [0, 10) is not claimed", offer(stage.offer.batch_id, span(0), span(1))
+    )
 
 
 @pytest.mark.parametrize("status", [Status.STARTED, Status.CANCELING, Status.SUCCESS])
-def test_another_run_that_works_or_has_worked_is_named(stage: Stage, status: dg.DagsterRunStatus) -> None:
+def test_another_run_that_works_or_has_worked_is_named(
+    stage: Stage, status: dg.DagsterRunStatus
+) -> None:
     """Whichever came first: with a tie-break both could work."""
     other = make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
     stage.is_refused(f"run {other.run_id} of the same batch has")
@@ -188,7 +248,12 @@ def test_another_run_that_works_or_has_worked_is_named(stage: Stage, status: dg.
 
 def test_a_run_of_another_batch_that_works_on_the_range_is_named(stage: Stage) -> None:
     """Its claim was overwritten while it works, so that its batch is not looked for any more."""
-    other = make_run(stage.instance, offer("b-overwritten", span(0, 5, 15)), Status.STARTED, group_id=stage.kafka.group_id)
+    other = make_run(
+        stage.instance,
+        offer("b-overwritten", span(0, 5, 15)),
+        Status.STARTED,
+        group_id=stage.kafka.group_id,
+    )
     stage.is_refused(f"run {other.run_id} of batch b-overwritten has started on orders-0 [0, 10)")
 
 
@@ -199,12 +264,23 @@ def test_a_run_that_may_work_although_dagster_shows_its_end_is_named(stage: Stag
     stage.is_refused(f"run {other.run_id} of the same batch has canceled in Dagster")
 
 
-def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever forces its end after that look finds the sign; whoever does it before is found by the look."""
+def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever forces the end of the run after that look finds the sign.
+
+    If somebody does it before, the look of the run finds that end.
+    """
     seen: list[tuple[bool, frozenset[Mark]]] = []
     real = RunLedger.read
 
-    def read(ledger: RunLedger, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()) -> tuple[RunSeen, ...]:
+    def read(
+        ledger: RunLedger,
+        batch_ids: Iterable[str],
+        *,
+        live_too: bool = False,
+        claims: Iterable[Claimed] = (),
+    ) -> tuple[RunSeen, ...]:
         runs = real(ledger, batch_ids, live_too=live_too, claims=claims)
         seen.extend((run.has_begun, marks_of(stage.instance, run.run_id)) for run in runs)
         return runs
@@ -216,13 +292,28 @@ def test_a_run_shows_that_it_has_begun_before_it_looks_whether_it_may_work(stage
 
 
 def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: Stage) -> None:
-    """They failed, have not started, refused themselves a moment ago, or work for another owner on another range of the batch."""
+    """Other runs of the batch may stand beside a run without harm.
+
+    They failed, have not started, refused themselves a moment ago, or work for another owner on
+    another range of the batch.
+    """
     stage = stored_stage
-    for status in (Status.FAILURE, Status.CANCELED, Status.NOT_STARTED, Status.QUEUED, Status.STARTING):
+    for status in (
+        Status.FAILURE,
+        Status.CANCELED,
+        Status.NOT_STARTED,
+        Status.QUEUED,
+        Status.STARTING,
+    ):
         make_run(stage.instance, stage.offer, status, group_id=stage.kafka.group_id)
     refused = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id)
     stage.instance.add_run_tags(refused.run_id, {REFUSED_TAG: refused.run_id})
-    make_run(stage.instance, offer(stage.offer.batch_id, span(1)), Status.STARTED, group_id=stage.kafka.group_id)
+    make_run(
+        stage.instance,
+        offer(stage.offer.batch_id, span(1)),
+        Status.STARTED,
+        group_id=stage.kafka.group_id,
+    )
     succeeded, said, _ = stage.run()
     assert succeeded, said
 
@@ -230,13 +321,22 @@ def test_other_runs_that_do_not_work_on_the_range_do_not_matter(stored_stage: St
 def test_a_retry_of_a_refused_run_counts_for_others(stage: Stage) -> None:
     """It has copied the mark of its parent, and works: the next run must see it."""
     parent = make_run(stage.instance, stage.offer, Status.FAILURE, group_id=stage.kafka.group_id)
-    retry = make_run(stage.instance, stage.offer, Status.STARTED, group_id=stage.kafka.group_id, tags={REFUSED_TAG: parent.run_id})
+    retry = make_run(
+        stage.instance,
+        stage.offer,
+        Status.STARTED,
+        group_id=stage.kafka.group_id,
+        tags={REFUSED_TAG: parent.run_id},
+    )
     stage.is_refused(f"run {retry.run_id} of the same batch has started")
 
 
 def test_a_run_without_the_batch_tag_refuses_itself(stage: Stage) -> None:
     """Nobody would find it: neither the owner that waits for it nor another run of the batch."""
-    stage.is_refused("the batch id in its run config is not that of its tag dagster_rebalance/batch", tagged=offer("another"))
+    stage.is_refused(
+        "the batch id in its run config is not that of its tag dagster_rebalance/batch",
+        tagged=offer("another"),
+    )
 
 
 @pytest.mark.parametrize("ranges", [["orders:0:0:x"], ["orders:0:10:0"]])
@@ -249,19 +349,26 @@ def test_a_run_with_spoilt_ranges_refuses_itself(stage: Stage, ranges: list[str]
         run_config={"resources": {"kafka_batch": {"config": config}}},
         raise_on_error=False,
     )
-    said = " ".join(str(event.event_specific_data) for event in result.all_events if event.is_failure)
+    said = " ".join(
+        str(event.event_specific_data) for event in result.all_events if event.is_failure
+    )
     assert "its ranges are not those of its run config" in said
     assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
 
 
 def test_a_run_with_other_ranges_than_claimed_refuses_itself(stage: Stage) -> None:
-    """Bounds never change once they are claimed, or the output would be keyed differently the next time."""
+    """Bounds never change once they are claimed.
+
+    Otherwise the output would be keyed differently the next time.
+    """
     stage.is_refused("is not claimed by batch", offer(stage.offer.batch_id, span(0, 0, 5)))
 
 
 def test_the_batch_counts_its_records() -> None:
     """The sum over its ranges."""
-    batch = KafkaBatch(kafka=kafka_in_memory(), batch_id="b", ranges=["orders:0:0:10", "orders:1:5:8"])
+    batch = KafkaBatch(
+        kafka=kafka_in_memory(), batch_id="b", ranges=["orders:0:0:10", "orders:1:5:8"]
+    )
     assert batch.records == 13
 
 
@@ -269,13 +376,15 @@ def test_options_of_the_connector_reach_the_read_and_may_not_change_the_ranges()
     """Without them there are no headers, and at most one task for each range."""
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
     batch = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"])
-    spark = SimpleNamespace(spark_session=SimpleNamespace(sparkContext=SimpleNamespace(addJobTag=len)))
+    spark = SimpleNamespace(
+        spark_session=SimpleNamespace(sparkContext=SimpleNamespace(addJobTag=len))
+    )
     with pytest.raises(ConfigurationError, match="startingTimestamp"):
         batch.dataframe(spark, options={"includeHeaders": "true", "startingTimestamp": "0"})
 
 
 def test_the_row_count_is_what_the_asset_says_it_is() -> None:
-    """The offsets of a batch are more than its records with transactions, compaction or a filter."""
+    """A batch has more offsets than records with transactions, compaction or a filter."""
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
     shown = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"]).metadata(row_count=7)
     assert (shown["offsets"], shown["dagster/row_count"]) == (10, 7)

@@ -1,4 +1,7 @@
-"""What the config of a run can change, and what a run says about its config: real runs, edited by who may launch them."""
+"""What the config of a run can change, and what a run says about its config.
+
+The runs are real, and are edited by who may launch them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,13 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance import FixedResource, KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
+from dagster_rebalance import (
+    FixedResource,
+    KafkaBatch,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_batch_defs,
+)
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
@@ -42,19 +51,29 @@ class Stage:
         @dg.asset(required_resource_keys={"kafka", "kafka_batch", "spark"})
         def work(context) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
             resources = context.resources
-            self.given += [resources.spark.remote, resources.kafka.bootstrap_servers, resources.kafka_batch.kafka.bootstrap_servers]
+            self.given += [
+                resources.spark.remote,
+                resources.kafka.bootstrap_servers,
+                resources.kafka_batch.kafka.bootstrap_servers,
+            ]
 
         spark = KafkaSparkResource(remote="sc://ours:15002")
         self.definitions = build_kafka_batch_defs(kafka=self.kafka, assets=[work], spark=spark)
 
     def run(self, **resources: dict[str, Any]) -> tuple[dg.ExecuteInProcessResult, str]:
-        """Run the job as a person does who edited the config of its resources; also returns all that Dagster stored about it."""
+        """Run the job as a person does who edited the config of its resources.
+
+        Also returns all that Dagster stored about the run.
+        """
         config = run_config(self.offer, "kafka_batch")
         for key, settings in resources.items():
             given = config["resources"].setdefault(key, {"config": {}})["config"]
             given.update(settings)
         result = self.definitions.resolve_job_def("kafka_batches").execute_in_process(
-            instance=self.instance, tags=run_tags(self.offer, self.kafka.group_id), run_config=config, raise_on_error=False
+            instance=self.instance,
+            tags=run_tags(self.offer, self.kafka.group_id),
+            run_config=config,
+            raise_on_error=False,
         )
         return result, "\n".join(str(entry) for entry in self.instance.all_logs(result.run_id))
 
@@ -74,19 +93,25 @@ def test_a_run_gets_the_resources_that_the_definitions_configure(stage: Stage) -
 
 
 @pytest.mark.parametrize("override", RESOURCE_OVERRIDES, ids=str)
-def test_a_run_cannot_be_sent_elsewhere_by_its_config(stage: Stage, override: dict[str, Any]) -> None:
-    """A server of the launcher's own would be given the login, and a JVM option is code in the run."""
+def test_a_run_cannot_be_sent_elsewhere_by_its_config(
+    stage: Stage, override: dict[str, Any]
+) -> None:
+    """A server of the launcher's own would be given the login.
+
+    A JVM option is code in the run.
+    """
     with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
         stage.run(**override)
     assert stage.given == []
 
 
 def test_the_config_of_a_run_has_room_for_its_batch_alone(stage: Stage) -> None:
-    """Whatever a later version adds to these resources must not become a thing that a launcher decides."""
+    """A launcher must not decide on what a later version adds to these resources."""
     schema: Any = stage.definitions.resolve_job_def("kafka_batches").run_config_schema.config_type
     resources = schema.fields["resources"].config_type.fields
     open_to_launchers = {
-        key: sorted(resources[key].config_type.fields["config"].config_type.fields) for key in ("kafka", "kafka_batch", "spark")
+        key: sorted(resources[key].config_type.fields["config"].config_type.fields)
+        for key in ("kafka", "kafka_batch", "spark")
     }
     assert open_to_launchers == {"kafka": [], "kafka_batch": ["batch_id", "ranges"], "spark": []}
 
@@ -95,10 +120,13 @@ def test_the_check_cannot_be_sent_elsewhere_either(stage: Stage) -> None:
     """It logs in to Kafka as well, and who may launch runs may execute it."""
     key = dg.AssetCheckKey(GroupAssets.of(stage.kafka.group_id).offsets, STOPPED_CHECK)
     checks = dg.define_asset_job("checks", selection=dg.AssetSelection.checks(key))
-    job = dg.Definitions.merge(stage.definitions, dg.Definitions(jobs=[checks])).resolve_job_def("checks")
+    job = dg.Definitions.merge(stage.definitions, dg.Definitions(jobs=[checks])).resolve_job_def(
+        "checks"
+    )
     with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
         job.execute_in_process(
-            instance=stage.instance, run_config={"resources": {"kafka": {"config": {"bootstrap_servers": "attacker:9092"}}}}
+            instance=stage.instance,
+            run_config={"resources": {"kafka": {"config": {"bootstrap_servers": "attacker:9092"}}}},
         )
 
 
@@ -112,8 +140,13 @@ def test_the_check_cannot_be_sent_elsewhere_either(stage: Stage) -> None:
     ],
     ids=str,
 )
-def test_a_refusal_shows_no_variable_of_the_runs_environment(stage: Stage, edited: dict[str, Any]) -> None:
-    """Dagster takes {"env": NAME} for each text in a config, and puts the variable's value in its place."""
+def test_a_refusal_shows_no_variable_of_the_runs_environment(
+    stage: Stage, edited: dict[str, Any]
+) -> None:
+    """Dagster replaces {"env": NAME} in a config with the value of the variable.
+
+    It does so for each text in the config.
+    """
     result, said = stage.run(kafka_batch=edited)
     assert not result.success
     assert stage.given == []
@@ -123,8 +156,13 @@ def test_a_refusal_shows_no_variable_of_the_runs_environment(stage: Stage, edite
         assert tags_of(stage.instance, result.run_id)[REFUSED_TAG] == result.run_id
 
 
-def test_definitions_of_ones_own_can_fix_their_resources(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who builds job and sensor alone needs the same: variables are still read, and the run still has its lifecycle."""
+def test_definitions_of_ones_own_can_fix_their_resources(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who builds job and sensor alone needs the same protection.
+
+    Variables are still read, and the run still has its lifecycle.
+    """
     monkeypatch.setenv("ETL_BROKERS", "ours:9092")
     seen = []
 
@@ -132,8 +170,13 @@ def test_definitions_of_ones_own_can_fix_their_resources(stage: Stage, monkeypat
     def look(kafka: KafkaConsumerResource, spark: KafkaSparkResource) -> None:
         seen.append((kafka.bootstrap_servers, spark._run_id))
 
-    kafka = KafkaConsumerResource(bootstrap_servers=dg.EnvVar("ETL_BROKERS"), group_id="etl", topics=["orders"])
-    resources = {"kafka": FixedResource(resource=kafka), "spark": FixedResource(resource=KafkaSparkResource())}
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar("ETL_BROKERS"), group_id="etl", topics=["orders"]
+    )
+    resources = {
+        "kafka": FixedResource(resource=kafka),
+        "spark": FixedResource(resource=KafkaSparkResource()),
+    }
 
     @dg.job(resource_defs={**resources, "kafka_batch": KafkaBatch(kafka=kafka)})
     def looks() -> None:
@@ -142,4 +185,6 @@ def test_definitions_of_ones_own_can_fix_their_resources(stage: Stage, monkeypat
     result = looks.execute_in_process(instance=stage.instance)
     assert seen == [("ours:9092", result.run_id)]
     with pytest.raises(dg.DagsterInvalidConfigError, match="unexpected config entry"):
-        looks.execute_in_process(run_config={"resources": {"kafka": {"config": {"bootstrap_servers": "attacker:9092"}}}})
+        looks.execute_in_process(
+            run_config={"resources": {"kafka": {"config": {"bootstrap_servers": "attacker:9092"}}}}
+        )

@@ -27,7 +27,10 @@ def test_notes_are_taken_once_and_the_oldest_give_way() -> None:
 
 
 def test_before_the_first_turn_the_mail_says_that_the_member_starts() -> None:
-    """The first tick comes before the member has joined, and its skip reason is all that an operator sees."""
+    """The first tick comes before the member has joined.
+
+    Its skip reason is all that an operator sees.
+    """
     mail = Mailbox().mail
     assert mail.offers == ()
     assert mail.summary == ("the member is starting",)

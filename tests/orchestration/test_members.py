@@ -1,4 +1,7 @@
-"""The members of a process: one for each sensor, from its first tick to its departure. Threads are real; the group is in memory."""
+"""The members of a process: one for each sensor, from its first tick to its departure.
+
+Threads are real; the group is in memory.
+"""
 
 from __future__ import annotations
 
@@ -53,9 +56,13 @@ class Farm:
         self.stuck = threading.Event()
         self.stuck.set()
 
-    def make(self, shutdown_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> HostedMember:
+    def make(
+        self, shutdown_timeout_s: float = 5.0, clock: Callable[[], float] = time.monotonic
+    ) -> HostedMember:
         """A hosted member."""
-        member = HostedMember("test", self._parts, shutdown_timeout_s=shutdown_timeout_s, clock=clock)
+        member = HostedMember(
+            "test", self._parts, shutdown_timeout_s=shutdown_timeout_s, clock=clock
+        )
         self.made.append(member)
         return member
 
@@ -66,10 +73,14 @@ class Farm:
         assert self.stuck.wait(30)
         config = {"bootstrap.servers": "memory:1", "group.id": "etl"}
         clock = self.group.clock
-        with RebalanceAwareConsumer(config, fetch=False, member=PacedMember(self.group), cluster=self.group, clock=clock) as consumer:
+        with RebalanceAwareConsumer(
+            config, fetch=False, member=PacedMember(self.group), cluster=self.group, clock=clock
+        ) as consumer:
             driver = Driver(ETERNAL, new_batch_id=lambda: "b", now=clock())
             catalogue = Catalogue(self.instance, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
-            yield Parts(consumer, driver, RunLedger(self.instance, "etl"), catalogue, ["orders"], clock)
+            yield Parts(
+                consumer, driver, RunLedger(self.instance, "etl"), catalogue, ["orders"], clock
+            )
 
 
 @pytest.fixture
@@ -116,7 +127,10 @@ def test_a_failed_member_raises_at_the_next_tick_and_is_made_anew_afterwards(far
 
 
 def test_a_member_that_left_is_made_anew(farm: Farm) -> None:
-    """The sensor was switched off for longer than its lease, and is on again. The last tick of the old one offers nothing."""
+    """The sensor was switched off for longer than its lease, and is on again.
+
+    The last tick of the old one offers nothing.
+    """
     members = Members()
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
     farm.made[0].leave("test")
@@ -150,7 +164,9 @@ def test_shut_down_lets_members_leave_the_group(farm: Farm) -> None:
     assert farm.group.members == ()
 
 
-def test_shut_down_waits_no_longer_than_its_limit(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shut_down_waits_no_longer_than_its_limit(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A member that hangs must not keep the process."""
     monkeypatch.setattr("dagster_rebalance.orchestration.members._EXIT_MARGIN_S", 0.0)
     farm.stuck.clear()
@@ -182,7 +198,8 @@ before = set(threading.enumerate())
 def work() -> None: ...
 
 defs = build_kafka_batch_defs(
-    kafka=KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"]), assets=[work]
+    kafka=KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", \
+topics=["orders"]), assets=[work]
 )
 defs.resolve_job_def("kafka_batches")
 from dagster_rebalance.orchestration.members import MEMBERS
@@ -193,13 +210,23 @@ print("nothing started")
 
 
 def test_importing_definitions_starts_nothing() -> None:
-    """Run processes, the webserver's loads and tests import the user's code too: none of them may become a member."""
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False)
+    """Run processes, the webserver's loads and tests import the user's code too.
+
+    None of them may become a member.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.stdout.endswith("nothing started\n"), done.stderr
 
 
-def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_others(farm: Farm) -> None:
-    """Its server goes on answering ticks until its runs are over, and a member made by one of them would join only to leave."""
+def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_others(
+    farm: Farm,
+) -> None:
+    """A code server goes on answering ticks until its runs are over.
+
+    A member made by one of these ticks would join only to leave.
+    """
     watched: list[Callable[[], None]] = []
     members = Members(watched.append)
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
@@ -212,16 +239,23 @@ def test_a_process_that_is_told_to_end_lets_its_members_leave_and_makes_no_other
     for key in ("key", "another", "a third"):
         members.tick(key, farm.make)
         mail, _ = members.tick(key, farm.make)
-        assert mail.summary == ("this code server is being shut down: it takes part in no group any more",)
+        assert mail.summary == (
+            "this code server is being shut down: it takes part in no group any more",
+        )
     assert len(farm.made) == 2
 
 
 def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) -> None:
-    """Two replicas of a code server both get ticks: each would make the other one leave, for ever."""
+    """Two replicas of a code server both get ticks.
+
+    Each member would make the other one leave, for ever.
+    """
     members = Members()
     seat = Seat(farm.instance, GroupAssets.of("etl"), "blue", "sensor")
     wait_until(lambda: has_joined(farm, members), timeout_s=30, what="the member to join")
-    wait_until(lambda: seat.sign().startswith("p "), timeout_s=30, what="the member to take its seat")
+    wait_until(
+        lambda: seat.sign().startswith("p "), timeout_s=30, what="the member to take its seat"
+    )
     other = Catalogue(farm.instance, GroupAssets.of("etl"), Host("blue", "sensor", "replica"))
     other.record_joined()
     other.keep_seat()
@@ -236,8 +270,13 @@ def test_a_member_that_made_way_stays_out_while_its_successor_lives(farm: Farm) 
     assert len(farm.made) == 2
 
 
-def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tick that goes on telling an old story is worse than a red one. The one that wakes up later writes nothing and leaves."""
+def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tick that goes on telling an old story is worse than a red one.
+
+    The one that wakes up later writes nothing and leaves.
+    """
     clock = ManualClock()
     hangs, wakes = threading.Event(), threading.Event()
     real = PacedMember.poll
@@ -256,12 +295,22 @@ def test_a_member_that_hangs_makes_its_ticks_fail_and_is_replaced(farm: Farm, mo
     clock.advance(29)
     members.tick("key", make)
     clock.advance(2)
-    with pytest.raises(DagsterRebalanceError, match=r"hangs: it has not turned for 31 s, while polling Kafka; after 120 s a new member"):
+    with pytest.raises(
+        DagsterRebalanceError,
+        match=r"hangs: it has not turned for 31 s, while polling Kafka; after 120 s a new member",
+    ):
         members.tick("key", make)
     clock.advance(90)
-    with pytest.raises(DagsterRebalanceError, match="it writes nothing any more, and the next tick makes a new member"):
+    with pytest.raises(
+        DagsterRebalanceError,
+        match="it writes nothing any more, and the next tick makes a new member",
+    ):
         members.tick("key", make)
-    wait_until(lambda: has_joined(farm, members) and len(farm.made) == 2, timeout_s=30, what="the new member to join")
+    wait_until(
+        lambda: has_joined(farm, members) and len(farm.made) == 2,
+        timeout_s=30,
+        what="the new member to join",
+    )
     assert not farm.made[0].is_over
     wakes.set()
     farm.made[0].join(time.monotonic() + 30)

@@ -1,4 +1,6 @@
-"""Names that other people choose: group ids, which may be anything, and topics, of which Kafka decides what they may be.
+"""Names that other people choose: group ids and topics.
+
+A group id may be anything; Kafka decides what a topic may be called.
 
 They reach asset keys, tags, logs and definitions of Dagster, each of which has rules of its own.
 """
@@ -46,8 +48,12 @@ def defs_of(group_id: str, name: str = "orders") -> dg.Definitions:
     def work() -> None:
         """Never executed."""
 
-    kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"])
-    return build_kafka_batch_defs(kafka=kafka, assets=[work], name=name, kafka_key=f"kafka_{name}", batch_key=f"batch_{name}")
+    kafka = KafkaConsumerResource(
+        bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"]
+    )
+    return build_kafka_batch_defs(
+        kafka=kafka, assets=[work], name=name, kafka_key=f"kafka_{name}", batch_key=f"batch_{name}"
+    )
 
 
 @pytest.fixture
@@ -59,21 +65,30 @@ def instance() -> Iterator[dg.DagsterInstance]:
 
 @pytest.mark.parametrize("group_id", NASTY)
 def test_any_group_id_loads_in_dagster(group_id: str) -> None:
-    """Kafka takes anything for a group id, Dagster names ops after assets and has rules for names."""
+    """Kafka takes anything for a group id.
+
+    Dagster names ops after assets and has rules for names.
+    """
     dg.Definitions.validate_loadable(defs_of(group_id))
 
 
 def test_groups_that_look_alike_live_in_one_code_location() -> None:
     """Dagster takes dots, dashes and slashes for one and the same in the names of ops."""
     alike = ("a-b", "a.b", "a_b", "a/b", "a b")
-    merged = dg.Definitions.merge(*(defs_of(group_id, f"n{number}") for number, group_id in enumerate(alike)))
+    merged = dg.Definitions.merge(
+        *(defs_of(group_id, f"n{number}") for number, group_id in enumerate(alike))
+    )
     dg.Definitions.validate_loadable(merged)
     assert len({GroupAssets.of(group_id).offsets for group_id in alike}) == len(alike)
 
 
 def test_a_plain_group_id_stands_in_the_asset_key_as_it_is() -> None:
     """People look for their group in the catalogue."""
-    assert GroupAssets.of("orders-eu.v2_test").offsets.path == ["kafka", "orders-eu.v2_test", "offsets"]
+    assert GroupAssets.of("orders-eu.v2_test").offsets.path == [
+        "kafka",
+        "orders-eu.v2_test",
+        "offsets",
+    ]
 
 
 @pytest.mark.parametrize("group_id", NASTY)
@@ -85,29 +100,44 @@ def test_the_asset_key_of_any_group_is_short_and_plain(group_id: str) -> None:
 
 
 @pytest.mark.parametrize("group_id", NASTY)
-def test_runs_are_found_by_the_tag_of_any_group(instance: dg.DagsterInstance, group_id: str) -> None:
+def test_runs_are_found_by_the_tag_of_any_group(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
     """A group whose runs cannot be found would have them requested twice."""
     wanted = make_run(instance, offer("b-1"), dg.DagsterRunStatus.STARTED, group_id=group_id)
     make_run(instance, offer("b-2"), dg.DagsterRunStatus.STARTED, group_id=f"{group_id}%")
-    assert [run.run_id for run in RunLedger(instance, group_id).read([], live_too=True)] == [wanted.run_id]
+    assert [run.run_id for run in RunLedger(instance, group_id).read([], live_too=True)] == [
+        wanted.run_id
+    ]
 
 
 @pytest.mark.parametrize("topic", ["...", "a...b", "..a", "-", "_", "a--0", "x" * 249])
 @pytest.mark.parametrize("group_id", NASTY[:2])
-def test_a_commit_of_any_topic_is_recorded_and_found_again(instance: dg.DagsterInstance, group_id: str, topic: str) -> None:
+def test_a_commit_of_any_topic_is_recorded_and_found_again(
+    instance: dg.DagsterInstance, group_id: str, topic: str
+) -> None:
     """Dots in a row mean a range of partitions in Dagster's pages, and are legal in Kafka."""
     catalogue = Catalogue(instance, GroupAssets.of(group_id), Host("blue", "sensor", "p"))
     span = OffsetRange(topic, 3, 5, 12)
     catalogue.add_partitions([span.topic_partition])
-    commit = RecordCommit(range=span, epoch=1, batch_id="b", run_id="r", lag=0, claim_to_commit_s=None, drain_s=None)
+    commit = RecordCommit(
+        range=span, epoch=1, batch_id="b", run_id="r", lag=0, claim_to_commit_s=None, drain_s=None
+    )
     catalogue.record_commit(commit)
-    assert catalogue.last_recorded([span.topic_partition]) == {span.topic_partition: LastRecorded(12, "r")}
+    assert catalogue.last_recorded([span.topic_partition]) == {
+        span.topic_partition: LastRecorded(12, "r")
+    }
 
 
 @pytest.mark.parametrize("topic", ["", "..", "^orders.*", "orders:0", "a/b", 'a"b', "x" * 250])
 def test_what_can_be_no_topic_is_refused_at_the_start(topic: str) -> None:
-    """The client takes a name that begins with ^ for a pattern, and would subscribe to whatever matches it."""
-    kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders", topic])
+    """The client takes a name that begins with ^ for a pattern.
+
+    It would subscribe to whatever matches the pattern.
+    """
+    kafka = KafkaConsumerResource(
+        bootstrap_servers="kafka:9092", group_id="etl", topics=["orders", topic]
+    )
     with pytest.raises(ConfigurationError, match="cannot be the name of a topic"):
         kafka.driver_settings()
 
@@ -129,10 +159,15 @@ def test_what_a_member_has_to_say_is_logged_as_it_is(
     monkeypatch.setattr(sensor_module, "_host", lambda *_: StandIn())
     monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: True)
     defs = defs_of(group_id)
-    kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"])
+    kafka = KafkaConsumerResource(
+        bootstrap_servers="kafka:9092", group_id=group_id, topics=["orders"]
+    )
     with dg.DagsterInstance.ephemeral() as instance:
         context = dg.build_sensor_context(
-            instance=instance, definitions=defs, resources={"kafka_orders": kafka}, sensor_name="orders_sensor"
+            instance=instance,
+            definitions=defs,
+            resources={"kafka_orders": kafka},
+            sensor_name="orders_sensor",
         )
         with context:
             skipped = defs.resolve_sensor_def("orders_sensor").evaluate_tick(context)

@@ -1,4 +1,7 @@
-"""Runs of 0.1.0 that are at work during an upgrade: they show in tags what runs show elsewhere now. On a real instance."""
+"""Runs of 0.1.0 that are at work during an upgrade: they show in tags what runs show elsewhere now.
+
+On a real instance.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,13 @@ def beat(instance: dg.DagsterInstance, run: dg.DagsterRun, later_s: int = 0) -> 
     instance.add_run_tags(run.run_id, {HEARTBEAT: f"{time.time() + later_s:.0f}"})
 
 
-def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Else a run that was adopted in an upgrade would be ended as dead when `start_timeout_s` is over."""
+def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """An upgrade adopts runs of 0.1.0 that are at work.
+
+    Without their signs, they would be ended as dead when `start_timeout_s` is over.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     assert look(instance, batch_id).heartbeat == ""
     beat(instance, run)
@@ -41,8 +49,13 @@ def test_a_run_of_0_1_0_that_gives_signs_is_seen_to_live(instance: dg.DagsterIns
 
 
 @pytest.mark.parametrize("end", ["report_run_failed", "report_run_canceled"])
-def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(instance: dg.DagsterInstance, batch_id: str, end: str) -> None:
-    """It looks every ten seconds whether it may go on, and says nothing when it has ended: it counts as dead after the time-out."""
+def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(
+    instance: dg.DagsterInstance, batch_id: str, end: str
+) -> None:
+    """A run of 0.1.0 counts as dead only after the time-out.
+
+    It looks every ten seconds whether it may go on, and says nothing when it has ended.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     beat(instance, run)
     getattr(instance, end)(run)
@@ -52,8 +65,13 @@ def test_a_run_of_0_1_0_that_ended_in_dagster_only_is_not_over(instance: dg.Dags
     assert not look(instance, batch_id).is_live
 
 
-def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Dagster copies all tags to it: it would count as dead before its resources are up, or never as over."""
+def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster copies all tags to the retry.
+
+    The retry would count as dead before its resources are up, or never as over.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     beat(instance, run, later_s=-60)
     instance.report_run_failed(run)
@@ -62,7 +80,9 @@ def test_a_retry_does_not_inherit_the_signs_of_a_run_of_0_1_0(instance: dg.Dagst
     assert not look(instance, batch_id).has_begun
 
 
-def test_what_a_member_of_0_1_0_has_taken_back_is_no_attempt(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_what_a_member_of_0_1_0_has_taken_back_is_no_attempt(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """The upgrade itself cancels what has not started."""
     run = make_run(instance, offer(batch_id), Status.CANCELED)
     assert not look(instance, batch_id).is_taken_back

@@ -1,4 +1,7 @@
-"""Whose runs count for a group: tags can be copied, and written by who may launch runs. On a real instance; nothing is launched."""
+"""Whose runs count for a group: tags can be copied, and written by who may launch runs.
+
+On a real instance; nothing is launched.
+"""
 
 from __future__ import annotations
 
@@ -25,21 +28,39 @@ def group_id() -> str:
     return unique_name("group")
 
 
-def progress(instance: dg.DagsterInstance, group_id: str, batch_id: str, own_job: JobName | None = None) -> Progress:
+def progress(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str, own_job: JobName | None = None
+) -> Progress:
     """How far the range is, for a member of the group."""
-    return progress_of(span(0), batch_id, RunLedger(instance, group_id, own_job=own_job).read([batch_id]), max_attempts=3)
+    return progress_of(
+        span(0),
+        batch_id,
+        RunLedger(instance, group_id, own_job=own_job).read([batch_id]),
+        max_attempts=3,
+    )
 
 
-def test_a_run_of_the_sensors_own_job_counts(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
+def test_a_run_of_the_sensors_own_job_counts(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str
+) -> None:
     """So that the next tests show something."""
     run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
     assert progress(instance, group_id, batch_id, MINE) == Succeeded(run.run_id)
 
 
-@pytest.mark.parametrize("mine", [JobName("other", "idle_job"), JobName("r", "other"), JobName("", "idle_job")])
-@pytest.mark.parametrize("status", [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED])
+@pytest.mark.parametrize(
+    "mine", [JobName("other", "idle_job"), JobName("r", "other"), JobName("", "idle_job")]
+)
+@pytest.mark.parametrize(
+    "status",
+    [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.STARTED],
+)
 def test_a_run_of_another_job_counts_for_nothing(
-    instance: dg.DagsterInstance, group_id: str, batch_id: str, mine: JobName, status: dg.DagsterRunStatus
+    instance: dg.DagsterInstance,
+    group_id: str,
+    batch_id: str,
+    mine: JobName,
+    status: dg.DagsterRunStatus,
 ) -> None:
     """It would commit offsets that nobody processed, stop a partition, or hold it back."""
     make_run(instance, offer(batch_id), status, group_id=group_id)
@@ -47,13 +68,17 @@ def test_a_run_of_another_job_counts_for_nothing(
     assert RunLedger(instance, group_id, own_job=mine).read([], live_too=True) == ()
 
 
-def test_a_run_of_another_group_counts_for_nothing(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
+def test_a_run_of_another_group_counts_for_nothing(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str
+) -> None:
     """Batch ids are in tags that everybody sees."""
     make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id="other")
     assert progress(instance, group_id, batch_id, MINE) == ToRequest(1)
 
 
-def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(instance: dg.DagsterInstance, group_id: str, batch_id: str) -> None:
+def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(
+    instance: dg.DagsterInstance, group_id: str, batch_id: str
+) -> None:
     """Its job was renamed in a deploy: their runs must not work side by side."""
     RunLedger(instance, group_id, own_job=MINE).read([])
     run = make_run(instance, offer(batch_id), dg.DagsterRunStatus.SUCCESS, group_id=group_id)
@@ -61,12 +86,21 @@ def test_what_a_former_owner_has_at_work_under_another_name_is_adopted(instance:
     assert progress(instance, group_id, batch_id) == Succeeded(run.run_id)
 
 
-@pytest.mark.parametrize("status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS])
+@pytest.mark.parametrize(
+    "status", [dg.DagsterRunStatus.QUEUED, dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.SUCCESS]
+)
 def test_the_same_job_counts_in_every_code_location(
     instance: dg.DagsterInstance, group_id: str, batch_id: str, status: dg.DagsterRunStatus
 ) -> None:
-    """A member of 0.1.0 notes no job: what it has at work in another location, or in one that is renamed, must get no company."""
+    """A member of 0.1.0 notes no job.
+
+    Its runs at work in another location, or in one that is renamed, must get no company.
+    """
     RunLedger(instance, group_id, own_job=MINE).read([])
     run = make_run(instance, offer(batch_id), status, group_id=group_id, location="green")
     found = progress(instance, group_id, batch_id, MINE)
-    assert found == Succeeded(run.run_id) if status is dg.DagsterRunStatus.SUCCESS else isinstance(found, InFlight)
+    assert (
+        found == Succeeded(run.run_id)
+        if status is dg.DagsterRunStatus.SUCCESS
+        else isinstance(found, InFlight)
+    )

@@ -1,4 +1,7 @@
-"""What is done with runs at a deadline, with runs of lost partitions, and with ranges that fail too often, by the settings' words."""
+"""What the words of the settings do.
+
+They decide about runs at a deadline, runs of lost partitions, and ranges that fail too often.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 QUICK = replace(SETTINGS, budget=HoldBudget(6.0, 3.0))
-LETTERS = replace(SETTINGS, limits=BatchLimits(max_records_per_range=10), max_attempts=2, dead_letter_topic="dead")
+LETTERS = replace(
+    SETTINGS, limits=BatchLimits(max_records_per_range=10), max_attempts=2, dead_letter_topic="dead"
+)
 
 
 @pytest.fixture
@@ -42,7 +47,9 @@ def resource(**settings: Any) -> DriverSettings:  # noqa: ANN401 - settings of a
     return KafkaConsumerResource(**given).driver_settings()
 
 
-def held(instance: dg.DagsterInstance, settings: DriverSettings) -> tuple[Bench, list[dg.DagsterRun], list[tuple[str, bool]]]:
+def held(
+    instance: dg.DagsterInstance, settings: DriverSettings
+) -> tuple[Bench, list[dg.DagsterRun], list[tuple[str, bool]]]:
     """A member with a run at work on each of two partitions, asked for one of them.
 
     And the runs that it asks to be cancelled, with `only_unstarted`.
@@ -62,12 +69,15 @@ def outcomes(bench: Bench) -> list[object]:
     return [event["outcome"] for event in bench.observed() if event["event"] == "hold"]
 
 
-def given_up(instance: dg.DagsterInstance, settings: DriverSettings = LETTERS, records: int = 20) -> tuple[Bench, list[dg.DagsterRun]]:
+def given_up(
+    instance: dg.DagsterInstance, settings: DriverSettings = LETTERS, records: int = 20
+) -> tuple[Bench, list[dg.DagsterRun]]:
     """A member whose first range has failed as often as it may."""
     bench = Bench(instance, settings=settings, records=records)
     runs = []
     for attempt in (1, 2):
-        bench.until(lambda attempt=attempt: [offer.attempt for offer in bench.mailbox.mail.offers] == [attempt])  # type: ignore[misc]
+        wanted = [attempt]
+        bench.until(lambda: [offer.attempt for offer in bench.mailbox.mail.offers] == wanted)  # noqa: B023
         runs.append(bench.run(Status.STARTED))
         bench.until(lambda: not bench.mailbox.mail.offers)
         bench.fail(runs[-1], f"attempt {attempt} met a poisoned record")
@@ -75,8 +85,13 @@ def given_up(instance: dg.DagsterInstance, settings: DriverSettings = LETTERS, r
 
 
 def two_given_up(instance: dg.DagsterInstance) -> Bench:
-    """A member with two partitions, whose first ranges have failed for good; their letters are under way."""
-    bench = Bench(instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1))
+    """A member with two partitions, whose first ranges have failed for good.
+
+    Their letters are under way.
+    """
+    bench = Bench(
+        instance, partitions=2, settings=replace(LETTERS, limits=SETTINGS.limits, max_attempts=1)
+    )
     bench.offers(2)
     for number in (0, 1):
         bench.fail(bench.run(Status.STARTED, number))
@@ -87,7 +102,9 @@ def two_given_up(instance: dg.DagsterInstance) -> Bench:
 def check_state(bench: Bench) -> tuple[bool, str]:
     """What the check of the offsets asset shows."""
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
-    evaluation = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    evaluation = bench.instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
+        key
+    ].evaluation
     assert evaluation is not None
     return evaluation.passed, str(evaluation.description)
 
@@ -103,7 +120,9 @@ def check_state(bench: Bench) -> tuple[bool, str]:
         ({"on_failure": "dead_letter", "dead_letter_topic": "dead"}, "dead_letter_topic", "dead"),
     ],
 )
-def test_the_words_of_the_settings_reach_the_core(settings: dict[str, str], field: str, value: object) -> None:
+def test_the_words_of_the_settings_reach_the_core(
+    settings: dict[str, str], field: str, value: object
+) -> None:
     """A policy that is not passed on shows only when it is needed."""
     assert getattr(resource(**settings), field) == value
 
@@ -114,10 +133,15 @@ def test_the_words_of_the_settings_reach_the_core(settings: dict[str, str], fiel
         ({"on_failure": "dead_letter"}, "needs a dead_letter_topic"),
         ({"dead_letter_topic": "dead"}, "has no effect with on_failure='pause'"),
         ({"on_failure": "dead_letter", "dead_letter_topic": "orders"}, "is one of topics"),
-        ({"on_failure": "dead_letter", "dead_letter_topic": "no topic"}, "cannot be the name of a topic"),
+        (
+            {"on_failure": "dead_letter", "dead_letter_topic": "no topic"},
+            "cannot be the name of a topic",
+        ),
     ],
 )
-def test_dead_letters_that_could_not_work_are_refused_at_the_start(settings: dict[str, str], words: str) -> None:
+def test_dead_letters_that_could_not_work_are_refused_at_the_start(
+    settings: dict[str, str], words: str
+) -> None:
     """Not when the first range has failed."""
     with pytest.raises(ConfigurationError, match=words) as problem:
         resource(**settings)
@@ -139,7 +163,9 @@ def test_at_the_deadline_runs_are_cancelled_and_waited_for(instance: dg.DagsterI
     assert len(decode(bench.group.committed[going]).claims) == 1
 
 
-def test_at_the_deadline_partitions_are_released_with_their_runs_at_work(instance: dg.DagsterInstance) -> None:
+def test_at_the_deadline_partitions_are_released_with_their_runs_at_work(
+    instance: dg.DagsterInstance,
+) -> None:
     """`on_deadline="release"`: the next owner adopts them through the claim."""
     bench, _, cancelled = held(instance, replace(QUICK, on_deadline=DeadlinePolicy.RELEASE))
     (going,) = bench.driver.held
@@ -151,17 +177,26 @@ def test_at_the_deadline_partitions_are_released_with_their_runs_at_work(instanc
 
 
 @pytest.mark.parametrize("policy", list(LossPolicy))
-def test_runs_of_lost_partitions_are_left_or_cancelled(instance: dg.DagsterInstance, policy: LossPolicy) -> None:
+def test_runs_of_lost_partitions_are_left_or_cancelled(
+    instance: dg.DagsterInstance, policy: LossPolicy
+) -> None:
     """`on_lost`: in both cases nothing is written for them any more."""
     bench, runs, cancelled = held(instance, replace(SETTINGS, on_lost=policy))
     bench.group.fence(bench.member)
     bench.until(lambda: "lost" in outcomes(bench))
-    assert set(cancelled) == ({(run.run_id, False) for run in runs} if policy is LossPolicy.CANCEL else set())
+    assert set(cancelled) == (
+        {(run.run_id, False) for run in runs} if policy is LossPolicy.CANCEL else set()
+    )
     assert {bench.offset(0), bench.offset(1)} == {0}
 
 
-def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_committed(instance: dg.DagsterInstance) -> None:
-    """`on_failure="dead_letter"`: the record says what was given up and why, and the partition goes on."""
+def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_committed(
+    instance: dg.DagsterInstance,
+) -> None:
+    """`on_failure="dead_letter"` gives the range up, and the partition goes on.
+
+    The record says what was given up and why.
+    """
     bench, runs = given_up(instance)
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
@@ -185,11 +220,16 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     bench.until(lambda: bench.mailbox.mail.offers)
     assert bench.offset() == 10
     assert bench.materialised() == [("orders-0", 0, 10)]
-    record = instance.fetch_materializations(bench.assets.offsets, limit=1).records[0].asset_materialization
+    record = (
+        instance.fetch_materializations(bench.assets.offsets, limit=1)
+        .records[0]
+        .asset_materialization
+    )
     assert record is not None
     assert (
         record.description
-        == f"orders-0 [0, 10) given up after failed runs, the last one is {runs[-1].run_id}: the dead-letter topic has it"
+        == f"orders-0 [0, 10) given up after failed runs, the last one is {runs[-1].run_id}: "
+        "the dead-letter topic has it"
     )
     shown = {name: record.metadata[name].value for name in ("dead_letter", "run")}
     assert shown == {"dead_letter": True, "run": runs[-1].run_id}
@@ -199,7 +239,9 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     assert any("although no run succeeded" in note for note in bench.mailbox.take_notes())
 
 
-def test_a_letter_that_is_refused_stops_the_partition_until_it_is_stored(instance: dg.DagsterInstance) -> None:
+def test_a_letter_that_is_refused_stops_the_partition_until_it_is_stored(
+    instance: dg.DagsterInstance,
+) -> None:
     """It is shown with what to do, and tried again by itself."""
     bench, _ = given_up(instance)
     bench.until(lambda: bench.producer.sent)
@@ -214,7 +256,9 @@ def test_a_letter_that_is_refused_stops_the_partition_until_it_is_stored(instanc
     bench.until(lambda: check_state(bench)[0])
 
 
-def test_while_storage_is_away_no_letter_is_sent_without_its_reason(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver asks again."""
     bench, _ = given_up(instance)
     tried = []
@@ -231,7 +275,9 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(instance: dg
     bench.until(lambda: bench.producer.sent)
 
 
-def test_while_a_letter_is_under_way_dagster_is_not_asked_again(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The driver repeats itself each second, perhaps through a long outage of Kafka."""
     bench, _ = given_up(instance)
     asked: list[str] = []
@@ -246,7 +292,9 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(instance: dg.Dag
     assert len(asked) == 1
 
 
-def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_again(instance: dg.DagsterInstance) -> None:
+def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_again(
+    instance: dg.DagsterInstance,
+) -> None:
     """The driver asked twice because Dagster took long to say why the run failed."""
     bench, _ = given_up(instance)
     bench.until(lambda: bench.producer.sent)
@@ -258,7 +306,9 @@ def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_
     assert len(bench.producer.sent) == 1
 
 
-def test_letters_that_are_answered_late_and_together_are_sent_once(instance: dg.DagsterInstance) -> None:
+def test_letters_that_are_answered_late_and_together_are_sent_once(
+    instance: dg.DagsterInstance,
+) -> None:
     """What is done about the first answer finds that the second letter is due again."""
     bench = two_given_up(instance)
     bench.turn(100)
@@ -268,7 +318,9 @@ def test_letters_that_are_answered_late_and_together_are_sent_once(instance: dg.
     assert len(bench.producer.sent) == 2
 
 
-def test_a_member_polls_between_the_answers_to_many_letters(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_member_polls_between_the_answers_to_many_letters(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand that fail at once would keep it from Kafka for 10 s."""
     monkeypatch.setattr(pump_module, "LETTERS_PER_TURN", 1)
     bench = two_given_up(instance)
@@ -294,15 +346,21 @@ def test_a_revoke_does_not_wait_for_a_letter(instance: dg.DagsterInstance) -> No
     assert bench.offset(gone.partition) == 0, "its letter came too late for this owner"
 
 
-def test_a_dead_letter_topic_that_does_not_exist_ends_the_member_before_it_joins(instance: dg.DagsterInstance) -> None:
+def test_a_dead_letter_topic_that_does_not_exist_ends_the_member_before_it_joins(
+    instance: dg.DagsterInstance,
+) -> None:
     """With the words that tell what to do."""
     bench = Bench(instance, settings=replace(LETTERS, dead_letter_topic="missing"))
-    with pytest.raises(ConfigurationError, match=r"dead_letter_topic 'missing' does not exist.*create it"):
+    with pytest.raises(
+        ConfigurationError, match=r"dead_letter_topic 'missing' does not exist.*create it"
+    ):
         bench.pump.run()
     assert bench.observed() == []
 
 
-def test_a_member_without_a_producer_says_so_instead_of_going_on(instance: dg.DagsterInstance) -> None:
+def test_a_member_without_a_producer_says_so_instead_of_going_on(
+    instance: dg.DagsterInstance,
+) -> None:
     """It would ask for ever."""
     bench, _ = given_up(instance)
     object.__setattr__(bench.pump.parts, "dead_letters", None)
@@ -310,7 +368,9 @@ def test_a_member_without_a_producer_says_so_instead_of_going_on(instance: dg.Da
         bench.turn(100)
 
 
-def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A record must fit the topic."""
     bench, _ = given_up(instance)
     monkeypatch.setattr(bench.pump.parts.runs, "why_failed", lambda _run_id: "é" * 100_000)

@@ -1,4 +1,8 @@
-"""The pump: a real driver, a real consumer on a group in memory, and a real instance in memory, turn by turn."""
+"""The pump with real parts, turn by turn.
+
+The driver is real, the consumer is a real one on a group in memory, and the instance is a real one
+in memory.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,9 @@ def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterI
     bench = Bench(instance)
     bench.offers()
     (offered,) = bench.mailbox.mail.offers
-    assert decode(bench.group.committed[tp(0)]).ranges(tp(0)) == ((offered.ranges[0], offered.batch_id),), "claimed before it is offered"
+    assert decode(bench.group.committed[tp(0)]).ranges(tp(0)) == (
+        (offered.ranges[0], offered.batch_id),
+    ), "claimed before it is offered"
     run = bench.run(Status.STARTED)
     bench.until(lambda: not bench.mailbox.mail.offers)
     assert bench.offset() == 0, "nothing is committed before the run succeeded"
@@ -58,7 +64,10 @@ def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterI
 
 
 def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:
-    """Lost and assigned again at once: the other way round the driver would work on without looking anything up."""
+    """The partition is lost and assigned again at once.
+
+    The other way round the driver would work on without looking anything up.
+    """
     bench = Bench(instance)
     bench.turn()
     bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
@@ -79,8 +88,12 @@ def test_a_superseded_hold_is_told_as_such(instance: dg.DagsterInstance) -> None
     bench.until(lambda: bench.driver.holds)
     bench.group.supersede(bench.member)
     bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
-    assert bench.driver.heard(seen.PartitionsLost) == [seen.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)]
-    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["superseded"]
+    assert bench.driver.heard(seen.PartitionsLost) == [
+        seen.PartitionsLost((tp(0), tp(1)), LostReason.SUPERSEDED)
+    ]
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
+        "superseded"
+    ]
 
 
 def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
@@ -93,10 +106,14 @@ def test_a_lost_member_is_told_as_lost(instance: dg.DagsterInstance) -> None:
     bench.until(lambda: bench.driver.holds)
     bench.group.fence(bench.member)
     bench.until(lambda: bench.driver.heard(seen.PartitionsLost))
-    assert bench.driver.heard(seen.PartitionsLost) == [seen.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)]
+    assert bench.driver.heard(seen.PartitionsLost) == [
+        seen.PartitionsLost((tp(0), tp(1)), LostReason.FENCED)
+    ]
 
 
-def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(instance: dg.DagsterInstance) -> None:
+def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(
+    instance: dg.DagsterInstance,
+) -> None:
     """The promise of the package, in one thread."""
     bench = Bench(instance, partitions=2)
     bench.offers(2)
@@ -112,14 +129,21 @@ def test_a_revoke_is_delayed_until_its_run_is_committed_and_no_longer(instance: 
     bench.until(lambda: bench.group.owner(held) is not bench.member)
     assert bench.offset(held.partition) == 10
     assert bench.offset(1 - held.partition) == 0
-    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["drained"]
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
+        "drained"
+    ]
     assert len(bench.driver.heard(seen.RevokeRequested)) == 1
 
 
 def test_a_revoke_without_work_is_released_by_the_next_poll(instance: dg.DagsterInstance) -> None:
     """An idle partition must not cost its next owner a second."""
     bench = Bench(instance, partitions=2, records=0)
-    bench.until(lambda: bench.driver.partitions and all(owned.phase.may_plan for owned in bench.driver.partitions.values()))
+    bench.until(
+        lambda: (
+            bench.driver.partitions
+            and all(owned.phase.may_plan for owned in bench.driver.partitions.values())
+        )
+    )
     bench.joined_by_another()
     before = bench.group.clock()
     bench.until(lambda: len(bench.driver.partitions) == 1)
@@ -142,7 +166,10 @@ def test_a_queued_run_of_a_held_partition_is_cancelled(instance: dg.DagsterInsta
 
 
 def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstance) -> None:
-    """Read before write: an operator moved the offset, or another member owns the partition by now."""
+    """The member reads before it writes.
+
+    An operator moved the offset, or another member owns the partition by now.
+    """
     bench = Bench(instance)
     bench.offers()
     run = bench.run(Status.STARTED)
@@ -152,13 +179,17 @@ def test_what_somebody_else_stored_is_not_overwritten(instance: dg.DagsterInstan
     writes = len(bench.consumer.writes)
     bench.succeed(run)
     bench.until(lambda: any(event.failed for event in bench.driver.heard(seen.OffsetsWritten)))
-    assert [write[tp(0)].offset for write in bench.consumer.writes[writes:]] == [5], "it is taken in again, and claimed from there on"
+    assert [write[tp(0)].offset for write in bench.consumer.writes[writes:]] == [5], (
+        "it is taken in again, and claimed from there on"
+    )
     assert bench.group.committed[tp(0)].offset == 5
     bench.offers()
     assert bench.mailbox.mail.offers[0].ranges[0].start == 5, "it is taken in again, and obeyed"
 
 
-def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(instance: dg.DagsterInstance) -> None:
+def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(
+    instance: dg.DagsterInstance,
+) -> None:
     """In classic that lasts for as long as another member holds a revoke, which may be minutes."""
     bench = Bench(instance)
     bench.offers()
@@ -174,14 +205,19 @@ def test_a_coordinator_that_answers_no_commits_does_not_stop_the_member(instance
 
 
 def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstance) -> None:
-    """What is stored already is not written again: by then somebody else's claim could stand behind it."""
+    """What is stored already is not written again.
+
+    By then somebody else's claim could stand behind it.
+    """
     bench = Bench(instance)
     bench.offers()
     run = bench.run(Status.STARTED)
     bench.until(lambda: not bench.mailbox.mail.offers)
     real = bench.consumer.commit_offsets
 
-    def lose_the_answer(offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None) -> CommitResult:
+    def lose_the_answer(
+        offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float | None = None
+    ) -> CommitResult:
         real(offsets, timeout_s)
         bench.consumer.commit_offsets = real  # type: ignore[method-assign]
         message = "timed out"
@@ -196,8 +232,13 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     assert bench.materialised() == [("orders-0", 0, 10)]
 
 
-def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_on(instance: dg.DagsterInstance) -> None:
-    """Else it would find the commit of its successor, take it for its own whose answer was lost, and record it a second time."""
+def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_on(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A member must not record the commit of its successor a second time.
+
+    Without the question it would find that commit and take it for its own, whose answer was lost.
+    """
     bench = Bench(instance)
     bench.offers()
     run = bench.run(Status.STARTED)
@@ -219,14 +260,23 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
     assert polls == [0.1, 2.0]
     assert len(bench.consumer.writes) == writes, "nothing is written"
     assert bench.materialised() == [], "nothing is recorded"
-    assert any("polling Kafka took 20" in note for note in bench.mailbox.take_notes()), "the tick says why"
+    assert any("polling Kafka took 20" in note for note in bench.mailbox.take_notes()), (
+        "the tick says why"
+    )
 
 
-def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(instance: dg.DagsterInstance) -> None:
-    """Linux's monotonic clock does not count while a laptop sleeps; the session of the member has ended all the same."""
+def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Linux's monotonic clock does not count while a laptop sleeps.
+
+    The session of the member has ended all the same.
+    """
     bench = Bench(instance)
     slept_s = [0.0]
-    parts = replace(bench.pump.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0])
+    parts = replace(
+        bench.pump.parts, clock_with_suspension=lambda: bench.group.clock() + slept_s[0]
+    )
     bench.pump = Pump(parts, bench.mailbox)
     bench.offers()
     real, polls = bench.consumer.poll_with_rebalance, []
@@ -243,7 +293,10 @@ def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(ins
 
 
 def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
-    """Each poll releases what was not delayed since the last one, be it held or asked for in that very poll."""
+    """Each poll releases the partitions that were not delayed since the last one.
+
+    That holds for a held partition and for one that is asked for in that very poll.
+    """
     bench = Bench(instance, partitions=2)
     bench.offers(2)
     for number in (0, 1):
@@ -259,9 +312,15 @@ def test_a_standstill_gives_nothing_up(instance: dg.DagsterInstance) -> None:
     assert bench.group.owner(held) is bench.member, "delayed while its run works"
 
 
-def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not(instance: dg.DagsterInstance) -> None:
+def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not(
+    instance: dg.DagsterInstance,
+) -> None:
     """One request for several partitions can fail for some."""
-    bench = Bench(instance, partitions=2, settings=DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)))
+    bench = Bench(
+        instance,
+        partitions=2,
+        settings=DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1)),
+    )
     bench.offers()
     run = bench.run(Status.STARTED)
     bench.until(lambda: not bench.mailbox.mail.offers)
@@ -270,7 +329,10 @@ def test_a_partition_whose_commit_failed_is_written_again_and_the_others_are_not
     bench.succeed(run)
     bench.until(lambda: len(bench.materialised()) == 2)
     assert [sorted(write) for write in bench.consumer.writes] == [[tp(0), tp(1)], [tp(1)]]
-    assert any("the offset of orders-1 could not be written yet" in note for note in bench.mailbox.take_notes())
+    assert any(
+        "the offset of orders-1 could not be written yet" in note
+        for note in bench.mailbox.take_notes()
+    )
 
 
 def test_a_retriable_error_is_noted_and_the_work_goes_on(instance: dg.DagsterInstance) -> None:
@@ -284,13 +346,22 @@ def test_a_retriable_error_is_noted_and_the_work_goes_on(instance: dg.DagsterIns
     assert notes.count("the coordinator moved") == 3
 
 
-def test_a_partition_whose_leader_is_away_keeps_no_other_one_waiting(instance: dg.DagsterInstance) -> None:
-    """Neither while partitions are taken in nor later; and it goes on as soon as its leader answers."""
+def test_a_partition_whose_leader_is_away_keeps_no_other_one_waiting(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The others wait neither while partitions are taken in nor later.
+
+    The partition goes on as soon as its leader answers.
+    """
     bench = Bench(instance, partitions=3)
     bench.group.silence(tp(1))
-    bench.until(lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 2})
+    bench.until(
+        lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 2}
+    )
     bench.group.silence(tp(2))
-    bench.until(lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 1, 2})
+    bench.until(
+        lambda: {offer.ranges[0].partition for offer in bench.mailbox.mail.offers} == {0, 1, 2}
+    )
     assert "failed for orders-1" in " ".join(bench.mailbox.take_notes())
 
 
@@ -347,7 +418,9 @@ def test_a_command_that_storage_did_not_take_is_given_again(instance: dg.Dagster
     assert notes.count("RecordCommit failed and is tried again: database is locked") == 3
 
 
-def test_events_without_weight_may_fail(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_events_without_weight_may_fail(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That the catalogue shows an assignment is nice; the partition is worked on all the same."""
     bench = Bench(instance)
 
@@ -358,16 +431,26 @@ def test_events_without_weight_may_fail(instance: dg.DagsterInstance, monkeypatc
     monkeypatch.setattr(bench.catalogue, "record_assigned", away)
     monkeypatch.setattr(bench.catalogue, "successor", away)
     bench.offers()
-    assert any("showing the state of the group in Dagster failed: no connection" in note for note in bench.mailbox.take_notes())
+    assert any(
+        "showing the state of the group in Dagster failed: no connection" in note
+        for note in bench.mailbox.take_notes()
+    )
 
 
-def test_run_is_over_when_the_lease_is_and_everything_is_given_up(instance: dg.DagsterInstance) -> None:
+def test_run_is_over_when_the_lease_is_and_everything_is_given_up(
+    instance: dg.DagsterInstance,
+) -> None:
     """A sensor that was switched off must not hoard partitions; what it did is on record."""
     bench = Bench(instance, records=0)
     bench.ticks = False
     bench.pump.run()
     joined, assigned, hold, left = bench.observed()
-    assert [event["event"] for event in (joined, assigned, hold, left)] == ["joined", "assigned", "hold", "left"]
+    assert [event["event"] for event in (joined, assigned, hold, left)] == [
+        "joined",
+        "assigned",
+        "hold",
+        "left",
+    ]
     assert "has not ticked for 40 s" in str(left["reason"])
     assert hold["cause"] == "leave"
     assert 40 <= bench.group.clock() < 42
@@ -409,7 +492,9 @@ def hand_over(instance: dg.DagsterInstance) -> None:
     bench.turn(20)
     Catalogue(instance, bench.assets, Host("blue", "sensor", "process-2")).record_joined()
     bench.until(lambda: bench.pump._left)
-    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == ["handed over"]
+    assert [event["outcome"] for event in bench.observed() if event["event"] == "hold"] == [
+        "handed over"
+    ]
     assert bench.offset() == 0
     bench.consumer.close()
     successor = Bench(instance, group=bench.group)
@@ -422,7 +507,7 @@ def hand_over(instance: dg.DagsterInstance) -> None:
 
 @pytest.mark.postgres
 def test_it_hands_a_run_over_on_postgres(postgres: Postgres) -> None:
-    """What two processes see of each other and of a run goes through its types and its transactions."""
+    """Two processes see each other and a run through the types and transactions of Postgres."""
     with new_on_postgres(postgres) as instance:
         hand_over(instance)
 
@@ -432,7 +517,9 @@ def test_it_hands_a_run_over_to_its_successor(instance: dg.DagsterInstance) -> N
     hand_over(instance)
 
 
-def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(instance: dg.DagsterInstance) -> None:
+def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
+    instance: dg.DagsterInstance,
+) -> None:
     """The new process often starts only after the old one was told to end."""
     bench = Bench(instance)
     bench.catalogue.record_joined()
@@ -464,12 +551,22 @@ def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterIns
     bench.until(lambda: bench.mailbox.mail.offers, turns=1000)
     assert status_of(instance, run) is Status.FAILURE
     assert bench.mailbox.mail.offers[0].attempt == 2
-    assert any(f"sees to it that nothing of {run.run_id} works any more" in note for note in bench.mailbox.take_notes())
+    assert any(
+        f"sees to it that nothing of {run.run_id} works any more" in note
+        for note in bench.mailbox.take_notes()
+    )
 
 
 def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None:
-    """A code server that is suspended does not answer Dagster for a minute: the other partitions go on, and it is asked once at a time."""
-    bench = Bench(instance, partitions=2, start=lambda name, work: in_thread(name, work) if "ending" in name else work())
+    """A suspended code server does not answer Dagster for a minute.
+
+    The other partitions go on, and the code server is asked once at a time.
+    """
+    bench = Bench(
+        instance,
+        partitions=2,
+        start=lambda name, work: in_thread(name, work) if "ending" in name else work(),
+    )
     bench.offers(2)
     bench.run(Status.STARTED)
     healthy = bench.run(Status.STARTED, 1)
@@ -510,14 +607,19 @@ def shared(instance: dg.DagsterInstance) -> tuple[Bench, RebalanceAwareConsumer]
 
 
 def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> None:
-    """The check is the group's: a member whose own partitions go on must not turn it green for all."""
+    """The check is the group's.
+
+    A member whose own partitions go on must not turn it green for all.
+    """
     bench, other = shared(instance)
     owned = next(iter(bench.driver.partitions))
     elsewhere = next(iter(other.assignment()))
     bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
     bench.pump._show_stopped()
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
-    evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+    evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
+        key
+    ].evaluation
     assert evaluation is not None
     assert not evaluation.passed
     assert str(elsewhere) in str(evaluation.metadata["stopped"].value)
@@ -525,19 +627,31 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
 
 
 @pytest.mark.parametrize("is_stopped_at_last", [True, False])
-def test_what_it_has_shown_of_other_members_is_looked_at_again(instance: dg.DagsterInstance, *, is_stopped_at_last: bool) -> None:
-    """The owner may have shown newer things between this member's look and its word, and has no more news."""
+def test_what_it_has_shown_of_other_members_is_looked_at_again(
+    instance: dg.DagsterInstance, *, is_stopped_at_last: bool
+) -> None:
+    """The owner may show newer things between this member's look and its word.
+
+    The owner then has no more news to correct that word.
+    """
     bench, other = shared(instance)
     (elsewhere,) = other.assignment()
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
 
     def is_shown_as_stopped() -> bool:
-        found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[key].evaluation
+        found = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
+            key
+        ].evaluation
         return found is not None and str(elsewhere) in str(found.metadata["stopped"].value)
 
     stored = [OffsetAndMetadata(0), OffsetAndMetadata(0, "text of another application")]
     bench.group.committed[elsewhere] = stored[not is_stopped_at_last]
     bench.pump._stop_news += 1
-    bench.until(lambda: is_shown_as_stopped() is not is_stopped_at_last and not bench.pump._stop_news > bench.pump._stop_news_told)
+    bench.until(
+        lambda: (
+            is_shown_as_stopped() is not is_stopped_at_last
+            and not bench.pump._stop_news > bench.pump._stop_news_told
+        )
+    )
     bench.group.committed[elsewhere] = stored[is_stopped_at_last]
     bench.until(lambda: is_shown_as_stopped() is is_stopped_at_last)

@@ -1,4 +1,7 @@
-"""The pump in trouble: a thousand stops at once, partitions that go and come back in one turn, and storage that hangs."""
+"""The pump in trouble.
+
+A thousand partitions stop at once, partitions go and come back in one turn, and the storage hangs.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,12 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
@@ -47,24 +55,35 @@ def instance_on_disk() -> Iterator[dg.DagsterInstance]:
 
 def evaluations(instance: dg.DagsterInstance, bench: Bench) -> list[dg.AssetCheckEvaluation]:
     """The evaluations of the group's check, newest first."""
-    records = instance.event_log_storage.get_asset_check_execution_history(dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK), limit=100)
+    records = instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK), limit=100
+    )
     return [record.evaluation for record in records if record.evaluation is not None]
 
 
 def test_a_thousand_partitions_that_all_stop_cost_one_evaluation() -> None:
-    """An outage longer than the retention: a look at the whole group for each of them kept the member deaf until it was fenced."""
+    """An outage was longer than the retention, and stopped each partition.
+
+    A look at the whole group for each of them kept the member deaf until it was fenced.
+    """
     with dg.DagsterInstance.ephemeral() as instance:
         bench = Bench(instance, partitions=1_000, records=0)
         for number in range(1_000):
             bench.group.committed[tp(number)] = OffsetAndMetadata(5, "text of another application")
-        bench.until(lambda: sum(bool(owned.stop_reason) for owned in bench.driver.partitions.values()) == 1_000)
+        bench.until(
+            lambda: (
+                sum(bool(owned.stop_reason) for owned in bench.driver.partitions.values()) == 1_000
+            )
+        )
         (newest,) = evaluations(instance, bench)
         assert newest.metadata["stopped_partitions"].value == 1_000
         assert str(newest.description).endswith("; and 980 more")
         assert newest.metadata["partitions"].value == "orders-0..999"
         assert len(dg.serialize_value(newest)) < 20_000
         bench.turn(120)
-        assert len(evaluations(instance, bench)) == 1, "they are looked up again each ten seconds, which is no news"
+        assert len(evaluations(instance, bench)) == 1, (
+            "they are looked up again each ten seconds, which is no news"
+        )
 
 
 def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterInstance) -> None:
@@ -78,7 +97,9 @@ def test_the_notes_say_what_is_stopped_and_that_it_goes_on(instance: dg.DagsterI
     assert any(note.endswith(" orders-0 goes on") for note in bench.mailbox.take_notes())
 
 
-def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The check would keep its old colour until the next news. The simulator found it."""
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
@@ -96,8 +117,13 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(instance: dg
     bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))
 
 
-def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(instance: dg.DagsterInstance) -> None:
-    """Each reload turned the check green for as long as the new member took to look, and it stayed so if that one left before."""
+def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A reload must not turn the check green while the new member still looks.
+
+    Each reload did so, and the check stayed green if the new member left before it had looked.
+    """
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.catalogue.reads_fail = True
@@ -108,7 +134,9 @@ def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(instance: dg.Da
     assert "was not written by dagster_rebalance" in str(evaluation.description)
 
 
-def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(instance: dg.DagsterInstance) -> None:
+def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(
+    instance: dg.DagsterInstance,
+) -> None:
     """It goes on nowhere: its next owner finds the same reason."""
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
@@ -123,12 +151,19 @@ def test_a_stopped_partition_that_is_given_up_is_not_said_to_go_on(instance: dg.
 def test_the_name_of_the_check_stays() -> None:
     """Under another one its history and the alerts on it would be lost."""
     group = GroupAssets.of("etl")
-    check = build_stopped_check(group.offsets, "kafka", lambda instance: Catalogue(instance, group, NOBODY))
+    check = build_stopped_check(
+        group.offsets, "kafka", lambda instance: Catalogue(instance, group, NOBODY)
+    )
     assert [spec.name for spec in check.check_specs] == ["no_partition_stopped"]
 
 
-def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_drained(instance: dg.DagsterInstance) -> None:
-    """During a hold, after a standstill: the request is a new one, and must not be taken for the hold that was lost."""
+def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_drained(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The partition was lost during a hold, after a standstill.
+
+    The request is a new one, and must not be taken for the hold that was lost.
+    """
     bench = Bench(instance, partitions=2)
     bench.offers(2)
     for number in (0, 1):
@@ -148,7 +183,10 @@ def test_a_partition_that_was_lost_came_back_and_is_asked_for_in_one_turn_is_dra
 
 
 def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) -> None:
-    """The driver must not keep a partition that the consumer has given up: the next assignment of it would end the member."""
+    """The driver must not keep a partition that the consumer has given up.
+
+    The next assignment of that partition would end the member.
+    """
     bench = Bench(instance, partitions=2)
     bench.offers(2)
     for number in (0, 1):
@@ -165,11 +203,16 @@ def test_what_goes_without_being_released_is_lost(instance: dg.DagsterInstance) 
 def test_the_member_stays_in_the_group_while_the_storage_hangs(
     instance_on_disk: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It polls, the tick says what it waits for, a hold ends at its deadline, and afterwards everything goes on."""
+    """The member polls on, and the tick says what it waits for.
+
+    A hold ends at its deadline, and afterwards everything goes on.
+    """
     bench = Bench(instance_on_disk, partitions=2, start=in_thread)
 
     def are_offered() -> bool:
-        bench.turn()  # however many it takes: the storage is as slow as the machine, the clock of the bench is not
+        # However many turns it takes: the storage is as slow as the machine, the clock of the bench
+        # is not.
+        bench.turn()
         return len(bench.mailbox.mail.offers) == 2
 
     wait_until(are_offered, timeout_s=60, what="two offers")
@@ -191,7 +234,9 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
     bench.joined_by_another()
     bench.until(lambda: len(bench.driver.partitions) == 1)
     assert 49 < bench.group.clock() - began < 52, "the limit of the hold"
-    assert any("Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary)
+    assert any(
+        "Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary
+    )
     bench.turn(2)
     assert len(bench.consumer.assignment()) == 1
     (offer,) = bench.mailbox.mail.offers
@@ -205,31 +250,53 @@ def test_the_member_stays_in_the_group_while_the_storage_hangs(
     wait_until(is_committed, timeout_s=60, what="the commit")
 
 
-def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again_slowly(instance: dg.DagsterInstance) -> None:
-    """A right that was taken away: waiting does not mend it, and nobody looked while it was tried each second. The others go on."""
-    settings = DriverSettings(limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1), lease_s=1e9)
+def test_a_write_that_kafka_refuses_stops_its_partition_alone_and_is_tried_again_slowly(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A right was taken away, and waiting does not mend that.
+
+    Nobody looked while the write was tried each second. The other partitions go on.
+    """
+    settings = DriverSettings(
+        limits=BatchLimits(max_ranges_per_run=2, max_runs_in_flight=1), lease_s=1e9
+    )
     bench = Bench(instance, partitions=2, settings=settings)
     bench.group.committed[tp(0)] = bench.group.committed[tp(1)] = OffsetAndMetadata(0)
     bench.consumer.refuses = {tp(1): "not authorised: grant the ACL READ on topic orders"}
     bench.offers()
-    assert [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0),)], "the healthy range of the batch"
+    assert [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0),)], (
+        "the healthy range of the batch"
+    )
     reason = bench.driver.partitions[tp(1)].stop_reason
-    assert reason.startswith("orders-1: Kafka refuses to store its offset: not authorised: grant the ACL READ on topic orders")
+    assert reason.startswith(
+        "orders-1: Kafka refuses to store its offset: not authorised: grant the ACL READ on topic "
+        "orders"
+    )
     writes = len(bench.consumer.writes)
     before = bench.group.clock()
     bench.until(lambda: bench.group.clock() - before > 25)
     assert len(bench.consumer.writes) == writes + 2
     bench.consumer.refuses = {}
-    bench.until(lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))])
+    bench.until(
+        lambda: [offer.ranges for offer in bench.mailbox.mail.offers] == [(span(0), span(1))]
+    )
     assert not bench.driver.partitions[tp(1)].stop_reason
 
 
 @pytest.mark.postgres
 def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -> None:
-    """A firewall that drops packets: the connection stays open, and its client has no time-out. On real parts."""
+    """A firewall that drops packets: the connection stays open, and its client has no time-out.
+
+    On real parts.
+    """
     name = unique_name("hangs").replace("-", "_")
     postgres.create_database(name)
-    with Proxy(postgres.port) as proxy, dg.instance_for_test(overrides=postgres.dagster_settings(name, port=proxy.port)) as instance:
+    with (
+        Proxy(postgres.port) as proxy,
+        dg.instance_for_test(
+            overrides=postgres.dagster_settings(name, port=proxy.port)
+        ) as instance,
+    ):
         bench = Bench(instance, partitions=2, start=in_thread)
 
         def has_offers() -> bool:
@@ -240,7 +307,9 @@ def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -
         proxy.fall_silent()
         bench.joined_by_another()
         bench.until(lambda: len(bench.driver.partitions) == 1, turns=2_000)
-        assert any("Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary)
+        assert any(
+            "Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary
+        )
         bench.turn(2)
         assert len(bench.consumer.assignment()) == 1
         (offer,) = bench.mailbox.mail.offers

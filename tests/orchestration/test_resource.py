@@ -18,12 +18,18 @@ SECRET = "hunter2-is-secret"  # noqa: S105 - the secret that must not be seen
 
 def resource(**settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settings of all kinds
     """A resource with the settings that every one needs."""
-    return KafkaConsumerResource(**{"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings})
+    return KafkaConsumerResource(
+        **{"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings}
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("hold_limit", "did you mean hold_limit_s?"), ("sasl.password", "did you mean sasl_password?"), ("zzz", "client_config")],
+    [
+        ("hold_limit", "did you mean hold_limit_s?"),
+        ("sasl.password", "did you mean sasl_password?"),
+        ("zzz", "client_config"),
+    ],
 )
 def test_an_unknown_setting_is_refused_with_a_suggestion(name: str, hint: str) -> None:
     """A misspelt limit that is silently ignored shows only when a deploy goes wrong."""
@@ -45,7 +51,9 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(name: str, hint: str) -
         ("sasl.password", "sasl_password", {"sasl_password": SECRET}),
     ],
 )
-def test_client_config_must_not_repeat_a_field(name: str, field: str, settings: dict[str, str]) -> None:
+def test_client_config_must_not_repeat_a_field(
+    name: str, field: str, settings: dict[str, str]
+) -> None:
     """Two values for one thing: the message names the field to use, and no value."""
     with pytest.raises(ConfigurationError, match="a field of its own") as problem:
         resource(client_config={name: SECRET}, **settings).consumer_config()
@@ -55,7 +63,11 @@ def test_client_config_must_not_repeat_a_field(name: str, field: str, settings: 
 
 def test_settings_of_librdkafka_reach_the_client() -> None:
     """Fields and client_config become one mapping."""
-    settings = {"fetch.max.bytes": "1000", "sasl.mechanism": "PLAIN", "security.protocol": "SASL_SSL"}
+    settings = {
+        "fetch.max.bytes": "1000",
+        "sasl.mechanism": "PLAIN",
+        "security.protocol": "SASL_SSL",
+    }
     config = resource(sasl_password=SECRET, client_config=settings).consumer_config()
     assert config["sasl.password"] == SECRET
     assert config["fetch.max.bytes"] == "1000"
@@ -94,8 +106,15 @@ def test_how_long_a_run_may_be_silent_reaches_the_driver() -> None:
 
 
 def test_when_a_range_is_tried_again_reaches_the_driver() -> None:
-    """A team whose outages last longer, or whose work must not be done a fourth time, must be able to say so."""
-    pace = resource(retry_delay_s=0.0, retry_delay_limit_s=60.0, retry_stopped=False).driver_settings().pace
+    """A team must be able to say when a range is tried again.
+
+    Its outages may last longer, or its work must not be done a fourth time.
+    """
+    pace = (
+        resource(retry_delay_s=0.0, retry_delay_limit_s=60.0, retry_stopped=False)
+        .driver_settings()
+        .pace
+    )
     assert pace == RetryPace(0.0, 60.0, retry_stopped=False)
 
 
@@ -121,13 +140,20 @@ def test_the_commit_slice_must_leave_time_to_drain() -> None:
 
 def test_a_hold_limit_beyond_the_poll_interval_is_refused_with_both_names() -> None:
     """The broker would fence the member during the hold, for which nobody would find the reason."""
-    with pytest.raises(ConfigurationError, match=r"hold_limit_s=300 .*'max.poll.interval.ms'=60000"):
+    with pytest.raises(
+        ConfigurationError, match=r"hold_limit_s=300 .*'max.poll.interval.ms'=60000"
+    ):
         resource(client_config={"max.poll.interval.ms": "60000"}).consumer_config()
 
 
 def test_a_consumer_is_made_with_the_hold_limit_of_the_resource() -> None:
-    """Runs and checks only read, but with another hold limit they would refuse a poll interval that the member accepts."""
-    with resource(hold_limit_s=30.0, client_config={"max.poll.interval.ms": "60000", "log_level": "0"}).connect() as consumer:
+    """Runs and checks only read.
+
+    With another hold limit they would refuse a poll interval that the member accepts.
+    """
+    with resource(
+        hold_limit_s=30.0, client_config={"max.poll.interval.ms": "60000", "log_level": "0"}
+    ).connect() as consumer:
         assert consumer.assignment() == frozenset()
 
 
@@ -140,8 +166,15 @@ def test_auto_commit_is_refused(value: str) -> None:
 
 def test_secrets_are_not_shown() -> None:
     """Resources are printed in logs and in error pages."""
-    kafka = resource(sasl_username="etl", sasl_password=SECRET, client_config={"ssl.key.password": SECRET})
-    for shown in (repr(kafka), str(kafka), repr(KafkaBatch(kafka=kafka)), str(KafkaBatch(kafka=kafka))):
+    kafka = resource(
+        sasl_username="etl", sasl_password=SECRET, client_config={"ssl.key.password": SECRET}
+    )
+    for shown in (
+        repr(kafka),
+        str(kafka),
+        repr(KafkaBatch(kafka=kafka)),
+        str(KafkaBatch(kafka=kafka)),
+    ):
         assert "kafka:9092" in shown
         assert SECRET not in shown
 
@@ -159,7 +192,11 @@ def test_an_error_about_a_value_does_not_show_the_value(settings: dict[str, obje
     """Pydantic prints what it was given, which here may be a password."""
     with pytest.raises(ValidationError) as problem:
         resource(**settings)
-    assert next(iter(settings)) in str(problem.value) or "topics" in str(problem.value) or "group_protocol" in str(problem.value)
+    assert (
+        next(iter(settings)) in str(problem.value)
+        or "topics" in str(problem.value)
+        or "group_protocol" in str(problem.value)
+    )
     assert SECRET not in str(problem.value)
 
 
@@ -172,7 +209,11 @@ def test_a_password_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatc
     def look(kafka: KafkaConsumerResource) -> None:
         seen.append(kafka.consumer_config()["sasl.password"])
 
-    @dg.job(resource_defs={"kafka": resource(security_protocol="SASL_SSL", sasl_password=dg.EnvVar("ETL_PASSWORD"))})
+    @dg.job(
+        resource_defs={
+            "kafka": resource(security_protocol="SASL_SSL", sasl_password=dg.EnvVar("ETL_PASSWORD"))
+        }
+    )
     def looks() -> None:
         look()
 

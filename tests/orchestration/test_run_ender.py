@@ -5,7 +5,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.orchestration.run_ender import MOST_AT_ONCE, MOST_OVERTAKEN, PATIENCE_S, SLOW_S, RunEnder, in_thread
+from dagster_rebalance.orchestration.run_ender import (
+    MOST_AT_ONCE,
+    MOST_OVERTAKEN,
+    PATIENCE_S,
+    SLOW_S,
+    RunEnder,
+    in_thread,
+)
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
@@ -44,7 +51,9 @@ class _Stage:
         self.notes: list[str] = []
         self.ended: list[str] = []
         self.now = 0.0
-        self.ender = RunEnder(port, self.notes.append, self.ended.append, self._start, lambda: self.now)
+        self.ender = RunEnder(
+            port, self.notes.append, self.ended.append, self._start, lambda: self.now
+        )
 
     def _start(self, _name: str, work: Callable[[], None]) -> None:
         self.threads.append(threading.Thread(target=work, daemon=True))
@@ -65,7 +74,12 @@ def test_each_run_is_asked_for_once_at_a_time() -> None:
     stage.ender.cancel(["run-1"])
     port.may_go_on.set()
     stage.wait()
-    assert sorted(port.asked) == [("cancel", "run-1"), ("end", "run-1"), ("end", "run-2"), ("end", "run-3")]
+    assert sorted(port.asked) == [
+        ("cancel", "run-1"),
+        ("end", "run-1"),
+        ("end", "run-2"),
+        ("end", "run-3"),
+    ]
     assert sorted(stage.ended) == ["run-1", "run-2", "run-3"]
     stage.ender.end_dead({"run-1": ""})
     stage.wait()
@@ -73,11 +87,16 @@ def test_each_run_is_asked_for_once_at_a_time() -> None:
 
 
 def test_a_launcher_that_takes_long_for_one_run_does_not_keep_the_others_waiting() -> None:
-    """One that is suspended answers after a minute, and a hold has ten seconds for its runs to be cancelled. A few at once are enough."""
+    """A suspended launcher answers after a minute.
+
+    A hold has ten seconds for its runs to be cancelled. A few cancels at once are enough.
+    """
     port = _Runs()
     stage = _Stage(port)
     stage.ender.cancel([f"run-{number}" for number in range(20)])
-    wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="as many as are done at once")
+    wait_until(
+        lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="as many as are done at once"
+    )
     assert len(stage.threads) == MOST_AT_ONCE
     port.may_go_on.set()
     stage.wait()
@@ -85,7 +104,10 @@ def test_a_launcher_that_takes_long_for_one_run_does_not_keep_the_others_waiting
 
 
 def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run() -> None:
-    """A connection that a firewall has dropped is silent for hours; until then no run of the member would be ended."""
+    """A connection that a firewall has dropped is silent for hours.
+
+    Until then no run of the member would be ended.
+    """
     port = _Runs()
     stage = _Stage(port)
     runs = [f"run-{number}" for number in range(MOST_AT_ONCE)]
@@ -96,12 +118,21 @@ def test_what_hangs_is_tried_again_in_another_thread_and_holds_back_no_other_run
     assert len(stage.threads) == MOST_AT_ONCE
     stage.now = SLOW_S
     stage.ender.end_dead({"run-0": ""})
-    wait_until(lambda: port.asked[MOST_AT_ONCE:] == [("end", "another")], timeout_s=10, what="the other run to be asked for")
+    wait_until(
+        lambda: port.asked[MOST_AT_ONCE:] == [("end", "another")],
+        timeout_s=10,
+        what="the other run to be asked for",
+    )
     stage.now = PATIENCE_S
     stage.ender.end_dead({"run-0": ""})
-    wait_until(lambda: len(port.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for")
+    wait_until(
+        lambda: len(port.asked) == MOST_AT_ONCE + 2, timeout_s=10, what="both to be asked for"
+    )
     assert port.asked[MOST_AT_ONCE + 1 :] == [("end", "run-0")]
-    assert sorted(stage.notes) == [f"ending run {run} hangs: nobody has answered. It is tried again in another thread" for run in runs]
+    assert sorted(stage.notes) == [
+        f"ending run {run} hangs: nobody has answered. It is tried again in another thread"
+        for run in runs
+    ]
     port.may_go_on.set()
     stage.wait()
     assert not any(thread.is_alive() for thread in stage.threads)
@@ -117,13 +148,19 @@ def test_patience_grows_for_the_run_that_hangs_again_and_for_no_other() -> None:
     wait_until(lambda: len(port.asked) == MOST_AT_ONCE, timeout_s=10, what="all threads to hang")
     stage.now = PATIENCE_S
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(port.asked) == 2 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for again")
+    wait_until(
+        lambda: len(port.asked) == 2 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for again"
+    )
     stage.now = 3 * PATIENCE_S - 1
     stage.ender.end_dead(runs)
     assert len(stage.threads) == 2 * MOST_AT_ONCE, "twice as much patience"
     stage.now = 3 * PATIENCE_S
     stage.ender.end_dead(runs)
-    wait_until(lambda: len(port.asked) == 3 * MOST_AT_ONCE, timeout_s=10, what="all to be asked for once more")
+    wait_until(
+        lambda: len(port.asked) == 3 * MOST_AT_ONCE,
+        timeout_s=10,
+        what="all to be asked for once more",
+    )
     port.may_go_on.set()
     stage.wait()
 
@@ -134,7 +171,9 @@ def test_a_run_that_hangs_for_ever_holds_a_bounded_number_of_threads() -> None:
     stage = _Stage(port)
     while stage.now < 2 * 86_400:
         stage.ender.end_dead({"run-1": ""})
-        wait_until(lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
+        wait_until(
+            lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask"
+        )
         stage.now += PATIENCE_S
     assert len(stage.threads) == MOST_OVERTAKEN + 1
     port.may_go_on.set()
@@ -148,7 +187,9 @@ def test_launchers_that_are_silent_hold_a_bounded_number_of_threads() -> None:
     stage = _Stage(port)
     for stage.now in (0.0, SLOW_S, 2 * SLOW_S, 3 * SLOW_S, 4 * SLOW_S, 5 * SLOW_S):
         stage.ender.cancel([f"run-{number}" for number in range(100)])
-        wait_until(lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask")
+        wait_until(
+            lambda: len(port.asked) == len(stage.threads), timeout_s=10, what="each thread to ask"
+        )
     assert len(stage.threads) == 16
     port.may_go_on.set()
     stage.wait()
@@ -162,7 +203,10 @@ def test_an_error_is_noted() -> None:
     stage.ender.cancel(["run-1"])
     stage.ender.end_dead({"run-2": ""})
     stage.wait()
-    assert sorted(stage.notes) == ["cancelling run run-1 failed: database is locked", "ending run run-2 failed: database is locked"]
+    assert sorted(stage.notes) == [
+        "cancelling run run-1 failed: database is locked",
+        "ending run run-2 failed: database is locked",
+    ]
     assert not stage.ended
 
 

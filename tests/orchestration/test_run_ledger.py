@@ -1,4 +1,7 @@
-"""The run ledger: how Dagster's runs are seen, and what is done to them. On a real instance; nothing is launched."""
+"""The run ledger: how Dagster's runs are seen, and what is done to them.
+
+On a real instance; nothing is launched.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,24 @@ from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
-from dagster_rebalance.orchestration.tags import ATTEMPT_TAG, BATCH_TAG, GROUP_TAG, REFUSAL_TAG, REFUSED_TAG
+from dagster_rebalance.orchestration.tags import (
+    ATTEMPT_TAG,
+    BATCH_TAG,
+    GROUP_TAG,
+    REFUSAL_TAG,
+    REFUSED_TAG,
+)
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import EACH_STORAGE, give_sign, idle_job, make_run, offer, span, status_of, tags_of
+from tests.orchestration.parts import (
+    EACH_STORAGE,
+    give_sign,
+    idle_job,
+    make_run,
+    offer,
+    span,
+    status_of,
+    tags_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +81,12 @@ def test_every_status_of_dagster_has_its_meaning(
     """A status without one would stop the member from reading any run."""
     run = make_run(instance, offer(batch_id), status)
     seen = look(instance, batch_id)
-    assert (seen.run_id, seen.batch_id, seen.ranges, seen.state) == (run.run_id, batch_id, (span(0),), state)
+    assert (seen.run_id, seen.batch_id, seen.ranges, seen.state) == (
+        run.run_id,
+        batch_id,
+        (span(0),),
+        state,
+    )
 
 
 def test_no_status_of_dagster_was_forgotten() -> None:
@@ -73,11 +96,16 @@ def test_no_status_of_dagster_was_forgotten() -> None:
 
 def test_runs_come_oldest_first(instance: dg.DagsterInstance, batch_id: str) -> None:
     """The last failed run is the one that a person is told to re-execute."""
-    made = [make_run(instance, offer(batch_id, attempt=number), Status.FAILURE).run_id for number in range(1, 5)]
+    made = [
+        make_run(instance, offer(batch_id, attempt=number), Status.FAILURE).run_id
+        for number in range(1, 5)
+    ]
     assert [run.run_id for run in RunLedger(instance, "etl").read([batch_id])] == made
 
 
-def test_many_batches_are_read_in_several_queries_and_still_in_order(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_batches_are_read_in_several_queries_and_still_in_order(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A query has a limited number of values; batch ids have no order of time."""
     monkeypatch.setattr(runs_module, "_BATCHES_PER_QUERY", 2)
     ids = [f"{letter}-{unique_name('b')}" for letter in "ecadb"]
@@ -101,33 +129,51 @@ class WatchedInstance:
         return getattr(self.instance, name)
 
 
-def test_runs_are_looked_up_by_one_tag_at_a_time(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_runs_are_looked_up_by_one_tag_at_a_time(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Two tags in one filter took 11 s on SQLite with 10,000 runs."""
     watched = WatchedInstance(instance)
     RunLedger(watched, "etl").read([batch_id], live_too=True)  # type: ignore[arg-type]
     assert len(watched.filters) == 2
-    assert [len(filters.tags) for filters in watched.filters] == [1, 0], "the live ones by their status, whose number stays small"
+    assert [len(filters.tags) for filters in watched.filters] == [1, 0], (
+        "the live ones by their status, whose number stays small"
+    )
 
 
-def test_live_runs_of_the_group_are_read_when_asked_for(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """A new owner must find runs whose claims were erased; those of other groups and those that ended are not its business."""
+def test_live_runs_of_the_group_are_read_when_asked_for(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """A new owner must find live runs whose claims were erased.
+
+    Runs of other groups and runs that ended are not its business.
+    """
     group = unique_name("group")
     old = make_run(instance, offer(unique_name("b")), Status.STARTED, group_id=group)
     make_run(instance, offer(unique_name("b")), Status.SUCCESS, group_id=group)
     make_run(instance, offer(unique_name("b")), Status.STARTED, group_id=unique_name("other"))
     mine = make_run(instance, offer(batch_id), Status.QUEUED, group_id=group)
     ledger = RunLedger(instance, group)
-    assert [run.run_id for run in ledger.read([batch_id], live_too=True)] == [old.run_id, mine.run_id]
+    assert [run.run_id for run in ledger.read([batch_id], live_too=True)] == [
+        old.run_id,
+        mine.run_id,
+    ]
     assert [run.run_id for run in ledger.read([batch_id])] == [mine.run_id]
     assert [run.run_id for run in ledger.read([], live_too=True)] == [old.run_id, mine.run_id]
 
 
-def test_a_run_without_a_readable_config_is_seen_without_ranges(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_without_a_readable_config_is_seen_without_ranges(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """It works on nothing that was claimed, and must not keep the others from being read."""
     instance.create_run_for_job(
         idle_job,
         tags={BATCH_TAG: batch_id, GROUP_TAG: "etl"},
-        run_config={"resources": {"kafka_batch": {"config": {"batch_id": batch_id, "ranges": ["orders:0:9:1"]}}}},
+        run_config={
+            "resources": {
+                "kafka_batch": {"config": {"batch_id": batch_id, "ranges": ["orders:0:9:1"]}}
+            }
+        },
     )
     good = make_run(instance, offer(batch_id), Status.STARTED)
     spoilt, read = RunLedger(instance, "etl").read([batch_id])
@@ -135,8 +181,13 @@ def test_a_run_without_a_readable_config_is_seen_without_ranges(instance: dg.Dag
     assert (read.run_id, read.ranges) == (good.run_id, (span(0),))
 
 
-def test_marks_of_a_run_do_not_count_for_its_retry(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Dagster copies tags to retries: a copied mark would make a working run invisible to the check of another one."""
+def test_marks_of_a_run_do_not_count_for_its_retry(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster copies tags to retries.
+
+    A copied mark would make a working run invisible to the check of another one.
+    """
     first = make_run(instance, offer(batch_id), Status.FAILURE)
     instance.add_run_tags(first.run_id, {REFUSED_TAG: first.run_id})
     set_mark(instance, first, Mark.TAKEN_BACK)
@@ -147,8 +198,13 @@ def test_marks_of_a_run_do_not_count_for_its_retry(instance: dg.DagsterInstance,
     assert (after.is_refused, after.is_taken_back, after.is_retry) == (False, False, True)
 
 
-def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Dagster writes all tags of a run to add one: what another process wrote meanwhile is lost. A deploy must not stop a partition."""
+def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster writes all tags of a run to add one: what another process wrote meanwhile is lost.
+
+    A deploy must not stop a partition.
+    """
     run = make_run(instance, offer(batch_id), Status.QUEUED)
     storage: Any = instance.run_storage
     read_before = instance.get_run_by_id(run.run_id)
@@ -159,18 +215,30 @@ def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(instance: dg.Dagster
     assert look(instance, batch_id).is_taken_back
 
 
-def test_attempt_parent_and_start_of_a_run_are_read(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """What counts as an attempt is decided by them; a tag that a person has spoilt must not stop the reading."""
+def test_attempt_parent_and_start_of_a_run_are_read(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """The attempt, the parent and the start decide what counts as an attempt.
+
+    A tag that a person has spoilt must not stop the reading.
+    """
     first = make_run(instance, offer(batch_id, attempt=3), Status.STARTED)
     make_run(instance, offer(batch_id), Status.QUEUED, parent=first, tags={ATTEMPT_TAG: "many"})
-    instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_START", job_name="idle_job"), first.run_id)
+    instance.report_dagster_event(
+        dg.DagsterEvent(event_type_value="PIPELINE_START", job_name="idle_job"), first.run_id
+    )
     before, after = RunLedger(instance, "etl").read([batch_id])
     assert (before.attempt, before.parent_id, before.has_started) == (3, "", True)
     assert (after.attempt, after.parent_id, after.has_started) == (0, first.run_id, False)
 
 
-def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Another resource failed or took too long: that says nothing about the records, and must not make a dead letter of them."""
+def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Another resource of the run failed or took too long.
+
+    That says nothing about the records, and must not make a dead letter of them.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     assert look(instance, batch_id).has_started
     instance.report_run_failed(run)
@@ -179,12 +247,20 @@ def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(i
     assert look(instance, batch_id).has_started
 
 
-def test_a_retry_of_dagsters_own_is_told_from_a_persons(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_retry_of_dagsters_own_is_told_from_a_persons(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Only a person's wish to try again jumps the delays and the limit of attempts."""
     first = make_run(instance, offer(batch_id), Status.FAILURE)
     make_run(instance, offer(batch_id), Status.QUEUED, parent=first)
-    make_run(instance, offer(batch_id), Status.QUEUED, parent=first, tags={"dagster/retry_number": "1"})
-    assert [run.is_automatic for run in RunLedger(instance, "etl").read([batch_id])] == [False, False, True]
+    make_run(
+        instance, offer(batch_id), Status.QUEUED, parent=first, tags={"dagster/retry_number": "1"}
+    )
+    assert [run.is_automatic for run in RunLedger(instance, "etl").read([batch_id])] == [
+        False,
+        False,
+        True,
+    ]
 
 
 def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
@@ -195,8 +271,13 @@ def test_the_heartbeat_of_a_run_is_read(instance: dg.DagsterInstance, batch_id: 
     assert look(instance, batch_id).heartbeat == "7 ?somebody"
 
 
-def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """People complained of a tag that is of no use to them; an event for each beat would be worse."""
+def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """People complained of a tag that is of no use to them.
+
+    An event for each beat would be worse.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     before = len(instance.all_logs(run.run_id))
     give_sign(instance, run, "1 ?somebody")
@@ -204,8 +285,13 @@ def test_a_heartbeat_leaves_nothing_on_the_page_of_the_run(instance: dg.DagsterI
     assert len(instance.all_logs(run.run_id)) == before
 
 
-def test_signs_of_life_take_a_fixed_number_of_places(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Dagster never deletes such a value. The run that comes ten thousand runs later takes the place, and it is seen that it did."""
+def test_signs_of_life_take_a_fixed_number_of_places(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster never deletes such a value.
+
+    The run that comes ten thousand runs later takes the place, and it is seen that it did.
+    """
     first, later = (make_run(instance, offer(batch_id), Status.STARTED) for _ in range(2))
     signs = SignsOfLife(instance)
     signs.give(first, 5, "1 ?a")
@@ -220,7 +306,11 @@ def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
     """In Dagster+ the storage returns an error for them, and does not raise it."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     for name in ("get_cursor_values", "set_cursor_values"):
-        monkeypatch.setattr(type(instance.run_storage), name, lambda *_: NotImplementedError("not supported from the user cloud"))
+        monkeypatch.setattr(
+            type(instance.run_storage),
+            name,
+            lambda *_: NotImplementedError("not supported from the user cloud"),
+        )
     for sign in ("1 ?a", "2 ?a"):
         give_sign(instance, run, sign)
     assert look(instance, batch_id).heartbeat == "2 ?a"
@@ -239,9 +329,18 @@ def test_signs_of_life_are_events_where_the_storage_has_no_such_values(
     ],
 )
 def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
-    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, marks: list[Mark], *, is_gone: bool, is_over: bool
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    status: dg.DagsterRunStatus,
+    marks: list[Mark],
+    *,
+    is_gone: bool,
+    is_over: bool,
 ) -> None:
-    """One that has not begun looks later whether it may work, and finds its end. The word of its process says nothing of its Spark work."""
+    """One that has not begun looks later whether it may work, and finds its end.
+
+    The word of its process says nothing of its Spark work.
+    """
     run = make_run(instance, offer(batch_id), status)
     for mark in marks:
         set_mark(instance, run, mark)
@@ -251,7 +350,9 @@ def test_a_run_that_ended_in_dagster_is_over_when_that_is_known(
         assert (seen.is_gone, seen.is_over, seen.is_live) == (is_gone, is_over, not is_over)
 
 
-def test_the_end_of_a_dead_run_is_remembered_in_dagster(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_the_end_of_a_dead_run_is_remembered_in_dagster(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """The next owner need not wait again, and its Spark work is not stopped each second."""
     run = make_run(instance, offer(batch_id), Status.FAILURE)
     set_mark(instance, run, Mark.BEGAN)
@@ -266,8 +367,13 @@ def begin(instance: dg.DagsterInstance, run: dg.DagsterRun) -> None:
     Heartbeat(instance, run, timeout_s=60).begin()
 
 
-def test_a_run_that_has_given_another_sign_is_not_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """It took long to begin, and began after its member had taken it for dead: its work would have company."""
+def test_a_run_that_has_given_another_sign_is_not_ended(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """The run took long to begin, and its member had taken it for dead.
+
+    It began after that, and another run would work beside it.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     stopped: list[str] = []
     ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
@@ -279,8 +385,13 @@ def test_a_run_that_has_given_another_sign_is_not_ended(instance: dg.DagsterInst
     assert status_of(instance, run) is Status.FAILURE
 
 
-def test_a_run_that_begins_while_it_is_ended_is_not_over(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """It may have looked before it was ended, and be at work; it ends by its own word, when it finds that end."""
+def test_a_run_that_begins_while_it_is_ended_is_not_over(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """The run may have looked before it was ended, and be at work.
+
+    It ends by its own word, when it finds that end.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl", stop_spark_work=lambda _run_id: begin(instance, run))
     assert not ledger.end_dead(run.run_id, "")
@@ -288,7 +399,9 @@ def test_a_run_that_begins_while_it_is_ended_is_not_over(instance: dg.DagsterIns
     assert (seen.state, seen.is_over, seen.is_live) == (RunState.FAILED, False, True)
 
 
-def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_spark_work_of_a_deleted_run_is_stopped_too(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Its server goes on for minutes."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
@@ -297,14 +410,18 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(instance: dg.DagsterInstance
     assert stopped == [run.run_id]
 
 
-def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Its process was suspended, and another run may be at work on its batch by now."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
     set_mark(instance, run, Mark.BEGAN)
     ledger.end_dead(run.run_id, "")
     assert look(instance, batch_id).is_written_off
-    instance.report_dagster_event(dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name), run.run_id)
+    instance.report_dagster_event(
+        dg.DagsterEvent(event_type_value="PIPELINE_SUCCESS", job_name=run.job_name), run.run_id
+    )
     assert status_of(instance, run) is Status.SUCCESS
     for _ in range(2):
         (seen,) = ledger.read([batch_id])
@@ -314,22 +431,33 @@ def test_a_success_that_a_run_reports_after_a_member_has_ended_it_does_not_count
 WILL_RETRY = "dagster/will_retry"
 
 
-def make_failure(instance: dg.DagsterInstance, batch_id: str, tags: dict[str, str] | None = None) -> dg.DagsterRun:
+def make_failure(
+    instance: dg.DagsterInstance, batch_id: str, tags: dict[str, str] | None = None
+) -> dg.DagsterRun:
     """A run that fails now, before Dagster says whether it retries it."""
     run = make_run(instance, offer(batch_id), Status.STARTED, tags=tags)
-    failure = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_FAILURE.value, job_name=run.job_name)
+    failure = dg.DagsterEvent(
+        event_type_value=dg.DagsterEventType.RUN_FAILURE.value, job_name=run.job_name
+    )
     instance.run_storage.handle_run_event(run.run_id, failure)
     return run
 
 
-def test_a_failure_is_final_where_dagster_retries_no_runs(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_failure_is_final_where_dagster_retries_no_runs(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Waiting for a retry that cannot come would cost five minutes for each failure."""
     make_run(instance, offer(batch_id), Status.FAILURE)
     assert not look(instance, batch_id).awaits_retry
 
 
-def test_a_fresh_failure_may_still_be_retried(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Dagster says whether it retries 20 to 30 ms after the failure: until then both the retry and a new request would run."""
+def test_a_fresh_failure_may_still_be_retried(
+    retrying_instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster says whether it retries 20 to 30 ms after the failure.
+
+    Until then both the retry and a new request would run.
+    """
     make_failure(retrying_instance, batch_id)
     assert look(retrying_instance, batch_id).awaits_retry
 
@@ -344,7 +472,9 @@ def test_what_dagster_says_about_the_retry_is_believed(
     assert look(retrying_instance, batch_id).is_live is awaited
 
 
-def test_a_failure_whose_retry_exists_is_over(retrying_instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_failure_whose_retry_exists_is_over(
+    retrying_instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """From then on the retry counts, not its parent."""
     first = make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
     make_run(retrying_instance, offer(batch_id), Status.STARTED, parent=first)
@@ -354,7 +484,9 @@ def test_a_failure_whose_retry_exists_is_over(retrying_instance: dg.DagsterInsta
     assert after.is_live
 
 
-def test_a_retry_that_never_came_is_given_up(retrying_instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_retry_that_never_came_is_given_up(
+    retrying_instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A daemon that is down must not stall a partition for ever."""
     make_failure(retrying_instance, batch_id, {WILL_RETRY: "true"})
     monkeypatch.setattr(runs_module, "RETRY_PATIENCE_S", 0.0)
@@ -366,7 +498,10 @@ def test_a_retry_that_never_came_is_given_up(retrying_instance: dg.DagsterInstan
 def test_a_retry_is_awaited_for_as_long_in_every_time_zone_of_postgres(
     postgres: Postgres, batch_id: str, zone: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Postgres stores times of the session's zone, and does not say which: west of UTC no retry was awaited, east of it for hours."""
+    """Postgres stores times of the session's zone, and does not say which.
+
+    West of UTC no retry was awaited, east of it for hours.
+    """
     name = unique_name("zone")
     postgres.create_database(name)
     monkeypatch.setenv("PGTZ", zone)
@@ -378,14 +513,18 @@ def test_a_retry_is_awaited_for_as_long_in_every_time_zone_of_postgres(
         assert not look(instance, batch_id).awaits_retry
 
 
-def test_the_word_of_dagster_counts_where_its_setting_cannot_be_read(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_the_word_of_dagster_counts_where_its_setting_cannot_be_read(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """In Dagster+ retries are a setting of the deployment, which user code does not see."""
     make_failure(instance, batch_id, {WILL_RETRY: "true"})
     assert look(instance, batch_id).awaits_retry
 
 
 @pytest.mark.parametrize("status", [Status.SUCCESS, Status.CANCELED, Status.STARTED])
-def test_only_failures_await_a_retry(retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
+def test_only_failures_await_a_retry(
+    retrying_instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
+) -> None:
     """Dagster retries nothing else."""
     make_run(retrying_instance, offer(batch_id), status, tags={WILL_RETRY: "true"})
     assert not look(retrying_instance, batch_id).awaits_retry
@@ -399,8 +538,13 @@ def test_a_queued_run_is_cancelled_and_marked(instance: dg.DagsterInstance, batc
     assert look(instance, batch_id).is_taken_back
 
 
-def test_a_run_that_has_started_meanwhile_is_not_taken_back(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Its member saw it in the queue, and gives a partition up now: work that began is waited for."""
+def test_a_run_that_has_started_meanwhile_is_not_taken_back(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """The member saw the run in the queue, and gives a partition up now.
+
+    It waits for work that began.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     RunLedger(instance, "etl").cancel(run.run_id, only_unstarted=True)
     assert status_of(instance, run) is Status.STARTED
@@ -414,9 +558,16 @@ def test_a_queued_run_is_taken_back(instance: dg.DagsterInstance, batch_id: str)
     assert status_of(instance, run) is Status.CANCELED
 
 
-@pytest.mark.parametrize("status", [Status.STARTING, Status.SUCCESS, Status.FAILURE, Status.CANCELED])
-def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus) -> None:
-    """The default launcher has no process to interrupt while a run is being launched; a run that failed by itself has to count."""
+@pytest.mark.parametrize(
+    "status", [Status.STARTING, Status.SUCCESS, Status.FAILURE, Status.CANCELED]
+)
+def test_runs_that_cannot_be_cancelled_are_left_alone(
+    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus
+) -> None:
+    """The default launcher has no process to interrupt while a run is being launched.
+
+    A run that failed by itself has to count.
+    """
     run = make_run(instance, offer(batch_id), status)
     for run_id in (run.run_id, "no such run"):
         RunLedger(instance, "etl").cancel(run_id)
@@ -425,7 +576,10 @@ def test_runs_that_cannot_be_cancelled_are_left_alone(instance: dg.DagsterInstan
 
 
 def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a run begin while its mark is written: storage is locked for seconds, and the daemon launches it."""
+    """Let a run begin while its mark is written.
+
+    Storage is locked for seconds, and the daemon launches the run.
+    """
 
     def slow(within: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
         set_mark(within, run, mark)
@@ -436,7 +590,10 @@ def begin_once_marked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("status", [Status.NOT_STARTED, Status.QUEUED])
 def test_a_run_that_begins_while_it_is_marked_is_not_taken_back(
-    instance: dg.DagsterInstance, batch_id: str, status: dg.DagsterRunStatus, monkeypatch: pytest.MonkeyPatch
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    status: dg.DagsterRunStatus,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would be cancelled at work, or shown as cancelled while it works."""
     run = make_run(instance, offer(batch_id), status)
@@ -446,7 +603,10 @@ def test_a_run_that_begins_while_it_is_marked_is_not_taken_back(
 
 
 class LauncherOfPods:
-    """A launcher that can stop what it launches, also before that has started; unless it may not, or not yet."""
+    """A launcher that can stop what it launches, also before that has started.
+
+    With `may_stop=False` it stops nothing: it may not do so, or not yet.
+    """
 
     def __init__(self, *, may_stop: bool, shows_it: Callable[[str], object] = str) -> None:
         self.asked: list[str] = []
@@ -460,7 +620,9 @@ class LauncherOfPods:
         return self.may_stop
 
 
-def launcher_that_fails(instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch) -> LauncherOfPods:
+def launcher_that_fails(
+    instance: dg.DagsterInstance, run: dg.DagsterRun, monkeypatch: pytest.MonkeyPatch
+) -> LauncherOfPods:
     """A launcher that shows a run as canceling, as Dagster's do, and then does not stop it."""
     launcher = LauncherOfPods(may_stop=False, shows_it=lambda _: instance.report_run_canceling(run))
     with_launcher(instance, launcher, monkeypatch)
@@ -470,7 +632,10 @@ def launcher_that_fails(instance: dg.DagsterInstance, run: dg.DagsterRun, monkey
 def test_a_run_that_was_not_stopped_is_asked_for_again_although_dagster_shows_it_as_canceling(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dagster's launchers show a run so first, and then ask its process, which a busy code server may not answer."""
+    """Dagster's launchers show a run as canceling first, and then ask its process.
+
+    A busy code server may not answer.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     launcher = launcher_that_fails(instance, run, monkeypatch)
     monkeypatch.setattr(runs_module, "_STOP_AGAIN_S", 0.0)
@@ -498,7 +663,9 @@ def test_a_launcher_that_fails_is_not_asked_each_second(
     assert len(launcher.asked) == 1
 
 
-def with_launcher(instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch) -> None:
+def with_launcher(
+    instance: dg.DagsterInstance, launcher: LauncherOfPods, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Let the instance launch runs with another launcher."""
     monkeypatch.setattr(type(instance), "run_launcher", launcher)
 
@@ -525,33 +692,53 @@ def test_a_run_that_its_launcher_cannot_stop_is_marked_once(
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="could not stop it"):
             RunLedger(instance, "etl").cancel(run.run_id)
-    marks = [text for entry in instance.all_logs(run.run_id) if f"[{Mark.TAKEN_BACK.value}]" in (text := str(entry.dagster_event))]
+    marks = [
+        text
+        for entry in instance.all_logs(run.run_id)
+        if f"[{Mark.TAKEN_BACK.value}]" in (text := str(entry.dagster_event))
+    ]
     assert (len(launcher.asked), len(marks)) == (2, 1)
 
 
 def test_a_launcher_that_could_not_stop_a_run_is_not_believed_in_silence(
     instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without the right to delete jobs, Kubernetes' launcher only notes it among the events of the run."""
+    """The launcher of Kubernetes needs the right to delete jobs.
+
+    Without that right, it only notes the failure among the events of the run.
+    """
     with_launcher(instance, LauncherOfPods(may_stop=False), monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
     with pytest.raises(ConfigurationError, match="needs the right to delete jobs"):
         RunLedger(instance, "etl").cancel(run.run_id)
 
 
-def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Once Dagster shows the run as failed its batch is requested again: by then nothing of it may work."""
+def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Once Dagster shows the run as failed, its batch is requested again.
+
+    By then nothing of the run may work.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     seen: list[tuple[str, dg.DagsterRunStatus]] = []
-    ledger = RunLedger(instance, "etl", stop_spark_work=lambda run_id: seen.append((run_id, status_of(instance, run))))
+    ledger = RunLedger(
+        instance,
+        "etl",
+        stop_spark_work=lambda run_id: seen.append((run_id, status_of(instance, run))),
+    )
     ledger.end_dead(run.run_id, "")
     assert seen == [(run.run_id, Status.STARTED)]
     assert status_of(instance, run) is Status.FAILURE
     messages = [entry.message for entry in instance.all_logs(run.run_id)]
-    assert any("gave no sign of life; its batch is requested again" in message for message in messages)
+    assert any(
+        "gave no sign of life; its batch is requested again" in message for message in messages
+    )
 
 
-def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Two Spark jobs on one range would write the output twice."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
 
@@ -564,7 +751,9 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(instance: dg.Dagster
     assert status_of(instance, run) is Status.STARTED
 
 
-@pytest.mark.parametrize("problem", [ConfigurationError("no server answers"), OSError("not an error of this package")])
+@pytest.mark.parametrize(
+    "problem", [ConfigurationError("no server answers"), OSError("not an error of this package")]
+)
 def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
     instance: dg.DagsterInstance, batch_id: str, problem: Exception
 ) -> None:
@@ -583,7 +772,9 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
     assert status_of(instance, other) is Status.FAILURE
 
 
-def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(instance: dg.DagsterInstance) -> None:
+def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(
+    instance: dg.DagsterInstance,
+) -> None:
     """It goes into a dead letter, for people who have no Dagster."""
 
     @dg.op
@@ -597,11 +788,16 @@ def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(ins
 
     run_id = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
     why = RunLedger(instance, "etl").why_failed(run_id)
-    assert why.endswith("caused by: ValueError: record 5 cannot be read\ncaused by: LookupError: no such customer: 17")
+    assert why.endswith(
+        "caused by: ValueError: record 5 cannot be read\ncaused by: LookupError: no such customer: "
+        "17"
+    )
     assert "Stack Trace" not in why
 
 
-def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """As it is for a run whose process died; one of which Dagster has no event is said to be so."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
@@ -610,7 +806,9 @@ def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(instance: dg.
     assert "gave no sign of life" in ledger.why_failed(run.run_id)
 
 
-def test_a_run_that_ended_meanwhile_is_not_reported_dead(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_ended_meanwhile_is_not_reported_dead(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Its result stands."""
     run = make_run(instance, offer(batch_id), Status.SUCCESS)
     for run_id in (run.run_id, "no such run"):
@@ -618,11 +816,22 @@ def test_a_run_that_ended_meanwhile_is_not_reported_dead(instance: dg.DagsterIns
     assert status_of(instance, run) is Status.SUCCESS
 
 
-def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """That takes up to a minute; a success that became a failure would be worked on a second time."""
+def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Asking the launcher takes up to a minute.
+
+    A success that became a failure would be worked on a second time.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    success = dg.DagsterEvent(event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name)
-    RunLedger(instance, "etl", stop_spark_work=lambda run_id: instance.report_dagster_event(success, run_id)).end_dead(run.run_id, "")
+    success = dg.DagsterEvent(
+        event_type_value=dg.DagsterEventType.RUN_SUCCESS.value, job_name=run.job_name
+    )
+    RunLedger(
+        instance,
+        "etl",
+        stop_spark_work=lambda run_id: instance.report_dagster_event(success, run_id),
+    ).end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
 
 
@@ -633,7 +842,9 @@ def test_a_dead_run_is_ended_without_spark_too(instance: dg.DagsterInstance, bat
     assert status_of(instance, run) is Status.FAILURE
 
 
-def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """No queue and no launcher knows it: a hold would wait for it until its limit."""
     run = make_run(instance, offer(batch_id), Status.NOT_STARTED)
     RunLedger(instance, "etl").cancel(run.run_id)
@@ -643,5 +854,7 @@ def test_a_run_that_was_created_but_not_submitted_is_cancelled_at_once(instance:
 
 def test_why_a_run_refused_itself_is_read(instance: dg.DagsterInstance, batch_id: str) -> None:
     """The member shows it when runs refuse themselves again and again."""
-    make_run(instance, offer(batch_id), Status.FAILURE, tags={REFUSAL_TAG: "Kafka could not be asked"})
+    make_run(
+        instance, offer(batch_id), Status.FAILURE, tags={REFUSAL_TAG: "Kafka could not be asked"}
+    )
     assert look(instance, batch_id).refusal == "Kafka could not be asked"

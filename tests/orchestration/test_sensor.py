@@ -1,4 +1,7 @@
-"""The sensor: what a tick returns, and what a preview does not do. The member is a stand-in; real ones are in test_members."""
+"""The sensor: what a tick returns, and what a preview does not do.
+
+The member is a stand-in; real ones are in test_members.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from dagster_rebalance.orchestration import sensor as sensor_module
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.mailbox import Mail
 from dagster_rebalance.orchestration.members import Members
-from dagster_rebalance.orchestration.sensor import MOST_REQUESTS_PER_TICK, build_kafka_batch_sensor, is_real_tick
+from dagster_rebalance.orchestration.sensor import (
+    MOST_REQUESTS_PER_TICK,
+    build_kafka_batch_sensor,
+    is_real_tick,
+)
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
 
@@ -60,12 +67,18 @@ class Sensor:
         self.monkeypatch.setattr(sensor_module, "_host", make)
 
     def tick(self, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
-        """Evaluate the sensor as the daemon or as a preview does; returns what Dagster makes of it."""
+        """Evaluate the sensor as the daemon or as a preview does.
+
+        Returns what Dagster makes of it.
+        """
         self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
         made = self.defs.resolve_sensor_def("orders_sensor")
         with dg.DagsterInstance.ephemeral() as instance:
             context = dg.build_sensor_context(
-                instance=instance, definitions=self.defs, resources={"kafka": self.kafka}, sensor_name="orders_sensor"
+                instance=instance,
+                definitions=self.defs,
+                resources={"kafka": self.kafka},
+                sensor_name="orders_sensor",
             )
             with context:
                 return made.evaluate_tick(context)
@@ -107,7 +120,10 @@ def test_a_preview_shows_what_would_be_requested_without_a_tick(sensor: Sensor) 
     sensor.tick()
     result = sensor.tick(real=False)
     assert not result.run_requests
-    assert f"would request {member.mail.offers[0].run_key} for orders-0 [0, 10), orders-1 [0, 10)" in str(result.skip_message)
+    assert (
+        f"would request {member.mail.offers[0].run_key} for orders-0 [0, 10), orders-1 [0, 10)"
+        in str(result.skip_message)
+    )
     assert "lag 340" in str(result.skip_message)
     assert member.ticks == 1
 
@@ -132,7 +148,10 @@ def test_what_is_offered_is_requested_again_by_the_next_tick(sensor: Sensor) -> 
 
 
 def test_a_tick_requests_no_more_than_the_daemon_can_bear(sensor: Sensor) -> None:
-    """Each costs it a quarter of a second in which no other sensor is evaluated; the rest comes with the next tick."""
+    """Each request costs the daemon a quarter of a second.
+
+    No other sensor is evaluated in that time. The rest comes with the next tick.
+    """
     sensor.hosts(StandIn(*(offer(f"b-{number}") for number in range(50))))
     assert len(sensor.tick().run_requests) == MOST_REQUESTS_PER_TICK
 
@@ -148,7 +167,10 @@ def test_without_offers_the_skip_reason_says_what_the_member_does(sensor: Sensor
 def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The member would leave and join for ever; the message names both settings."""
     sensor = Sensor(monkeypatch, lease_s=19.0)
-    with pytest.raises(ConfigurationError, match=r"lease_s=19 .* must be at least 20 \(4 intervals of sensor orders_sensor\)"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"lease_s=19 .* must be at least 20 \(4 intervals of sensor orders_sensor\)",
+    ):
         sensor.tick()
     assert sensor.members._members == {}
 
@@ -161,7 +183,9 @@ def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.Monk
         ({"client_config": {"max.poll.interval.ms": "1000"}}, "hold_limit_s=300"),
     ],
 )
-def test_settings_that_cannot_work_fail_the_first_tick(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str) -> None:
+def test_settings_that_cannot_work_fail_the_first_tick(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], message: str
+) -> None:
     """Before a thread is started, so that the first tick shows it."""
     sensor = Sensor(monkeypatch, **settings)
     with pytest.raises(ConfigurationError, match=message):
@@ -169,7 +193,10 @@ def test_settings_that_cannot_work_fail_the_first_tick(monkeypatch: pytest.Monke
     assert sensor.members._members == {}
 
 
-@dg.job(executor_def=dg.multiprocess_executor, resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
+@dg.job(
+    executor_def=dg.multiprocess_executor,
+    resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()},
+)
 def _many_processes() -> None:
     """A job whose steps are processes."""
     nothing()
@@ -184,10 +211,20 @@ def _default_executor() -> None:
 _UNSAID = dg.define_asset_job("unsaid", selection="*")
 
 
-@pytest.mark.parametrize("job", [_many_processes, _default_executor, _UNSAID], ids=lambda job: job.name)
-def test_a_job_whose_steps_are_processes_is_refused(job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:
-    """Between two steps nobody would beat: healthy runs would be ended as dead, three times, and the partition stopped."""
-    with pytest.raises(ConfigurationError, match=f"the job {job.name} of sensor s .* executor_def=dg.in_process_executor"):
+@pytest.mark.parametrize(
+    "job", [_many_processes, _default_executor, _UNSAID], ids=lambda job: job.name
+)
+def test_a_job_whose_steps_are_processes_is_refused(
+    job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition,
+) -> None:
+    """Between two steps no process would give a sign of life.
+
+    Healthy runs would be ended as dead, three times, and the partition stopped.
+    """
+    with pytest.raises(
+        ConfigurationError,
+        match=f"the job {job.name} of sensor s .* executor_def=dg.in_process_executor",
+    ):
         build_kafka_batch_sensor(name="s", job=job)
 
 
@@ -196,7 +233,10 @@ def _bare() -> None:
     """Takes no batch."""
 
 
-@dg.job(executor_def=dg.in_process_executor, resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
+@dg.job(
+    executor_def=dg.in_process_executor,
+    resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()},
+)
 def _half() -> None:
     """A job of which one step takes no batch."""
     nothing()
@@ -205,10 +245,14 @@ def _half() -> None:
 
 def test_a_job_of_which_a_step_takes_no_batch_is_refused() -> None:
     """Executed again alone, that step would look at no claim and give no sign of life."""
-    with pytest.raises(ConfigurationError, match=r"^_bare of job _half does not take the resource 'kafka_batch'"):
+    with pytest.raises(
+        ConfigurationError, match=r"^_bare of job _half does not take the resource 'kafka_batch'"
+    ):
         build_kafka_batch_sensor(name="s", job=_half)
 
 
 def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:
     """Ops and graphs work as well as assets."""
-    build_kafka_batch_sensor(name="s", job=_many_processes.with_executor_def(dg.in_process_executor))
+    build_kafka_batch_sensor(
+        name="s", job=_many_processes.with_executor_def(dg.in_process_executor)
+    )

@@ -1,4 +1,7 @@
-"""A code server that is told to end: its members hear of it at once, not only when its runs are over."""
+"""A code server is told to end.
+
+Its members hear of it at once, not only when its runs are over.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ def told() -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_the_signal_is_told_first_and_does_what_it_did_before(told: list[int], number: signal.Signals) -> None:
+def test_the_signal_is_told_first_and_does_what_it_did_before(
+    told: list[int], number: signal.Signals
+) -> None:
     """Dagster ends the server by its own handler, which must still come."""
     call_on_shutdown(lambda: told.append(0))
     signal.raise_signal(number)
@@ -39,7 +44,10 @@ def test_the_signal_is_told_first_and_does_what_it_did_before(told: list[int], n
 
 
 def test_a_process_that_ignores_the_signal_still_does(told: list[int]) -> None:
-    """Started in the background of a shell, a process ignores SIGINT; it is not for us to change that."""
+    """A process that is started in the background of a shell ignores SIGINT.
+
+    It is not for us to change that.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     call_on_shutdown(lambda: told.append(0))
     signal.raise_signal(signal.SIGINT)
@@ -47,13 +55,17 @@ def test_a_process_that_ignores_the_signal_still_does(told: list[int]) -> None:
 
 
 def test_a_thread_can_ask_for_it_while_the_main_thread_waits() -> None:
-    """So it is in a code server: ticks run in a pool, and the main thread waits for the end, a moment at a time."""
+    """In a code server ticks run in a pool.
+
+    The main thread waits for the end, a moment at a time.
+    """
     script = """
         import os, signal, sys, threading, time
         from dagster_rebalance.orchestration.shutdown import call_on_shutdown
 
         def tick():
-            call_on_shutdown(lambda: print("told", threading.current_thread() is threading.main_thread(), flush=True))
+            call_on_shutdown(lambda: print("told", threading.current_thread() is \
+threading.main_thread(), flush=True))
             while signal.getsignal(signal.SIGTERM) is dagsters:
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -70,5 +82,11 @@ def test_a_thread_can_ask_for_it_while_the_main_thread_waits() -> None:
         except KeyboardInterrupt:
             print("interrupted")
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (done.stdout, done.returncode) == ("told True\ninterrupted\n", 0), done.stderr

@@ -1,4 +1,7 @@
-"""The thread that does what needs Dagster's storage: it may hang, fail or be slow, and the member goes on."""
+"""The thread that does what needs Dagster's storage.
+
+The storage may hang, fail or be slow, and the member goes on.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,13 @@ class Desk:
 
     def job(self, name: str, slot: str | None = None, subject: object = None) -> Job:
         """A job that is done at once."""
-        return Job(name, lambda: self.done.append(name), lambda _: seen.TickArrived(), slot=slot, subject=subject)
+        return Job(
+            name,
+            lambda: self.done.append(name),
+            lambda _: seen.TickArrived(),
+            slot=slot,
+            subject=subject,
+        )
 
     def hang(self, name: str = "reading runs", subject: object = None) -> None:
         """Ask for a job that hangs, and wait until it does."""
@@ -46,7 +55,11 @@ class Desk:
 
     def until(self, condition: Callable[[], object]) -> None:
         """Wait for the thread."""
-        wait_until(condition, timeout_s=60, what=lambda: f"the storage; done: {self.done}, notes: {self.notes}")
+        wait_until(
+            condition,
+            timeout_s=60,
+            what=lambda: f"the storage; done: {self.done}, notes: {self.notes}",
+        )
 
 
 @pytest.fixture
@@ -88,7 +101,9 @@ def test_storage_that_does_not_answer_is_named(desk: Desk) -> None:
     desk.clock.advance(5)
     assert desk.worker.silence is None
     desk.clock.advance(40)
-    assert str(desk.worker.silence).startswith("Dagster's storage has not answered for 45 s (reading runs)")
+    assert str(desk.worker.silence).startswith(
+        "Dagster's storage has not answered for 45 s (reading runs)"
+    )
     desk.let_go.set()
     desk.until(lambda: desk.worker.silence is None)
     assert desk.notes == ["reading runs took 45.0 s"]
@@ -121,7 +136,9 @@ def test_threads_that_hang_do_not_pile_up(desk: Desk) -> None:
     assert 80 < len(overtaken) < 100, "one at first, and then one in 16 minutes"
 
 
-def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_again(desk: Desk) -> None:
+def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_again(
+    desk: Desk,
+) -> None:
     """Each outage is the first one."""
     desk.hang()
     desk.clock.advance(60)
@@ -145,7 +162,10 @@ def test_a_failure_is_a_note_and_no_answer(desk: Desk) -> None:
     desk.worker.ask(Job("RecordCommit", fails, is_repeated=True))
     desk.worker.ask(Job("showing the state", fails))
     desk.until(lambda: len(desk.notes) == 2)
-    assert desk.notes == ["RecordCommit failed and is tried again: database is locked", "showing the state failed: database is locked"]
+    assert desk.notes == [
+        "RecordCommit failed and is tried again: database is locked",
+        "showing the state failed: database is locked",
+    ]
     assert desk.worker.answers() == []
 
 

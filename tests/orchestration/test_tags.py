@@ -1,4 +1,7 @@
-"""What is stored in Dagster's runs, and what is read back from runs that people or other tools have made."""
+"""What is stored in Dagster's runs, and what is read back from them.
+
+People or other tools may have made the runs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,16 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.partition import OffsetRange, is_topic_name
-from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, RANGES_TAG, ranges_in, read_range, run_config, run_tags, spelled
+from dagster_rebalance.orchestration.tags import (
+    BATCH_TAG,
+    GROUP_TAG,
+    RANGES_TAG,
+    ranges_in,
+    read_range,
+    run_config,
+    run_tags,
+    spelled,
+)
 from tests.orchestration.parts import offer, span
 
 topics = st.text("abcXYZ019._-", min_size=1, max_size=20).filter(is_topic_name)
@@ -23,20 +35,34 @@ ranges = st.builds(
 
 @given(st.lists(ranges, min_size=1, max_size=6))
 def test_a_run_config_gives_back_exactly_the_ranges_of_its_offer(wanted: list[OffsetRange]) -> None:
-    """The bounds of a claim must survive the way through Dagster, or another range would be processed than is committed."""
+    """The bounds of a claim must survive the way through Dagster.
+
+    Otherwise another range would be processed than is committed.
+    """
     made = Offer("b-1", 1, tuple(wanted))
     assert ranges_in(run_config(made, "any_key"), "b-1") == tuple(wanted)
 
 
 def test_a_run_of_another_batch_has_no_ranges_of_this_one() -> None:
-    """The tag of a re-executed run may name a batch that its config does not have: then it is no work on that batch."""
+    """The tag of a re-executed run may name a batch that its config does not have.
+
+    Then the run is no work on that batch.
+    """
     assert ranges_in(run_config(offer("b-1"), "kafka_batch"), "b-2") == ()
 
 
 def test_the_batch_is_found_among_other_resources() -> None:
-    """A job has resources of its own, and several groups in one code location have several batch resources."""
+    """A job has resources of its own.
+
+    Several groups in one code location have several batch resources.
+    """
     config = run_config(offer("b-1", span(3)), "batch_of_orders")
-    config["resources"] = {"io": {"config": {"path": "/data"}}, "plain": "text", "other": {}, **config["resources"]}
+    config["resources"] = {
+        "io": {"config": {"path": "/data"}},
+        "plain": "text",
+        "other": {},
+        **config["resources"],
+    }
     assert ranges_in(config, "b-1") == (span(3),)
 
 
@@ -51,7 +77,11 @@ def test_the_batch_is_found_among_other_resources() -> None:
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders:0:5"]}}}},
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders:0:9:5"]}}}},
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": [None]}}}},
-        {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["orders' OR '1'='1:0:5:9"]}}}},
+        {
+            "resources": {
+                "batch": {"config": {"batch_id": "b-1", "ranges": ["orders' OR '1'='1:0:5:9"]}}
+            }
+        },
         {"resources": {"batch": {"config": {"batch_id": "b-1", "ranges": ["../../etc:0:5:9"]}}}},
         {"ops": {"work": {"config": {"batch_id": "b-1"}}}},
     ],
@@ -61,7 +91,10 @@ def test_a_run_config_that_a_person_has_spoilt_has_no_ranges(config: dict[str, o
     assert ranges_in(config, "b-1") == ()
 
 
-@pytest.mark.parametrize("text", ["orders", "orders:0:1", "orders:0:1:2:3", "orders:x:1:2", "orders:0:-1:2", "orders:0:1:²"])
+@pytest.mark.parametrize(
+    "text",
+    ["orders", "orders:0:1", "orders:0:1:2:3", "orders:x:1:2", "orders:0:-1:2", "orders:0:1:²"],
+)
 def test_what_is_no_range_is_refused_by_name(text: str) -> None:
     """A person who edits a run config must find the wrong text in the message."""
     with pytest.raises(ValueError, match="is not a range") as problem:

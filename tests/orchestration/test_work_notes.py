@@ -1,4 +1,7 @@
-"""Runs that are deleted while they work: what is known of them, by whoever looks. On a real instance; nothing is launched."""
+"""Runs that are deleted while they work: what is known of them, by whoever looks.
+
+On a real instance; nothing is launched.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,17 @@ def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
     return found
 
 
-def look(instance: dg.DagsterInstance, batch_id: str, ledger: RunLedger | None = None, *partitions: int) -> tuple[RunSeen, ...]:
+def look(
+    instance: dg.DagsterInstance, batch_id: str, ledger: RunLedger | None = None, *partitions: int
+) -> tuple[RunSeen, ...]:
     """What an owner of partitions finds that has never seen the run in Dagster."""
     claims = [(batch_id, span(number)) for number in partitions or (0,)]
     return (ledger or RunLedger(instance, "etl")).read([batch_id], live_too=True, claims=claims)
 
 
-def at_work(instance: dg.DagsterInstance, batch_id: str, *partitions: int) -> tuple[dg.DagsterRun, Heartbeat]:
+def at_work(
+    instance: dg.DagsterInstance, batch_id: str, *partitions: int
+) -> tuple[dg.DagsterRun, Heartbeat]:
     """A run of this very process that has looked whether it may work."""
     spans = [span(number) for number in partitions or (0,)]
     run = make_run(instance, offer(batch_id, *spans), Status.STARTED)
@@ -41,17 +48,27 @@ def at_work(instance: dg.DagsterInstance, batch_id: str, *partitions: int) -> tu
     return run, heartbeat
 
 
-def test_a_run_that_is_deleted_while_it_works_is_found_by_its_note(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_is_deleted_while_it_works_is_found_by_its_note(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """By the next owner, too: it must not begin beside the process."""
     run, _ = at_work(instance, batch_id, 0, 1)
-    assert [seen.state for seen in look(instance, batch_id) if seen.batch_id == batch_id] == [RunState.STARTED]
+    assert [seen.state for seen in look(instance, batch_id) if seen.batch_id == batch_id] == [
+        RunState.STARTED
+    ]
     instance.delete_run(run.run_id)
     (seen,) = [seen for seen in look(instance, batch_id, None, 0, 1) if seen.batch_id == batch_id]
-    assert (seen.run_id, seen.ranges, seen.state) == (run.run_id, (span(0), span(1)), RunState.DELETED)
+    assert (seen.run_id, seen.ranges, seen.state) == (
+        run.run_id,
+        (span(0), span(1)),
+        RunState.DELETED,
+    )
     assert (seen.is_live, seen.has_begun, seen.is_gone, seen.is_over) == (True, True, False, False)
 
 
-def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Its member took it for one that never began; the next look finds it by its note."""
     run, _ = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
@@ -59,10 +76,14 @@ def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(insta
     ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
     assert not ledger.end_dead(run.run_id, "")
     assert stopped == []
-    assert [seen.run_id for seen in look(instance, batch_id, ledger) if seen.batch_id == batch_id] == [run.run_id]
+    assert [
+        seen.run_id for seen in look(instance, batch_id, ledger) if seen.batch_id == batch_id
+    ] == [run.run_id]
 
 
-def test_the_end_of_a_deleted_run_is_remembered(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_the_end_of_a_deleted_run_is_remembered(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Whoever ends it says so to the next owner, after its Spark work was stopped."""
     run, _ = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
@@ -97,10 +118,17 @@ def _work(ref: dg.InstanceRef, run_id: str, batch_id: str) -> None:
         heartbeat.note_work([(batch_id, span(0))])
 
 
-def test_a_deleted_run_whose_process_is_gone_is_not_waited_for(instance: dg.DagsterInstance, batch_id: str) -> None:
-    """Where the process can be looked up, a person who deletes a dead run need not wait for the time-out."""
+def test_a_deleted_run_whose_process_is_gone_is_not_waited_for(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Where the process can be looked up, nobody waits for the time-out.
+
+    A person may delete a dead run and go on at once.
+    """
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    process = multiprocessing.get_context("spawn").Process(target=_work, args=(instance.get_ref(), run.run_id, batch_id))
+    process = multiprocessing.get_context("spawn").Process(
+        target=_work, args=(instance.get_ref(), run.run_id, batch_id)
+    )
     process.start()
     process.join(120)
     assert process.exitcode == 0
@@ -109,7 +137,9 @@ def test_a_deleted_run_whose_process_is_gone_is_not_waited_for(instance: dg.Dags
     assert (seen.state, seen.is_gone, seen.is_over) == (RunState.DELETED, True, False)
 
 
-def test_a_run_that_is_deleted_before_its_note_is_there_does_not_work(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_run_that_is_deleted_before_its_note_is_there_does_not_work(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """Nobody would know of it."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = Heartbeat(instance, run, timeout_s=1000.0)
@@ -119,7 +149,9 @@ def test_a_run_that_is_deleted_before_its_note_is_there_does_not_work(instance: 
         heartbeat.note_work([(batch_id, span(0))])
 
 
-def test_a_note_is_complete_although_some_of_its_places_were_used(instance: dg.DagsterInstance, batch_id: str) -> None:
+def test_a_note_is_complete_although_some_of_its_places_were_used(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
     """On SQLite, Dagster writes nothing new together with something old, and says nothing."""
     notes, claims = WorkNotes(instance), [(batch_id, span(number)) for number in range(6)]
     notes.write(WorkNote("old", 1, is_finished=False), claims[1:3])
@@ -136,7 +168,10 @@ def test_notes_share_places_and_are_not_taken_for_each_other(
     notes.write(WorkNote("old", 1, is_finished=False), [(batch_id, span(0))])
     notes.write(WorkNote("new", 2, is_finished=False), [(batch_id, span(1)), (batch_id, span(2))])
     claims = [(batch_id, span(number)) for number in range(3)]
-    assert {claim[1]: note.run_id for claim, note in notes.read(claims).items()} == {span(1): "new", span(2): "new"}
+    assert {claim[1]: note.run_id for claim, note in notes.read(claims).items()} == {
+        span(1): "new",
+        span(2): "new",
+    }
     notes.erase("old", claims)
     assert len(notes.read(claims)) == 2
     notes.erase("new", claims)

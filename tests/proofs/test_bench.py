@@ -1,4 +1,7 @@
-"""`make bench`: the form of what it writes, and that the verdict follows from the figures. No test asserts a speed."""
+"""`make bench`: the form of what it writes, and that the verdict follows from the figures.
+
+No test asserts a speed.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,16 @@ def test_the_verdict_follows_from_ratio_and_goal(goal: Goal, ratio: float, met: 
 
 def test_the_median_of_the_runs_counts() -> None:
     """One run in which the machine was busy decides nothing; ratios are taken within a run."""
-    found = entry(Sample(10, 10, 1.0), Sample(1, 10, 0.1), Sample(99, 100, 0.99), goal=Goal(">=", 0.95)).as_json()
-    assert (found["ours"], found["peer"], found["ratio"], found["runs"], found["met"]) == (10, 10, 0.99, 3, True)
+    found = entry(
+        Sample(10, 10, 1.0), Sample(1, 10, 0.1), Sample(99, 100, 0.99), goal=Goal(">=", 0.95)
+    ).as_json()
+    assert (found["ours"], found["peer"], found["ratio"], found["runs"], found["met"]) == (
+        10,
+        10,
+        0.99,
+        3,
+        True,
+    )
 
 
 def test_a_list_of_entries_is_written(tmp_path: Path) -> None:
@@ -60,8 +71,13 @@ def test_a_list_of_entries_is_written(tmp_path: Path) -> None:
 
 
 def played(held: int) -> Played:
-    """Ten records a second of partition 0 before the hold of a second, and some during it; partition 1 is asked for."""
-    arrivals = [(number / 10, number % 2) for number in range(-100, 0)] + [(number / held, 0) for number in range(held)]
+    """Two partitions share ten records a second before a hold of one second.
+
+    Partition 1 is asked for; partition 0 has `held` records during the hold.
+    """
+    arrivals = [(number / 10, number % 2) for number in range(-100, 0)] + [
+        (number / held, 0) for number in range(held)
+    ]
     return Played([*arrivals, (1.0, 0)], Hold(0.0, 1.0, frozenset({0})), (-10.0, 0.0))
 
 
@@ -94,7 +110,9 @@ def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
     """Each record of 64 partitions once, the same ones in each repetition."""
     marks = shuffled(640, seed=1)
     assert len({at for at, _ in marks}) == 64
-    assert sorted(marks) == sorted((at, offset) for at in {at for at, _ in marks} for offset in range(10))
+    assert sorted(marks) == sorted(
+        (at, offset) for at in {at for at, _ in marks} for offset in range(10)
+    )
     offsets = [offset for at, offset in marks if at.partition == 0]
     assert offsets != sorted(offsets)
     assert marks == shuffled(640, seed=1)
@@ -102,8 +120,24 @@ def test_the_trackers_marks_are_complete_and_out_of_order() -> None:
 
 def test_the_command_measures_what_it_is_asked_for(tmp_path: Path) -> None:
     """The tracker alone needs no broker."""
-    command = [sys.executable, "-m", "proofs", "bench", "--only", "tracker", "--runs", "2", "--marks", "6400"]
-    done = subprocess.run([*command, "--output", str(tmp_path / "bench.json")], capture_output=True, text=True, check=True)
+    command = [
+        sys.executable,
+        "-m",
+        "proofs",
+        "bench",
+        "--only",
+        "tracker",
+        "--runs",
+        "2",
+        "--marks",
+        "6400",
+    ]
+    done = subprocess.run(
+        [*command, "--output", str(tmp_path / "bench.json")],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     time, memory = json.loads((tmp_path / "bench.json").read_text())
     assert time.keys() >= FIELDS
     assert (time["name"], time["runs"], time["goal"]) == ("tracker", 2, "<= 3")
@@ -125,7 +159,10 @@ def test_a_hold_is_measured_for_ours_and_the_peers(kafka_broker: KafkaCluster) -
     """All of them are asked for partitions, hold them, and retain some."""
     entries = hold.measure(kafka_broker, runs=1, hold_s=1.0, steady_s=1.0, step=lambda _text: None)
     assert [found.case for found in entries] == [case for _, _, case in PAIRS]
-    assert all(found.ours > 0 and found.peer is not None and found.as_json().keys() >= FIELDS for found in entries)
+    assert all(
+        found.ours > 0 and found.peer is not None and found.as_json().keys() >= FIELDS
+        for found in entries
+    )
 
 
 @pytest.mark.broker

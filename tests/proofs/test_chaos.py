@@ -21,9 +21,14 @@ LIMIT_S = 900
 
 @pytest.mark.timeout(LIMIT_S + 60)
 def test_six_faults_lose_and_double_nothing(tmp_path: Path) -> None:
-    """The long version is `make chaos FAULTS=200`; that judges stalls, too, which on the machine of a test are its own slowness."""
+    """The long version is `make chaos FAULTS=200`, which judges stalls, too.
+
+    On the machine of a test, stalls are the machine's own slowness.
+    """
     command = [*COMMAND, "--faults", "6", "--seed", "2", "--output", str(tmp_path / "chaos.json")]
-    with ChildProcess("chaos", command, log=tmp_path / "log", env={"TMPDIR": str(tmp_path)}) as chaos:
+    with ChildProcess(
+        "chaos", command, log=tmp_path / "log", env={"TMPDIR": str(tmp_path)}
+    ) as chaos:
         chaos.wait(LIMIT_S)
         assert (tmp_path / "chaos.json").exists(), chaos.tail(80)
     report = json.loads((tmp_path / "chaos.json").read_text())

@@ -31,7 +31,11 @@ with Exchange(Path(sys.argv[1])).at_work("run-1"):
 
 @contextmanager
 def _worker(exchange: Exchange) -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", _WORKER, exchange.root], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WORKER, exchange.root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"at work\n"
         yield process

@@ -1,4 +1,7 @@
-"""The judgement of `python -m proofs chaos` must see a partition that stands still, and accept what explains it, and no more."""
+"""The judgement of `python -m proofs chaos` must see a partition that stands still.
+
+It must accept what explains the standstill, and no more.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from proofs.witness.catalogue import Event, HoldSeen, Recorded
 if TYPE_CHECKING:
     from pathlib import Path
 
-TICKS = {"id-1": [float(at) for at in range(0, 101, 5)], "id-2": [float(at) for at in range(1, 101, 5)]}
+TICKS = {
+    "id-1": [float(at) for at in range(0, 101, 5)],
+    "id-2": [float(at) for at in range(1, 101, 5)],
+}
 UNTIL = 100.0
 WORKED_OFF = History(
     name="numbers-0",
@@ -57,7 +63,8 @@ def test_a_commit_that_comes_late_is_a_stall() -> None:
     assert _stalls(late) == [Span(19.5, 24.0)]
     (told,) = map(str, judge([late], TICKS, (), UNTIL).stalls)
     assert told == (
-        f"{late.name} stood still for 4.5 s from {clock(19.5)} on, after a run succeeded at {clock(19.5)} "
+        f"{late.name} stood still for 4.5 s from {clock(19.5)} on, after a run succeeded at "
+        f"{clock(19.5)} "
         f"and until a commit up to 5 at {clock(24.0)}"
     )
 
@@ -70,43 +77,86 @@ def test_a_claim_that_comes_late_is_a_stall() -> None:
 
 def test_a_batch_may_wait_for_two_ticks_of_its_owner() -> None:
     """The first one may have been answered before the claim was confirmed."""
-    late = replace(WORKED_OFF, runs=[RunSeen(30.0, 39.5, succeeded=True), WORKED_OFF.runs[1]], commits=[(40.0, 5), (60.0, 9)])
-    assert _stalls(late) == [Span(25.0, 30.0)], "claimed at 10.5, ticks at 15 and 20, and 5 s to make the run"
+    late = replace(
+        WORKED_OFF,
+        runs=[RunSeen(30.0, 39.5, succeeded=True), WORKED_OFF.runs[1]],
+        commits=[(40.0, 5), (60.0, 9)],
+    )
+    assert _stalls(late) == [Span(25.0, 30.0)], (
+        "claimed at 10.5, ticks at 15 and 20, and 5 s to make the run"
+    )
 
 
 def test_ticks_of_another_member_start_no_runs() -> None:
     """Without a tick of its owner a batch waits, but not for ever."""
-    never = replace(WORKED_OFF, owners=[(1.0, "id-3")], runs=[], commits=[], claims=[(10.0, 5)], ends=[(10.0, 5)])
+    never = replace(
+        WORKED_OFF,
+        owners=[(1.0, "id-3")],
+        runs=[],
+        commits=[],
+        claims=[(10.0, 5)],
+        ends=[(10.0, 5)],
+    )
     assert _stalls(never) == [Span(40.0, UNTIL)]
 
 
-def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep_the_daemon() -> None:
+def test_a_batch_may_wait_for_each_tick_for_as_long_as_other_code_locations_keep_the_daemon() -> (
+    None
+):
     """One that is suspended does."""
-    late = replace(WORKED_OFF, ends=[(10.0, 9)], claims=[(10.5, 9)], runs=[RunSeen(75.0, 79.0, succeeded=True)], commits=[(79.5, 9)])
-    assert [stall.span for stall in judge([late], {"id-1": [35.0, 60.0]}, (), UNTIL).stalls] == [Span(65.0, 75.0)]
-    assert [stall.span for stall in judge([late], {"id-1": [35.0, 69.0]}, (), UNTIL).stalls] == [Span(65.0, 75.0)], "30 s after the first"
+    late = replace(
+        WORKED_OFF,
+        ends=[(10.0, 9)],
+        claims=[(10.5, 9)],
+        runs=[RunSeen(75.0, 79.0, succeeded=True)],
+        commits=[(79.5, 9)],
+    )
+    assert [stall.span for stall in judge([late], {"id-1": [35.0, 60.0]}, (), UNTIL).stalls] == [
+        Span(65.0, 75.0)
+    ]
+    assert [stall.span for stall in judge([late], {"id-1": [35.0, 69.0]}, (), UNTIL).stalls] == [
+        Span(65.0, 75.0)
+    ], "30 s after the first"
 
 
 def test_a_batch_whose_run_failed_waits_for_the_next_one() -> None:
     """It is requested again with the next ticks."""
-    again = [RunSeen(15.0, 17.0, succeeded=False), RunSeen(26.0, 29.0, succeeded=True), WORKED_OFF.runs[1]]
+    again = [
+        RunSeen(15.0, 17.0, succeeded=False),
+        RunSeen(26.0, 29.0, succeeded=True),
+        WORKED_OFF.runs[1],
+    ]
     assert not _stalls(replace(WORKED_OFF, runs=again, commits=[(29.5, 5), (60.0, 9)]))
-    assert _stalls(replace(WORKED_OFF, runs=[again[0], again[2]], commits=[(60.0, 9)])) == [Span(30.0, 50.4)]
+    assert _stalls(replace(WORKED_OFF, runs=[again[0], again[2]], commits=[(60.0, 9)])) == [
+        Span(30.0, 50.4)
+    ]
 
 
 def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
     """Its run was cancelled by the owner before, in a hold."""
     owners = [(1.0, "id-1"), (16.5, "id-2")]
-    taken = replace(WORKED_OFF, owners=owners, runs=[RunSeen(12.0, 14.0, succeeded=False), RunSeen(30.5, 34.0, succeeded=True)])
+    taken = replace(
+        WORKED_OFF,
+        owners=owners,
+        runs=[RunSeen(12.0, 14.0, succeeded=False), RunSeen(30.5, 34.0, succeeded=True)],
+    )
     assert not _stalls(replace(taken, commits=[(34.5, 9)], ends=[(10.0, 9)]))
-    late = replace(taken, runs=[*taken.runs[:1], RunSeen(35.0, 39.0, succeeded=True)], commits=[(39.5, 9)], ends=[(10.0, 9)])
+    late = replace(
+        taken,
+        runs=[*taken.runs[:1], RunSeen(35.0, 39.0, succeeded=True)],
+        commits=[(39.5, 9)],
+        ends=[(10.0, 9)],
+    )
     assert _stalls(late) == [Span(31.0, 35.0)], "ticks of the new owner at 21 and 26"
 
 
 def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
     """Kafka has not given it to anybody."""
     taken = replace(
-        WORKED_OFF, claims=[(10.5, 5), (58.5, 9)], owners=[(1.0, "id-1"), (45.0, None), (58.0, "id-2")], runs=WORKED_OFF.runs[:1]
+        WORKED_OFF,
+        claims=[(10.5, 5), (58.5, 9)],
+        owners=[(1.0, "id-1"), (45.0, None), (58.0, "id-2")],
+        runs=WORKED_OFF.runs[:1],
     )
     judgement = _judged(replace(taken, commits=[*WORKED_OFF.commits[:3], (61.0, 9)]))
     assert not judgement.stalls
@@ -128,8 +178,14 @@ def _reasons(
     left: tuple[Event, ...] = (),
     is_classic: bool = False,
 ) -> list[str]:
-    found = reasons(Evidence(faults, holds, assigned, left, TICKS, is_classic=is_classic), [history], UNTIL)
-    return [f"{one.why}: {one.span.begin:g} to {one.span.end:g}" for one in found if one.span.seconds > 0]
+    found = reasons(
+        Evidence(faults, holds, assigned, left, TICKS, is_classic=is_classic), [history], UNTIL
+    )
+    return [
+        f"{one.why}: {one.span.begin:g} to {one.span.end:g}"
+        for one in found
+        if one.span.seconds > 0
+    ]
 
 
 MOVED = replace(WORKED_OFF, owners=[(1.0, "id-1"), (30.0, "id-2")])
@@ -164,37 +220,67 @@ def test_a_hold_explains_what_it_held() -> None:
     assert _reasons(holds=(hold,)) == ["held: 20 to 24"]
 
 
-def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_do_not_commit() -> None:
-    """One that holds, or that is away and not missed yet; in the consumer protocol it explains nothing of theirs."""
+def test_in_classic_a_rebalance_that_waits_for_one_member_explains_what_others_do_not_commit() -> (
+    None
+):
+    """The member holds, or is away and not missed yet.
+
+    In the consumer protocol that explains nothing about the others.
+    """
     hold = HoldSeen("blue", "drained", "revoke", ("numbers-1",), seconds=4.0, ended_at=24.0, runs=1)
     frozen = Fault(Kind.MEMBER_FROZEN, "green", 40.0, frozenset({1}), 60.0)
     assigned = Event("assigned", "purple", "", ("numbers-1",), {"member_id": "id-3"}, 50.0)
-    assert _reasons(frozen, holds=(hold,), assigned=(assigned,)) == ["held: 20 to 24"], "that of its own partition"
+    assert _reasons(frozen, holds=(hold,), assigned=(assigned,)) == ["held: 20 to 24"], (
+        "that of its own partition"
+    )
     waits = "a classic rebalance waits for a member"
     found = _reasons(frozen, holds=(hold,), assigned=(assigned,), is_classic=True)
-    assert found == ["held: 20 to 24", f"{waits}: 20 to 27", f"{waits}: 47 to 50", f"{waits}: 40 to 50"]
+    assert found == [
+        "held: 20 to 24",
+        f"{waits}: 20 to 27",
+        f"{waits}: 47 to 50",
+        f"{waits}: 40 to 50",
+    ]
 
 
 def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
     """Kafka answers once a second; a member that never hears of them is not excused for long."""
     heard = Event("assigned", "green", "", ("numbers-0",), {}, at=31.0)
-    assert _reasons(history=MOVED, assigned=(heard,)) == [f"on its way to its new owner: {span}" for span in ("1 to 11", "30 to 31")]
+    assert _reasons(history=MOVED, assigned=(heard,)) == [
+        f"on its way to its new owner: {span}" for span in ("1 to 11", "30 to 31")
+    ]
 
 
 def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it() -> None:
-    """It drains what it has; what it is given meanwhile leaves with it. The process that comes after it is a member of its own."""
+    """It drains what it has; what it is given meanwhile leaves with it.
+
+    The process that comes after it is a member of its own.
+    """
     fault = Fault(Kind.MEMBER_TERMINATED, "blue", 20.0, frozenset({5}), 40.0)
     lives = (("id-1", "old", 21.0), ("id-9", "new", 38.0))
-    told = tuple(Event("assigned", "blue", "", (), {"member_id": member, "incarnation": life}, at) for member, life, at in lives)
+    told = tuple(
+        Event("assigned", "blue", "", (), {"member_id": member, "incarnation": life}, at)
+        for member, life, at in lives
+    )
     left = (Event("left", "blue", "", (), {"incarnation": "old"}, 35.0),)
 
     def explained(*owners: tuple[float, str | None]) -> list[str]:
         history = replace(WORKED_OFF, owners=owners)
-        return [why for why in _reasons(fault, history=history, assigned=told, left=left) if why.startswith("member terminated")]
+        return [
+            why
+            for why in _reasons(fault, history=history, assigned=told, left=left)
+            if why.startswith("member terminated")
+        ]
 
-    assert explained((1.0, "id-2"), (25.0, "id-1"), (36.0, "id-2")) == ["member terminated (SIGTERM), as in a deploy: 25 to 35"]
-    assert explained((1.0, "id-2"), (25.0, "id-1"), (30.0, "id-2")) == ["member terminated (SIGTERM), as in a deploy: 25 to 30"]
-    assert explained((1.0, "id-1"), (36.0, "id-9")) == [], "it had it before, or has another owner now"
+    assert explained((1.0, "id-2"), (25.0, "id-1"), (36.0, "id-2")) == [
+        "member terminated (SIGTERM), as in a deploy: 25 to 35"
+    ]
+    assert explained((1.0, "id-2"), (25.0, "id-1"), (30.0, "id-2")) == [
+        "member terminated (SIGTERM), as in a deploy: 25 to 30"
+    ]
+    assert explained((1.0, "id-1"), (36.0, "id-9")) == [], (
+        "it had it before, or has another owner now"
+    )
     assert explained((1.0, "id-2"), (25.0, "id-9")) == []
     assert explained((1.0, "id-1"), (25.0, "id-2")) == []
 
@@ -202,7 +288,10 @@ def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it()
 def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
     """After 15 s without a tick a member claims nothing more."""
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
-    assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [(20.0, 41.0), (55.0, 96.0)]
+    assert [(one.span.begin, one.span.end) for one in found if one.why.startswith("Dagster")] == [
+        (20.0, 41.0),
+        (55.0, 96.0),
+    ]
 
 
 def test_a_bystander_waits_for_whoever_keeps_others_from_writing(tmp_path: Path) -> None:
@@ -246,7 +335,9 @@ def test_a_bystander_notes_what_took_long() -> None:
 
 def test_spans_are_cut_by_holes_that_overlap() -> None:
     """Reasons overlap all the time."""
-    assert without([Span(0, 10), Span(20, 30)], [Span(2, 4), Span(3, 6), Span(9, 21), Span(40, 50)]) == [
+    assert without(
+        [Span(0, 10), Span(20, 30)], [Span(2, 4), Span(3, 6), Span(9, 21), Span(40, 50)]
+    ) == [
         Span(0, 2),
         Span(6, 9),
         Span(21, 30),
@@ -267,7 +358,9 @@ def test_offsets_of_two_successful_runs_are_counted() -> None:
 def test_what_the_second_asset_never_saw_is_found() -> None:
     """A commit after the success of one of two assets loses the records for the other."""
     seen = [OffsetRange("numbers", 0, 0, 5), OffsetRange("numbers", 0, 9, 12)]
-    assert uncovered(seen, [(TopicPartition("numbers", 0), 5), (TopicPartition("numbers", 0), 15)]) == [
+    assert uncovered(
+        seen, [(TopicPartition("numbers", 0), 5), (TopicPartition("numbers", 0), 15)]
+    ) == [
         "numbers-0 [5, 9)",
         "numbers-0 [12, 15)",
     ]
@@ -281,7 +374,10 @@ def _draw(seed: int) -> Draw[Kind]:
 def test_every_kind_is_drawn_once_in_a_round_in_an_order_that_the_seed_decides() -> None:
     """A few faults already are of many kinds."""
     kinds = len(Kind)
-    drawn = [[draw.next(lambda _: True) for _ in range(2 * kinds)] for draw in (_draw(1), _draw(1), _draw(2))]
+    drawn = [
+        [draw.next(lambda _: True) for _ in range(2 * kinds)]
+        for draw in (_draw(1), _draw(1), _draw(2))
+    ]
     assert drawn[0] == drawn[1] != drawn[2]
     assert set(Counter(drawn[0]).values()) == {2}
     assert set(drawn[0][:kinds]) == set(Kind)
@@ -306,11 +402,17 @@ def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_reco
     pair = [Recorded("blue", commit, at=11.0), Recorded("green", commit, is_late=True, at=25.0)]
     freeze = Fault(Kind.MEMBER_FROZEN, "blue", began_at=11.1, mended_at=30.0)
     assert shown_again(pair, [freeze]) == [commit]
-    assert shown_again(pair, [replace(freeze, kind=Kind.STORAGE_LOCKED, target="all databases")]) == [commit]
+    assert shown_again(
+        pair, [replace(freeze, kind=Kind.STORAGE_LOCKED, target="all databases")]
+    ) == [commit]
     assert shown_again(pair[1:], [freeze]) == [], "shown once"
     assert shown_again([pair[0], replace(pair[1], is_late=False)], [freeze]) == []
     assert shown_again([*pair, pair[0]], [freeze]) == [], "its member recorded it twice"
-    others = [replace(freeze, target="purple"), replace(freeze, kind=Kind.MEMBER_KILLED), replace(freeze, began_at=26.0)]
+    others = [
+        replace(freeze, target="purple"),
+        replace(freeze, kind=Kind.MEMBER_KILLED),
+        replace(freeze, began_at=26.0),
+    ]
     assert shown_again(pair, [*others, replace(freeze, mended_at=14.0)]) == []
 
 
@@ -323,4 +425,7 @@ def test_a_member_that_ends_with_an_error_is_told_with_it() -> None:
         "owns numbers-0",
         "the member blue/kafka_batches_sensor failed",
     ]
-    assert failures_in(log) == ["the member blue/kafka_batches_sensor failed: reading offsets failed for numbers-0", log[-1]]
+    assert failures_in(log) == [
+        "the member blue/kafka_batches_sensor failed: reading offsets failed for numbers-0",
+        log[-1],
+    ]

@@ -22,12 +22,22 @@ MODULE = "proofs.chaos.project"
 
 @pytest.mark.parametrize("role", ["", FLEETING], ids=["main", "fleeting"])
 def test_dagster_loads_the_project_in_each_role(role: str, tmp_path: Path) -> None:
-    """The play needs minutes until its first code server starts, so it is no place to find this out."""
+    """The play needs minutes to start its first code server; this test finds errors at once."""
     (tmp_path / "home").mkdir()
-    given = {BROKERS_VARIABLE: "nowhere:9092", FOLDER_VARIABLE: str(tmp_path), PROTOCOL_VARIABLE: "consumer", ROLE_VARIABLE: role}
+    given = {
+        BROKERS_VARIABLE: "nowhere:9092",
+        FOLDER_VARIABLE: str(tmp_path),
+        PROTOCOL_VARIABLE: "consumer",
+        ROLE_VARIABLE: role,
+    }
     done = subprocess.run(
         [Path(sys.executable).with_name("dagster"), "definitions", "validate", "-m", MODULE],
-        env={**os.environ, **given, "DAGSTER_HOME": str(tmp_path / "home"), "DAGSTER_DISABLE_TELEMETRY": "1"},
+        env={
+            **os.environ,
+            **given,
+            "DAGSTER_HOME": str(tmp_path / "home"),
+            "DAGSTER_DISABLE_TELEMETRY": "1",
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""The demo's checks must fail when something is wrong: each is shown a run that went wrong in one way."""
+"""Each check of the demo is shown a run that went wrong in one way, and must fail."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def _output(rows: list[Row]) -> Check:
 
 def test_an_output_with_every_record_once_passes() -> None:
     """The order of the rows means nothing."""
-    assert _output(ROWS[::-1]) == Check("every record exactly once", passed=True, detail="4 records, none lost, none doubled")
+    assert _output(ROWS[::-1]) == Check(
+        "every record exactly once", passed=True, detail="4 records, none lost, none doubled"
+    )
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,14 @@ def test_an_output_with_every_record_once_passes() -> None:
         ),
         ([ROWS[0]._replace(offset=1), *ROWS[1:]], "1 not as produced (0)"),
     ],
-    ids=["lost", "doubled", "lost and doubled: as many rows as records", "never produced", "in another range", "at another offset"],
+    ids=[
+        "lost",
+        "doubled",
+        "lost and doubled: as many rows as records",
+        "never produced",
+        "in another range",
+        "at another offset",
+    ],
 )
 def test_an_output_with_a_fault_fails_and_names_it(rows: list[Row], sentence: str) -> None:
     """Equal counts alone would hide a record that is lost while another is doubled."""
@@ -54,13 +63,18 @@ def test_an_output_with_a_fault_fails_and_names_it(rows: list[Row], sentence: st
 
 def test_many_faults_are_counted_and_some_named() -> None:
     """A list of thousands helps nobody."""
-    assert check_output(compare_output({number: (0, number) for number in range(9)}, [])).detail == "9 lost (0, 1, 2, 3, 4, ...)"
+    assert (
+        check_output(compare_output({number: (0, number) for number in range(9)}, [])).detail
+        == "9 lost (0, 1, 2, 3, 4, ...)"
+    )
 
 
 def test_an_offset_behind_the_end_fails() -> None:
     """What is not committed would be processed again by the next owner."""
     assert check_committed({0: 5, 1: 7}, {0: 5, 1: 7}).passed
-    assert check_committed({0: 5}, {0: 5, 1: 7}) == Check("committed offsets equal end offsets", passed=False, detail="partition 1: 0 of 7")
+    assert check_committed({0: 5}, {0: 5, 1: 7}) == Check(
+        "committed offsets equal end offsets", passed=False, detail="partition 1: 0 of 7"
+    )
 
 
 FIRST, SECOND = OffsetRange("orders", 0, 0, 10), OffsetRange("orders", 0, 10, 25)
@@ -77,19 +91,37 @@ def test_each_commit_shown_once_passes() -> None:
     [
         ([], [FIRST], "1 not shown by Dagster (orders-0 [10, 25))"),
         ([], [FIRST, SECOND, SECOND], "1 shown that Kafka has not (orders-0 [10, 25))"),
-        ([], [FIRST, FIRST], "1 not shown by Dagster (orders-0 [10, 25)); 1 shown that Kafka has not (orders-0 [0, 10))"),
+        (
+            [],
+            [FIRST, FIRST],
+            (
+                "1 not shown by Dagster (orders-0 [10, 25)); "
+                "1 shown that Kafka has not (orders-0 [0, 10))"
+            ),
+        ),
         (["it went back"], [FIRST, SECOND], "it went back"),
     ],
     ids=["missing", "shown twice", "as many as commits, but not the same", "an offset went back"],
 )
-def test_a_commit_not_shown_exactly_once_fails(went_back: list[str], materialised: list[OffsetRange], sentence: str) -> None:
+def test_a_commit_not_shown_exactly_once_fails(
+    went_back: list[str], materialised: list[OffsetRange], sentence: str
+) -> None:
     """Equal counts alone would hide it."""
     assert check_materialisations(COMMITS, went_back, materialised) == Check(
         "one materialisation for each commit", passed=False, detail=sentence
     )
 
 
-HOLD = HoldSeen("blue", "drained", "revoke", ("orders-4", "orders-5"), seconds=20.0, ended_at=120.0, runs=2, retained_records=300)
+HOLD = HoldSeen(
+    "blue",
+    "drained",
+    "revoke",
+    ("orders-4", "orders-5"),
+    seconds=20.0,
+    ended_at=120.0,
+    runs=2,
+    retained_records=300,
+)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +134,9 @@ HOLD = HoldSeen("blue", "drained", "revoke", ("orders-4", "orders-5"), seconds=2
     ],
     ids=["another partition, meanwhile", "a held partition", "before", "after"],
 )
-def test_only_commits_of_other_partitions_during_the_hold_are_retained_progress(commit: Commit, *, counts: bool) -> None:
+def test_only_commits_of_other_partitions_during_the_hold_are_retained_progress(
+    commit: Commit, *, counts: bool
+) -> None:
     """The drain itself also commits, and must not pass for progress elsewhere."""
     assert is_retained(commit, HOLD) is counts
 
@@ -114,7 +148,9 @@ def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
         "retained partitions went on during holds", passed=True, detail="600 records during 2 holds"
     )
     leave = replace(HOLD, cause="leave", retained_records=0)
-    assert check_holds([HOLD, leave]).passed, "who leaves retains nothing, and the batches of others end when they end"
+    assert check_holds([HOLD, leave]).passed, (
+        "who leaves retains nothing, and the batches of others end when they end"
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,14 +158,24 @@ def test_two_drained_holds_with_progress_elsewhere_pass() -> None:
     [
         ([HOLD], "1 holds were drained, at least 2 are wanted"),
         ([HOLD, replace(HOLD, outcome="deadline")], "1 holds were drained, at least 2 are wanted"),
-        ([HOLD, replace(HOLD, retained_records=0)], "no progress elsewhere while blue held orders-4, orders-5"),
+        (
+            [HOLD, replace(HOLD, retained_records=0)],
+            "no progress elsewhere while blue held orders-4, orders-5",
+        ),
         (
             [replace(HOLD, seconds=1.0, retained_records=0)] * 2,
             "no record of a retained partition was committed during any hold",
         ),
     ],
-    ids=["one hold only", "a hold that ran into its deadline", "a hold during which all stood still", "holds too short to tell"],
+    ids=[
+        "one hold only",
+        "a hold that ran into its deadline",
+        "a hold during which all stood still",
+        "holds too short to tell",
+    ],
 )
 def test_holds_that_prove_nothing_fail(holds: list[HoldSeen], sentence: str) -> None:
     """The promise is that retained partitions keep their speed while others drain."""
-    assert check_holds(holds) == Check("retained partitions went on during holds", passed=False, detail=sentence)
+    assert check_holds(holds) == Check(
+        "retained partitions went on during holds", passed=False, detail=sentence
+    )

@@ -1,4 +1,7 @@
-"""Whatever ends the demo, nothing that it started is left. The demo itself is played by `make demo`."""
+"""Whatever ends the demo, nothing that it started is left.
+
+The demo itself is played by `make demo`.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +27,29 @@ def _started(folder: Path, sign: str) -> ChildProcess:
     temporary = folder / "tmp"
     temporary.mkdir()
     command = [*COMMAND, "--output", str(folder / "demo.json")]
-    demo = ChildProcess("the demo", command, log=folder / "log", env={"TMPDIR": str(temporary)}, cwd=folder)
+    demo = ChildProcess(
+        "the demo", command, log=folder / "log", env={"TMPDIR": str(temporary)}, cwd=folder
+    )
     demo.wait_until_ready(lambda: sign in demo.tail(100), timeout_s=START_LIMIT_S)
     return demo
 
 
-@pytest.mark.parametrize("sign", ["starting a Spark Connect server", "blue was assigned"], ids=["while it starts", "while it plays"])
+@pytest.mark.parametrize(
+    "sign",
+    ["starting a Spark Connect server", "blue was assigned"],
+    ids=["while it starts", "while it plays"],
+)
 def test_ctrl_c_ends_everything(tmp_path: Path, sign: str) -> None:
     """A person who has seen enough must not have to look for processes."""
     with _started(tmp_path, sign) as demo:
         demo.send(signal.SIGINT)
         assert demo.wait(60) == 130
         assert "Traceback" not in demo.tail(200)
-        assert demo.tail(1).rstrip().endswith("everything that was started is gone, stopped before its end")
+        assert (
+            demo.tail(1)
+            .rstrip()
+            .endswith("everything that was started is gone, stopped before its end")
+        )
         wait_until(lambda: demo.is_gone, timeout_s=2, what="the demo's children to be gone with it")
     assert not list((tmp_path / "tmp").glob("dagster-rebalance-*")), "its folders are gone too"
 
@@ -45,4 +58,6 @@ def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     """It cannot clean up, so each of its children watches for its end."""
     with _started(tmp_path, "starting Dagster") as demo:
         demo.kill()
-        wait_until(lambda: demo.is_gone, timeout_s=20, what="the demo's children to end by themselves")
+        wait_until(
+            lambda: demo.is_gone, timeout_s=20, what="the demo's children to end by themselves"
+        )

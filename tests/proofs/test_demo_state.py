@@ -1,4 +1,4 @@
-"""What the demo shows is read from the catalogue that members write: here they write it, and it must be understood."""
+"""The demo must understand the catalogue that members write; here the members write it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class Group:
     def __init__(self) -> None:
         self.assigned: dict[str, list[TopicPartition]] | None = None
 
-    def describe_consumer_groups(self, groups: list[str], *, request_timeout: float) -> dict[str, Future[SimpleNamespace]]:
+    def describe_consumer_groups(
+        self, groups: list[str], *, request_timeout: float
+    ) -> dict[str, Future[SimpleNamespace]]:
         """The members that the test wants."""
         assert request_timeout > 0
         answer: Future[SimpleNamespace] = Future()
@@ -42,7 +44,9 @@ class Group:
             answer.set_exception(KafkaException(KafkaError(KafkaError.GROUP_ID_NOT_FOUND)))
         else:
             members = [
-                SimpleNamespace(member_id=name, assignment=SimpleNamespace(topic_partitions=partitions))
+                SimpleNamespace(
+                    member_id=name, assignment=SimpleNamespace(topic_partitions=partitions)
+                )
                 for name, partitions in self.assigned.items()
             ]
             answer.set_result(SimpleNamespace(members=members))
@@ -65,11 +69,19 @@ def kafka() -> Group:
 @pytest.fixture
 def watcher(instance: dg.DagsterInstance, kafka: Group) -> Watcher:
     """Follows the group `shop`."""
-    return Watcher(instance, "shop", [str(partition) for partition in PARTITIONS], cast("AdminClient", kafka), Interrupts())
+    return Watcher(
+        instance,
+        "shop",
+        [str(partition) for partition in PARTITIONS],
+        cast("AdminClient", kafka),
+        Interrupts(),
+    )
 
 
 def _member(instance: dg.DagsterInstance, name: str) -> Catalogue:
-    return Catalogue(instance, GroupAssets.of("shop"), Host(name, "sensor", f"incarnation of {name}"))
+    return Catalogue(
+        instance, GroupAssets.of("shop"), Host(name, "sensor", f"incarnation of {name}")
+    )
 
 
 def _receipt(*partitions: TopicPartition, outcome: Outcome = Outcome.DRAINED) -> Receipt:
@@ -84,7 +96,9 @@ def test_before_the_first_member_nobody_owns_anything(watcher: Watcher) -> None:
     assert in_words(snapshot) == "nobody: orders-0..2; lag 10; 0 runs at work"
 
 
-def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(instance: dg.DagsterInstance, watcher: Watcher) -> None:
+def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(
+    instance: dg.DagsterInstance, watcher: Watcher
+) -> None:
     """The receipt of the old owner may be written after the new owner's assignment."""
     blue, green = _member(instance, "blue"), _member(instance, "green")
     blue.record_assigned(PARTITIONS, "id-of-blue")
@@ -97,14 +111,18 @@ def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(instan
     assert [lane.owner for lane in watcher.look([0, 0, 0]).lanes] == ["", "green", ""]
 
 
-def test_what_kafka_takes_from_an_owner_drains(instance: dg.DagsterInstance, kafka: Group, watcher: Watcher) -> None:
+def test_what_kafka_takes_from_an_owner_drains(
+    instance: dg.DagsterInstance, kafka: Group, watcher: Watcher
+) -> None:
     """During a hold Kafka assigns less to the member than it still has."""
     _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
     kafka.assigned = {"id-of-blue": [FIRST], "id-of-nobody-known": [THIRD]}
     assert [lane.is_draining for lane in watcher.look([0, 0, 0]).lanes] == [False, True, False]
 
 
-def test_all_that_a_leaving_member_owns_drains(instance: dg.DagsterInstance, kafka: Group, watcher: Watcher) -> None:
+def test_all_that_a_leaving_member_owns_drains(
+    instance: dg.DagsterInstance, kafka: Group, watcher: Watcher
+) -> None:
     """Kafka does not know yet that it leaves."""
     _member(instance, "blue").record_assigned([FIRST, SECOND], "id-of-blue")
     kafka.assigned = {"id-of-blue": [FIRST, SECOND]}
@@ -120,7 +138,12 @@ def test_commits_and_receipts_are_read_once(instance: dg.DagsterInstance, watche
     blue.record_receipt(_receipt(SECOND))
     watcher.look([10, 0, 0])
     snapshot = watcher.look([10, 0, 0])
-    assert [(one.member, one.range.start, one.range.until) for one in watcher.recorded] == [("blue", 0, 4), ("blue", 4, 9)]
+    assert [(one.member, one.range.start, one.range.until) for one in watcher.recorded] == [
+        ("blue", 0, 4),
+        ("blue", 4, 9),
+    ]
     assert (snapshot.lanes[0].committed, snapshot.lanes[0].lag) == (9, 1)
     (hold,) = watcher.holds
-    assert hold == HoldSeen("blue", "drained", "revoke", ("orders-1",), seconds=12.0, ended_at=hold.ended_at, runs=2)
+    assert hold == HoldSeen(
+        "blue", "drained", "revoke", ("orders-1",), seconds=12.0, ended_at=hold.ended_at, runs=2
+    )

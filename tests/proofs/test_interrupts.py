@@ -26,7 +26,9 @@ def interrupts() -> Iterator[Interrupts]:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_each_signal_that_asks_for_the_end_interrupts(interrupts: Interrupts, number: signal.Signals) -> None:
+def test_each_signal_that_asks_for_the_end_interrupts(
+    interrupts: Interrupts, number: signal.Signals
+) -> None:
     """Ctrl-C, a kill, and a terminal that is closed mean the same."""
     assert interrupts is not None
     with pytest.raises(KeyboardInterrupt):
@@ -59,7 +61,9 @@ def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> Non
     signal.raise_signal(signal.SIGINT)
 
 
-def test_ctrl_c_during_imports_shows_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_during_imports_shows_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """They take a second, and people change their minds."""
 
     def interrupted(*_: object) -> None:

@@ -9,7 +9,9 @@ from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Ho
 from proofs.witness.catalogue import CatalogueReader
 
 
-def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A member that is suspended in the middle of a write keeps everybody from it."""
 
     def locked(*_: object, **__: object) -> None:
@@ -17,7 +19,9 @@ def test_what_was_read_before_the_storage_failed_is_returned_by_the_next_call(mo
         raise OSError(message)
 
     with dg.DagsterInstance.ephemeral() as instance:
-        Catalogue(instance, GroupAssets.of("etl"), Host("blue", "sensor", "process-1")).record_joined()
+        Catalogue(
+            instance, GroupAssets.of("etl"), Host("blue", "sensor", "process-1")
+        ).record_joined()
         reader = CatalogueReader(instance, "etl")
         with monkeypatch.context() as away:
             away.setattr(instance, "fetch_materializations", locked)

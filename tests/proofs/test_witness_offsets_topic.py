@@ -53,11 +53,21 @@ def test_an_offset_is_read_in_every_format_that_kafka_has_had(version: int) -> N
 
 def test_long_metadata_does_not_shift_what_follows_it() -> None:
     """A claim is longer than the 127 bytes that one byte of a varint can say."""
-    value = struct.pack(">hqi", 4, 42, 7) + b"\xad\x02" + b"x" * 300 + struct.pack(">q", 1_500) + b"\x00"
+    value = (
+        struct.pack(">hqi", 4, 42, 7)
+        + b"\xad\x02"
+        + b"x" * 300
+        + struct.pack(">q", 1_500)
+        + b"\x00"
+    )
     assert parse(_key(), value) == StoredOffset("shop", "orders", 3, 42, 1.5, "x" * 300)
 
 
-@pytest.mark.parametrize(("key", "value"), [(_key(7), b"anything"), (_key(), None)], ids=["a target assignment", "a removed offset"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [(_key(7), b"anything"), (_key(), None)],
+    ids=["a target assignment", "a removed offset"],
+)
 def test_other_records_say_nothing(key: bytes, value: bytes | None) -> None:
     """The topic also holds what members may get, and tombstones."""
     assert parse(key, value) is None
@@ -69,13 +79,21 @@ GROUP_KEY = struct.pack(">h", 2) + _string("shop")
 
 def _topic(*partitions: int) -> bytes:
     """The partitions of one topic, in a compact array of one."""
-    return b"\x02" + b"u" * 16 + bytes([len(partitions) + 1]) + struct.pack(f">{len(partitions)}i", *partitions) + b"\x00"
+    return (
+        b"\x02"
+        + b"u" * 16
+        + bytes([len(partitions) + 1])
+        + struct.pack(f">{len(partitions)}i", *partitions)
+        + b"\x00"
+    )
 
 
 def test_a_member_still_has_what_it_must_give_up() -> None:
     """It has until it says that it gave it up (KIP-848)."""
     value = struct.pack(">hiib", 0, 3, 2, 1) + _topic(0, 200) + _topic(7) + b"\x00"
-    assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned("shop", "blue", frozenset({0, 7, 200}), 1.5, asked_back=frozenset({7}))
+    assert parse(MEMBER_KEY, value, 1.5) == MemberAssigned(
+        "shop", "blue", frozenset({0, 7, 200}), 1.5, asked_back=frozenset({7})
+    )
     assert parse(MEMBER_KEY, None, 1.5) == MemberAssigned("shop", "blue", None, 1.5)
 
 
@@ -94,13 +112,19 @@ def test_a_format_of_the_future_is_not_guessed_at(key: bytes, value: bytes, what
 
 
 def _stored(*offsets: int, partition: int = 0) -> list[StoredOffset]:
-    return [StoredOffset("shop", "orders", partition, offset, float(number)) for number, offset in enumerate(offsets)]
+    return [
+        StoredOffset("shop", "orders", partition, offset, float(number))
+        for number, offset in enumerate(offsets)
+    ]
 
 
 def test_only_an_offset_that_grew_is_a_commit() -> None:
-    """A member also stores a first position, claims and withdrawn claims, which repeat the offset."""
+    """A member also stores a first position, claims and withdrawn claims with the same offset."""
     commits, went_back = commits_in(_stored(0, 0, 10, 10, 10, 25))
-    assert commits == [Commit(OffsetRange("orders", 0, 0, 10), 2.0), Commit(OffsetRange("orders", 0, 10, 25), 5.0)]
+    assert commits == [
+        Commit(OffsetRange("orders", 0, 0, 10), 2.0),
+        Commit(OffsetRange("orders", 0, 10, 25), 5.0),
+    ]
     assert went_back == []
 
 
@@ -118,20 +142,39 @@ def test_an_offset_that_went_back_is_told() -> None:
 
 def test_partitions_do_not_disturb_each_other() -> None:
     """Their records are mixed in the topic."""
-    mixed = [one for pair in zip(_stored(0, 10), _stored(4, 4, partition=1), strict=True) for one in pair]
-    assert [commit.range for commit in commits_in(mixed)[0]] == [OffsetRange("orders", 1, 0, 4), OffsetRange("orders", 0, 0, 10)]
+    mixed = [
+        one for pair in zip(_stored(0, 10), _stored(4, 4, partition=1), strict=True) for one in pair
+    ]
+    assert [commit.range for commit in commits_in(mixed)[0]] == [
+        OffsetRange("orders", 1, 0, 4),
+        OffsetRange("orders", 0, 0, 10),
+    ]
 
 
 @pytest.mark.broker
-def test_what_a_real_group_stored_is_found_in_order(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_what_a_real_group_stored_is_found_in_order(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """The formats above are from Kafka's source; this is the real thing."""
     topic, group = kafka_topic(partitions=2, prefix="stored"), unique_name("group")
-    consumer = Consumer({"bootstrap.servers": kafka_broker.bootstrap_servers, "group.id": group, "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka_broker.bootstrap_servers,
+            "group.id": group,
+            "enable.auto.commit": False,
+        }
+    )
     for partition, offset, metadata in ((0, 0, "claim"), (1, 7, ""), (0, 12, "x" * 4000)):
-        consumer.commit(offsets=[TopicPartition(topic, partition, offset, metadata)], asynchronous=False)
+        consumer.commit(
+            offsets=[TopicPartition(topic, partition, offset, metadata)], asynchronous=False
+        )
     consumer.close()
     stored = read_stored_offsets(kafka_broker.bootstrap_servers, group)
-    assert [(one.topic, one.partition, one.offset) for one in stored] == [(topic, 0, 0), (topic, 1, 7), (topic, 0, 12)]
+    assert [(one.topic, one.partition, one.offset) for one in stored] == [
+        (topic, 0, 0),
+        (topic, 1, 7),
+        (topic, 0, 12),
+    ]
     assert stored[0].at <= stored[1].at <= stored[2].at
     assert [one.metadata for one in stored] == ["claim", "", "x" * 4000]
 
@@ -141,10 +184,20 @@ def test_what_a_real_group_stored_is_found_in_order(kafka_broker: KafkaCluster, 
 def test_who_had_which_partitions_is_found_in_what_a_real_broker_wrote(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
 ) -> None:
-    """In both protocols, from the first assignment to the departure; an offset stands where it was stored."""
+    """Both protocols show the owners from the first assignment to the departure.
+
+    An offset stands where it was stored.
+    """
     topic, group = kafka_topic(partitions=3, prefix="owned"), unique_name("group")
     servers = kafka_broker.bootstrap_servers
-    consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "group.protocol": protocol, "enable.auto.commit": False})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": group,
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+        }
+    )
     consumer.subscribe([topic])
 
     def has_all() -> bool:

@@ -1,4 +1,7 @@
-"""What the scenarios in memory share: a member whose runs are at work, and what Kafka asks of it."""
+"""The shared parts of the in-memory scenarios.
+
+They have a member with runs at work, and what Kafka asks of it.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,18 @@ if TYPE_CHECKING:
     from dagster_rebalance.core import commands as do
 
 SETTINGS = DriverSettings(
-    limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(30, 5), lease_s=10_000, pulse=Pulse(heartbeat_timeout_s=10_000)
+    limits=BatchLimits(max_ranges_per_run=1),
+    budget=HoldBudget(30, 5),
+    lease_s=10_000,
+    pulse=Pulse(heartbeat_timeout_s=10_000),
 )
-"""A run for each partition, a hold of 30 s, and neither leases nor dead runs where a scenario is about something else."""
+"""A run for each partition, a hold of 30 s, and neither leases nor dead runs where a scenario is
+about something else."""
 
 
-def at_work(partitions: int = 1, *, settings: DriverSettings = SETTINGS, records: int = 100) -> tuple[World, Member, list[str]]:
+def at_work(
+    partitions: int = 1, *, settings: DriverSettings = SETTINGS, records: int = 100
+) -> tuple[World, Member, list[str]]:
     """A member with a run at work on each of its partitions, in their order."""
     world = World(records=records, partitions=partitions)
     member = world.member(owns=partitions, settings=settings)
@@ -48,4 +57,7 @@ def assign(member: Member, *numbers: int) -> list[do.Command]:
 
 def outputs(world: World) -> dict[tuple[int, int, int], int]:
     """How often each range was written by a run that succeeded."""
-    return {(range_.partition, range_.start, range_.until): times for range_, times in world.output.items()}
+    return {
+        (range_.partition, range_.start, range_.until): times
+        for range_, times in world.output.items()
+    }

@@ -1,4 +1,4 @@
-"""Members that were thrown out and do not know it, and runs that start where somebody else works."""
+"""Members that were fenced and do not know it, and runs that start where another one works."""
 
 from __future__ import annotations
 
@@ -39,10 +39,17 @@ def test_a_zombie_requests_no_work_because_its_claim_is_refused() -> None:
     assert world.dagster.runs == {}
 
 
-def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(instance: dg.DagsterInstance) -> None:
+def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(
+    instance: dg.DagsterInstance,
+) -> None:
     """With the real consumer in between, whose commits the group refuses."""
     bench = Bench(instance, records=0)
-    bench.until(lambda: bench.driver.partitions and all(owned.phase.may_plan for owned in bench.driver.partitions.values()))
+    bench.until(
+        lambda: (
+            bench.driver.partitions
+            and all(owned.phase.may_plan for owned in bench.driver.partitions.values())
+        )
+    )
     heir = bench.joined_by_another()
     bench.group.fence(bench.member)
     bench.member.undone = None  # no heartbeat has told it yet
@@ -63,7 +70,7 @@ def test_a_fenced_pump_offers_nothing_before_and_after_it_knows(instance: dg.Dag
 
 
 def test_a_zombie_and_the_next_owner_ask_for_the_same_run() -> None:
-    """An offer from before the fencing has the key of the heir's, so that Dagster starts one of the two."""
+    """An offer from before the fencing has the heir's key, so Dagster starts one run of the two."""
     world = World(records=100)
     zombie = world.member(owns=1, settings=SETTINGS)
     zombie.is_fenced = True
@@ -91,7 +98,10 @@ def test_a_run_that_was_launched_late_finds_its_range_committed_and_refuses_itse
 
 
 def test_a_run_that_dagster_resumes_after_its_batch_was_done_again_refuses_itself() -> None:
-    """It was taken for dead; when Dagster starts its process anew, its successor is at work, or done and not committed yet."""
+    """The run was taken for dead before Dagster starts its process anew.
+
+    By then its successor is at work, or is done but not committed yet.
+    """
     for ends_first in (False, True):
         world, member, (dead,) = at_work()
         world.dagster.move(dead, RunState.FAILED)
@@ -120,14 +130,20 @@ def test_a_run_is_compared_with_its_claim_when_it_starts_and_not_when_it_was_ask
 
 
 def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
-    """In every order of their starts and looks; where both refuse, the owner asks again, and the range is done once."""
+    """The runs start and look in every order.
+
+    When both refuse, the owner asks again, and the range is done once.
+    """
     steps = [("a", "start"), ("a", "check"), ("b", "start"), ("b", "check")]
     orders = [(0, 1, 2, 3), (0, 2, 1, 3), (0, 2, 3, 1), (2, 0, 1, 3), (2, 0, 3, 1), (2, 3, 0, 1)]
     for order in orders:
         world = World(records=100)
         member = world.member(owns=1, settings=SETTINGS)
         (first,) = member.tick()
-        runs = {"a": first, "b": world.dagster.add("b1", world.dagster.runs[first].ranges, RunState.WAITING)}
+        runs = {
+            "a": first,
+            "b": world.dagster.add("b1", world.dagster.runs[first].ranges, RunState.WAITING),
+        }
         working = set()
         for name, step in (steps[index] for index in order):
             if step == "start":
@@ -144,9 +160,14 @@ def test_of_two_live_runs_of_a_batch_no_two_succeed() -> None:
         assert outputs(world) == {(0, 0, 100): 1}, order
 
 
-def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partition_is_back() -> None:
+def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partition_is_back() -> (
+    None
+):
     """The late unassign would give away what was granted since."""
-    for reason, outcome in ((LostReason.SUPERSEDED, Outcome.SUPERSEDED), (LostReason.FENCED, Outcome.LOST)):
+    for reason, outcome in (
+        (LostReason.SUPERSEDED, Outcome.SUPERSEDED),
+        (LostReason.FENCED, Outcome.LOST),
+    ):
         world, member, (run_id,) = at_work()
         revoke(member, 0)
         member.feed(seen.PartitionsLost((tp(0),), reason))
@@ -159,8 +180,13 @@ def test_superseded_and_lost_holds_never_send_their_release_even_when_the_partit
         assert world.kafka.commits == [(tp(0), 100)], "by the new ownership"
 
 
-def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(instance: dg.DagsterInstance) -> None:
-    """At night nothing is committed and nothing is held, so nobody would notice a member that stopped taking part."""
+def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(
+    instance: dg.DagsterInstance,
+) -> None:
+    """At night, no offset is committed and no partition is held.
+
+    Nobody would notice a member that stopped taking part.
+    """
     bench = Bench(instance, records=0)
     bench.until(lambda: bench.driver.partitions)
     bench.group.fence(bench.member)
@@ -175,8 +201,13 @@ def test_a_loss_on_an_idle_topic_is_followed_by_work_as_soon_as_there_is_some(in
     assert bench.offset() == 10
 
 
-def test_a_pump_lets_go_at_once_of_what_came_and_has_to_go_in_one_poll(instance: dg.DagsterInstance) -> None:
-    """Assigned and revoked before it was even looked up: what is not known yet must neither be held nor kept."""
+def test_a_pump_lets_go_at_once_of_what_came_and_has_to_go_in_one_poll(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The partition is assigned and revoked before it was even looked up.
+
+    The member must neither hold nor keep what it does not know yet.
+    """
     bench = Bench(instance, partitions=2, records=0)
     bench.until(lambda: len(bench.driver.partitions) == 2)
     bench.group.add_partitions("orders", 4)

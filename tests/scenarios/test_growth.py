@@ -24,7 +24,10 @@ CODE = (type, ModuleType, FunctionType, BuiltinFunctionType)
 
 
 def elements(root: object, *outside: object) -> int:
-    """How many elements all collections have that can be reached from an object, not by way of what is outside of it."""
+    """The number of elements in all collections that can be reached from an object.
+
+    What is reached by way of an object in `outside` does not count.
+    """
     known = set(map(id, outside))
     todo, count = [root], 0
     while todo:
@@ -48,7 +51,10 @@ def grows(rebalance: Callable[[], None], count: Callable[[], int]) -> bool:
 
 
 def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:
-    """Runs that end well, fail, are taken back, and of which nobody hears again; partitions that are revoked and lost."""
+    """Runs end well, fail, are taken back, or are never heard of again.
+
+    Partitions are revoked and lost.
+    """
     world = World(partitions=4)
     member = world.member(settings=SETTINGS)
 
@@ -72,15 +78,22 @@ def test_a_driver_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight()
 
 
 def test_a_consumer_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight() -> None:
-    """Delays, pauses, commits that are on their way, partitions that are handed over, and a loss of everything."""
+    """There are delays, pauses, commits on their way and partitions that are handed over.
+
+    Finally, everything is lost.
+    """
     group = FakeGroup({"orders": 4})
     member = group.member()
-    blue = RebalanceAwareConsumer(CONFIG, fetch=False, member=member, cluster=group, clock=group.clock)
+    blue = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock
+    )
     blue.subscribe(["orders"])
 
     def rebalance() -> None:
         blue.poll(0.1)
-        green = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+        green = RebalanceAwareConsumer(
+            CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+        )
         green.subscribe(["orders"])
         green.poll(0.1)
         blue.poll(0.1)
@@ -89,7 +102,9 @@ def test_a_consumer_keeps_no_more_after_dozens_of_rebalances_with_work_in_flight
         blue.delay_revoke(asked_for)
         blue.pause(blue.assignment())
         blue.pause_topics(["orders"])
-        blue.commit_async(dict.fromkeys(asked_for, OffsetAndMetadata(1)), lambda _offsets, _error: None)
+        blue.commit_async(
+            dict.fromkeys(asked_for, OffsetAndMetadata(1)), lambda _offsets, _error: None
+        )
         for _ in range(3):
             blue.poll(0.1)
         blue.resume(blue.assignment() | asked_for)

@@ -35,21 +35,26 @@ def test_partitions_revoked_and_assigned_again_in_one_poll_are_told_in_that_orde
 
 
 def test_hundreds_of_partitions_that_go_and_come_back_are_all_taken_in_anew() -> None:
-    """Each is looked up again, and each one goes on: a partition that is left behind is a silent stall."""
+    """Each partition is looked up again and goes on; one left behind would be a silent stall."""
     world = World(partitions=300)
     member = world.member(owns=300, settings=SETTINGS)
     before = {partition: owned.epoch for partition, owned in member.driver.partitions.items()}
     revoke(member, *range(300))
     assign(member, *range(300))
     world.wait(2, member)
-    assert all(owned.epoch > before[partition] for partition, owned in member.driver.partitions.items())
+    assert all(
+        owned.epoch > before[partition] for partition, owned in member.driver.partitions.items()
+    )
     assert all(owned.phase.may_plan for owned in member.driver.partitions.values())
     assert len(member.driver.partitions) == 300
     assert [receipt.outcome for receipt in member.receipts] == [Outcome.NOTHING_TO_DO]
 
 
 def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() -> None:
-    """Neither prolongs nor shortens the first one, and each is released when its own work is over."""
+    """The second hold neither prolongs nor shortens the first.
+
+    Each one is released when its own work is over.
+    """
     world, member, (slow, quick) = at_work(2)
     revoke(member, 0)
     world.wait(10, member)
@@ -59,7 +64,9 @@ def test_a_second_revoke_during_a_hold_has_a_limit_and_a_receipt_of_its_own() ->
     assert world.released_by == [(member, (tp(1),))]
     assert member.driver.held == {tp(0)}
     world.wait(20, member)
-    assert world.dagster.runs[slow].state is RunState.CANCELING, "cancelled at the deadline of the first request"
+    assert world.dagster.runs[slow].state is RunState.CANCELING, (
+        "cancelled at the deadline of the first request"
+    )
     assert world.released_by[1:] == [(member, (tp(0),))]
     assert [(receipt.outcome, receipt.partitions) for receipt in member.receipts] == [
         (Outcome.DRAINED, (tp(1),)),
@@ -102,7 +109,10 @@ def test_a_run_that_ends_just_after_the_release_is_committed_by_the_next_owner_a
 
 
 def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_back() -> None:
-    """Never two live runs of one partition: the claim leads back to the one that is still at work."""
+    """One partition must never have two live runs.
+
+    The claim leads back to the run that is still at work.
+    """
     world, member, (run_id,) = at_work(settings=HAND_OVER)
     revoke(member, 0)
     world.wait(25, member)
@@ -118,7 +128,7 @@ def test_a_run_of_an_earlier_ownership_is_waited_for_when_its_partition_comes_ba
 
 
 def test_runs_that_holds_have_taken_back_never_stop_a_partition() -> None:
-    """Only work that failed counts as an attempt, however often the partition goes and comes back."""
+    """Only failed work counts as an attempt, however often the partition goes and comes back."""
     world = World(records=100)
     member = world.member(owns=1, settings=SETTINGS)
     for _ in range(2 * SETTINGS.max_attempts):
@@ -152,4 +162,6 @@ def test_failures_before_a_rebalance_count_after_it_and_those_of_another_batch_d
     (again,) = start_all(world, heir)
     world.dagster.move(again, RunState.FAILED)
     world.wait(2, heir)
-    assert [offer.attempt for offer in heir.driver.offers] == [2], "the next batch begins to count anew"
+    assert [offer.attempt for offer in heir.driver.offers] == [2], (
+        "the next batch begins to count anew"
+    )

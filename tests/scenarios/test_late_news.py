@@ -1,4 +1,7 @@
-"""Dagster that ticks late, answers late, or tells of a failure: what has to wait does, and nothing else."""
+"""Dagster ticks late, answers late, or tells of a failure.
+
+What has to wait does wait, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from tests.scenarios.parts import SETTINGS, assign, at_work, outputs, revoke, st
 TEN_MINUTES_S = 600.0
 
 
-def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_work_in_flight() -> None:
+def test_ticks_that_stay_away_for_less_than_the_lease_change_nothing_for_the_work_in_flight() -> (
+    None
+):
     """Membership, commits and records are the pump's; a tick only takes offers."""
     world, member, runs = at_work(2, settings=replace(SETTINGS, lease_s=60))
     world.wait(30, member)
@@ -60,7 +65,9 @@ def test_a_success_that_is_learned_ten_minutes_late_is_committed_once() -> None:
     assert len(world.dagster.recorded) == 1
 
 
-def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_its_old_owner() -> None:
+def test_a_success_that_is_learned_after_the_partition_went_is_not_committed_by_its_old_owner() -> (
+    None
+):
     """The next one finds the run through the claim."""
     world, member, (run_id,) = at_work()
     (asked,) = {type(command): command for command in member.given(do.ReadRuns)}.values()
@@ -109,9 +116,13 @@ def test_the_lag_of_a_partition_that_stands_still_goes_on_growing() -> None:
 
 
 def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
-    """Three members are replaced one after the other while records keep coming and runs are at work."""
+    """Three members are replaced one by one while records keep coming and runs are at work."""
     world = World(records=20, partitions=6)
-    members = {0: world.member(settings=SETTINGS), 1: world.member(settings=SETTINGS), 2: world.member(settings=SETTINGS)}
+    members = {
+        0: world.member(settings=SETTINGS),
+        1: world.member(settings=SETTINGS),
+        2: world.member(settings=SETTINGS),
+    }
     for seat, member in members.items():
         assign(member, 2 * seat, 2 * seat + 1)
     running: list[str] = []
@@ -141,7 +152,10 @@ def test_a_rolling_deploy_does_nothing_twice_and_leaves_nothing_out() -> None:
 
 
 def test_a_group_that_begins_at_the_end_begins_there_once() -> None:
-    """What comes between the first assignment and the first commit is not skipped by a rebalance in between."""
+    """The group does not skip records between the first assignment and the first commit.
+
+    A rebalance in between makes no difference.
+    """
     settings = replace(SETTINGS, start_from=StartFrom.LATEST)
     world = World(records=100)
     member = world.member(owns=1, settings=settings)

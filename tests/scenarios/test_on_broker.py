@@ -1,4 +1,7 @@
-"""Scenarios that only a broker and its client can play: long holds, members that never poll, many partitions, and pauses."""
+"""Scenarios that only a broker and its client can play.
+
+They have long holds, members that never poll, many partitions, and pauses.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,10 @@ QUICK_S = 3.0
 
 
 class NewActor(Protocol):
-    """Makes a member that leaves when the test is over, however it ends: a client that is not closed can freeze the process."""
+    """Makes a member that leaves when the test is over, however it ends.
+
+    A client that is not closed can freeze the process.
+    """
 
     def __call__(self, stage: Stage) -> Actor: ...  # noqa: D102
 
@@ -61,7 +67,9 @@ def actor() -> Iterator[NewActor]:
 
 
 @pytest.fixture
-def stage(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, request: pytest.FixtureRequest) -> KafkaStage:
+def stage(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory, request: pytest.FixtureRequest
+) -> KafkaStage:
     """A group of a topic with four partitions; tests say in which protocols (indirectly)."""
     return KafkaStage(kafka_broker.bootstrap_servers, kafka_topic(4), request.param)
 
@@ -89,7 +97,10 @@ def shared(*actors: Actor, wanted: list[TopicPartition]) -> bool:
 
 @IN_CLASSIC
 def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor) -> None:
-    """Heartbeats keep the membership, which the client sends while it holds; only the poll interval ends a hold."""
+    """The client sends heartbeats while it holds, and they keep the membership.
+
+    Only the poll interval ends a hold.
+    """
     stage.config["session.timeout.ms"] = f"{SESSION_S * 1000:.0f}"
     blue, green = holding(stage, actor)
     held, ends_at = blue.member.held, time.monotonic() + 2 * SESSION_S
@@ -102,31 +113,53 @@ def test_a_hold_outlasts_the_session_timeout(stage: KafkaStage, actor: NewActor)
 
 
 @IN_BOTH
-def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(stage: KafkaStage, actor: NewActor) -> None:
-    """The group wants to rebalance once more: the client asks for nothing else while one revoke is held, and the new one waits its turn."""
+def test_a_third_member_that_joins_during_a_hold_changes_nothing_for_it(
+    stage: KafkaStage, actor: NewActor
+) -> None:
+    """The group wants to rebalance once more, and the new revoke waits its turn.
+
+    The client asks for nothing else while it holds the first revoke.
+    """
     blue, green = holding(stage, actor)
     held = blue.member.held
     red = actor(stage).subscribe()
     pass_time(blue, green, red, polls=12)
-    assert [event.partitions for event in blue.told if isinstance(event, RevokeRequested)] == [tuple(sorted(held))]
+    assert [event.partitions for event in blue.told if isinstance(event, RevokeRequested)] == [
+        tuple(sorted(held))
+    ]
     assert blue.member.held == held
     assert not green.owns | red.owns
     assert blue.member.commit(dict.fromkeys(blue.owns, OffsetAndMetadata(1))).failed == {}
     wanted = [TopicPartition(stage.topic, number) for number in range(4)]
-    play(lambda: shared(blue, green, red, wanted=wanted) and red.owns and green.owns, blue, green, red, what="all three to have a share")
+    play(
+        lambda: shared(blue, green, red, wanted=wanted) and red.owns and green.owns,
+        blue,
+        green,
+        red,
+        what="all three to have a share",
+    )
     assert not blue.all_told(PartitionsLost)
 
 
 @IN_BOTH
-def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(stage: KafkaStage, actor: NewActor) -> None:
-    """Whoever wakes up commits first, before a poll has told that everything is lost; the next owner's offsets must stand."""
+def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(
+    stage: KafkaStage, actor: NewActor
+) -> None:
+    """A member that wakes up commits before a poll has told it that everything is lost.
+
+    The next owner's offsets must stand.
+    """
     stage.hold_limit_s = 1.0
     stage.config["max.poll.interval.ms"] = f"{POLL_LIMIT_S * 1000:.0f}"
     if stage.protocol == "classic":
         stage.config["session.timeout.ms"] = stage.config["max.poll.interval.ms"]
     blue, green = holding(stage, actor)
     owned = blue.owns
-    play(lambda: green.owns == owned, green, what="the next owner of everything, while the first one does not poll")
+    play(
+        lambda: green.owns == owned,
+        green,
+        what="the next owner of everything, while the first one does not poll",
+    )
     assert green.member.commit(dict.fromkeys(owned, OffsetAndMetadata(9))).committed == owned
     late = blue.member.commit(dict.fromkeys(owned, OffsetAndMetadata(5)))
     assert {type(error) for error in late.failed.values()} == {PartitionLostError}
@@ -136,14 +169,18 @@ def test_a_commit_right_after_a_standstill_in_a_hold_is_refused(stage: KafkaStag
 
 
 @IN_CLASSIC
-def test_closing_does_not_wait_for_a_member_that_never_polls(stage: KafkaStage, actor: NewActor) -> None:
+def test_closing_does_not_wait_for_a_member_that_never_polls(
+    stage: KafkaStage, actor: NewActor
+) -> None:
     """It keeps the whole group in a rebalance, which must not keep anybody from leaving."""
     blue = actor(stage).subscribe()
     play(lambda: len(blue.owns) == 4, blue, what="the first member to own everything")
     silent = Consumer({**stage.config, "partition.assignment.strategy": "cooperative-sticky"})
     try:
         silent.subscribe([stage.topic])
-        play(lambda: blue.member.held, blue, what="a revoke request for the member that never polls")
+        play(
+            lambda: blue.member.held, blue, what="a revoke request for the member that never polls"
+        )
         begun = time.monotonic()
         blue.member.close(5.0)
         assert time.monotonic() - begun < QUICK_S
@@ -152,9 +189,16 @@ def test_closing_does_not_wait_for_a_member_that_never_polls(stage: KafkaStage, 
 
 
 @IN_CLASSIC
-def test_closing_does_not_wait_for_an_assignment_that_does_not_come(stage: KafkaStage, actor: NewActor) -> None:
-    """Before the first one, and in the middle of one: the leader has heard of the member and takes its time to share out."""
-    with SlowLeader(stage.config["bootstrap.servers"], stage.config["group.id"], stage.topic) as leader:
+def test_closing_does_not_wait_for_an_assignment_that_does_not_come(
+    stage: KafkaStage, actor: NewActor
+) -> None:
+    """The member leaves before its first assignment, and in the middle of one.
+
+    The leader has heard of the member and takes its time to share out.
+    """
+    with SlowLeader(
+        stage.config["bootstrap.servers"], stage.config["group.id"], stage.topic
+    ) as leader:
         assert not leader.join()
         leader.assign({})
         blue = actor(stage).subscribe()
@@ -175,7 +219,10 @@ def test_closing_does_not_wait_for_an_assignment_that_does_not_come(stage: Kafka
 def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession(
     kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Assigned, paused, resumed, paused and resumed within a moment: one that stays silent is a stall that nobody sees."""
+    """Partitions are assigned, paused, resumed, paused and resumed within a moment.
+
+    A partition that stays silent is a stall that nobody sees.
+    """
     topic = kafka_topic(PARTITIONS)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "linger.ms": 5})
     for number in range(PARTITIONS):
@@ -197,12 +244,22 @@ def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession
 
     with consumer:
         consumer.subscribe([topic])
-        wait_until(lambda: poll() >= 0 and len(consumer.assignment()) == PARTITIONS, timeout_s=20, what="the assignment", interval_s=0)
+        wait_until(
+            lambda: poll() >= 0 and len(consumer.assignment()) == PARTITIONS,
+            timeout_s=20,
+            what="the assignment",
+            interval_s=0,
+        )
         for _ in range(2):
             consumer.pause(consumer.assignment())
             poll()
             consumer.resume(consumer.assignment())
-        wait_until(lambda: poll() == PARTITIONS, timeout_s=20, what=lambda: f"a record of each partition, not {len(heard)}", interval_s=0)
+        wait_until(
+            lambda: poll() == PARTITIONS,
+            timeout_s=20,
+            what=lambda: f"a record of each partition, not {len(heard)}",
+            interval_s=0,
+        )
     assert sorted(heard) == list(range(PARTITIONS))
 
 
@@ -210,9 +267,15 @@ def test_of_hundreds_of_partitions_none_is_dead_after_pauses_in_quick_succession
 def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
     stage: KafkaStage, actor: NewActor, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Both change what the group is made of; afterwards every partition that exists has one owner."""
+    """Both events change which partitions the group has.
+
+    Afterwards, every partition that exists has one owner.
+    """
     prefix = unique_name("family")
-    kept, deleted = kafka_topic(4, prefix=f"{prefix}-kept"), kafka_topic(2, prefix=f"{prefix}-deleted")
+    kept, deleted = (
+        kafka_topic(4, prefix=f"{prefix}-kept"),
+        kafka_topic(2, prefix=f"{prefix}-deleted"),
+    )
     stage.discovery_interval_s = 0.5
     blue, green = actor(stage), actor(stage)
     blue.member.subscribe(re.compile(f"{prefix}-.*"))
@@ -227,14 +290,28 @@ def test_a_hold_outlives_a_topic_that_is_deleted_and_one_that_begins_to_match(
     assert blue.member.held == held
     remaining = [tp for tp in held if tp.topic == kept]
     assert blue.member.commit(dict.fromkeys(remaining, OffsetAndMetadata(1))).failed == {}
-    wanted = sorted([TopicPartition(kept, number) for number in range(4)] + [TopicPartition(begun, number) for number in range(2)])
-    play(lambda: shared(blue, green, wanted=wanted), blue, green, what="every partition that exists to have one owner")
+    wanted = sorted(
+        [TopicPartition(kept, number) for number in range(4)]
+        + [TopicPartition(begun, number) for number in range(2)]
+    )
+    play(
+        lambda: shared(blue, green, wanted=wanted),
+        blue,
+        green,
+        what="every partition that exists to have one owner",
+    )
     assert not blue.all_told(PartitionsLost)
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
-def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(group: Readers, kafka_broker: KafkaCluster) -> None:
-    """They are somebody else's. Nothing is committed here, so that whoever owns a partition next begins it at 0, this consumer too."""
+def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(
+    group: Readers, kafka_broker: KafkaCluster
+) -> None:
+    """They are somebody else's.
+
+    Nothing is committed here, so that whoever owns a partition next begins it at 0, this consumer
+    too.
+    """
     group.produce(500)
     blue = group.reader()
     protocol = "consumer" if group.protocol == "consumer" else "classic"
@@ -249,15 +326,27 @@ def test_records_fetched_ahead_are_not_returned_once_their_partitions_are_lost(g
             assert records == []
         return bool(gone)
 
-    wait_until(lambda: poll() == [2], timeout_s=12, what="a third record, with about 2,000 behind it", interval_s=0)
-    evict(kafka_broker.bootstrap_servers, group.config["group.id"], blue.consumer.member_id, protocol)
+    wait_until(
+        lambda: poll() == [2],
+        timeout_s=12,
+        what="a third record, with about 2,000 behind it",
+        interval_s=0,
+    )
+    evict(
+        kafka_broker.bootstrap_servers, group.config["group.id"], blue.consumer.member_id, protocol
+    )
     wait_until(lost, timeout_s=12, what="the loss", interval_s=0)
-    assert wait_until(poll, timeout_s=12, what="a record of the next ownership", interval_s=0) == [0]
+    assert wait_until(poll, timeout_s=12, what="a record of the next ownership", interval_s=0) == [
+        0
+    ]
 
 
 @pytest.mark.parametrize("group", ["consumer", "classic"], indirect=True)
 def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group: Readers) -> None:
-    """Held or retained, paused by the user or not: each of the four kinds reads on when it should, and no sooner."""
+    """A partition is held or retained, and paused by the user or not.
+
+    Each of the four kinds goes on being read when it should, and no sooner.
+    """
     group.produce(50)
     blue = group.reader(CommitOnRevoke())
     group.play(lambda: blue.count == 200, blue, what="the first records")
@@ -275,18 +364,30 @@ def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group
     paused_retained, other_retained = sorted(blue.consumer.assignment() - set(held))
 
     def read() -> list[int]:
-        return [len(blue.offsets[each.partition]) for each in (paused_held, other_held, paused_retained, other_retained)]
+        return [
+            len(blue.offsets[each.partition])
+            for each in (paused_held, other_held, paused_retained, other_retained)
+        ]
 
     blue.consumer.pause([paused_held, paused_retained])
     blue.consumer.resume([other_held])
     group.produce(50)
-    group.play(lambda: hold() and read()[3] == 100, blue, green, what="the records of the partition that is neither held nor paused")
+    group.play(
+        lambda: hold() and read()[3] == 100,
+        blue,
+        green,
+        what="the records of the partition that is neither held nor paused",
+    )
     blue.poll()
     assert read() == [50, 50, 50, 100]
     group.play(lambda: green.count == 100, green, blue, what="the next owner to read what was held")
     green.consumer.close()
     group.produce(50)
-    group.play(lambda: read()[1] == 100 and read()[3] == 150, blue, what="what was held to be back and read on")
+    group.play(
+        lambda: read()[1] == 100 and read()[3] == 150,
+        blue,
+        what="what was held to be back and read on",
+    )
     blue.poll()
     assert read() == [50, 100, 50, 150]
     assert blue.consumer.paused() == {paused_held, paused_retained}
@@ -297,14 +398,18 @@ def test_a_hold_silences_and_wakes_nothing_but_its_own_and_a_pause_neither(group
 class BeginAndPause(CommitOnRevoke):
     """Says where each partition begins, and pauses it at once."""
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Partition 0 by a seek, the others by what is committed, if anything is."""
         consumer.seek(min(partitions), 60)
         consumer.pause(partitions)
 
 
 @pytest.mark.parametrize("group", ["consumer"], indirect=True)
-def test_a_partition_that_is_paused_as_it_is_assigned_begins_where_it_should_when_it_is_resumed(group: Readers) -> None:
+def test_a_partition_that_is_paused_as_it_is_assigned_begins_where_it_should_when_it_is_resumed(
+    group: Readers,
+) -> None:
     """The client may take the pause for newer than the assignment, and forget the offset in it."""
     group.produce(100)
     with group.reader().consumer as before:

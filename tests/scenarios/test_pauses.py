@@ -19,8 +19,12 @@ def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paus
     """Already in the callback of their assignment, which comes before their first record."""
     group = FakeGroup({"orders-eu": 1})
     seen_paused: list[bool] = []
-    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
-    consumer.set_rebalance_listener(Diary(lambda _what, view: seen_paused.append(view.assignment() == view.paused())))
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+    consumer.set_rebalance_listener(
+        Diary(lambda _what, view: seen_paused.append(view.assignment() == view.paused()))
+    )
     consumer.subscribe(re.compile("orders-.*"))
     consumer.pause_pattern(re.compile("orders-.*"))
     consumer.poll(0.1)
@@ -28,14 +32,23 @@ def test_a_new_topic_and_a_new_partition_that_match_a_paused_pattern_arrive_paus
     consumer.poll(0.1)
     group.add_partitions("orders-eu", 2)
     consumer.poll(0.1)
-    assert consumer.paused() == {TopicPartition("orders-eu", 0), TopicPartition("orders-eu", 1), TopicPartition("orders-us", 0)}
+    assert consumer.paused() == {
+        TopicPartition("orders-eu", 0),
+        TopicPartition("orders-eu", 1),
+        TopicPartition("orders-us", 0),
+    }
     assert seen_paused == [True, True, True]
 
 
 def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing_behind() -> None:
-    """A loop may do both in the moment in which a partition moves; what was never paused may be resumed, too."""
+    """A loop may pause and resume a partition in the moment in which it moves.
+
+    It may resume a partition that was never paused, too.
+    """
     group = FakeGroup({"orders": 2})
-    consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
     consumer.subscribe(["orders"])
     consumer.poll(0.1)
     group.fence(group.members[0])
@@ -53,7 +66,10 @@ def test_a_pause_of_what_was_just_lost_is_no_error_and_its_resume_leaves_nothing
 
 
 def test_each_kind_of_pause_is_undone_by_its_own_resume_alone() -> None:
-    """In every order: two parts of a program that know nothing of each other may each pause what the other one does."""
+    """The resumes come in every order.
+
+    Two parts of a program that know nothing of each other may each pause what the other one pauses.
+    """
     eu = TopicPartition("orders-eu", 0)
     undo: dict[str, Callable[[RebalanceAwareConsumer], None]] = {
         "partition": lambda consumer: consumer.resume([eu]),
@@ -62,7 +78,9 @@ def test_each_kind_of_pause_is_undone_by_its_own_resume_alone() -> None:
     }
     for order in permutations(undo):
         group = FakeGroup({"orders-eu": 1})
-        consumer = RebalanceAwareConsumer(CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock)
+        consumer = RebalanceAwareConsumer(
+            CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+        )
         consumer.subscribe(["orders-eu"])
         consumer.pause([eu])
         consumer.pause_topics(["orders-eu"])

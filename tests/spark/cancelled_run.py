@@ -1,4 +1,6 @@
-"""A process that executes one Dagster run, whose asset blocks in Spark, and cancels it at the first line of its input, as Dagster does.
+"""A process that executes one Dagster run, whose asset blocks in Spark, and cancels it.
+
+It cancels the run at the first line of its input, as Dagster does.
 
 Arguments: URL or "local", folder, run id, number of the signal.
 """
@@ -24,7 +26,9 @@ def slow(spark: KafkaSparkResource) -> None:
     write_slowly(spark.spark_session, folder)
 
 
-resource = KafkaSparkResource(remote=None if where == "local" else where, spark_config={"spark.ui.enabled": "false"})
+resource = KafkaSparkResource(
+    remote=None if where == "local" else where, spark_config={"spark.ui.enabled": "false"}
+)
 
 
 def cancel(instance: dg.DagsterInstance) -> None:
@@ -38,7 +42,9 @@ def cancel(instance: dg.DagsterInstance) -> None:
 
 with dg.DagsterInstance.ephemeral() as instance:
     threading.Thread(target=cancel, args=(instance,), daemon=True).start()
-    job = dg.Definitions([slow], resources={"spark": resource}).resolve_implicit_global_asset_job_def()
+    job = dg.Definitions(
+        [slow], resources={"spark": resource}
+    ).resolve_implicit_global_asset_job_def()
     result = job.execute_in_process(instance=instance, run_id=run_id, raise_on_error=False)
     run = instance.get_run_by_id(run_id)
     failure = next(event for event in result.all_events if event.is_step_failure).step_failure_data

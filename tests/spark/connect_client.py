@@ -1,4 +1,7 @@
-"""A process that works in a Connect session, and goes on with it after it was stopped. Arguments: URL, folder."""
+"""A process that works in a Connect session, and goes on with it after it was stopped.
+
+Arguments: URL, folder.
+"""
 
 from __future__ import annotations
 

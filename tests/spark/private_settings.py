@@ -1,4 +1,7 @@
-"""A process with a classic session of the Spark resource: it prints what its JVM was started with, and what Spark knows, as JSON."""
+"""A process with a classic session of the Spark resource.
+
+It prints, as JSON, what its JVM was started with and what Spark knows.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,21 @@ def command_line_of_the_jvm() -> str:
     return Path(f"/proc/{child}/cmdline").read_text()
 
 
-session = KafkaSparkResource(spark_config=SETTINGS, master="local[1]", app_name="private").spark_session
+session = KafkaSparkResource(
+    spark_config=SETTINGS, master="local[1]", app_name="private"
+).spark_session
 context = session.sparkContext
 seen = {
     "command": command_line_of_the_jvm(),
-    "settings": {name: context.getConf().get(name) for name in [*SETTINGS, "spark.master", "spark.app.name"]},
+    "settings": {
+        name: context.getConf().get(name) for name in [*SETTINGS, "spark.master", "spark.app.name"]
+    },
     "environment": os.environ.get("PYSPARK_SUBMIT_ARGS"),
 }
 session.stop()
-again = KafkaSparkResource(spark_config=SETTINGS | {"spark.sql.shuffle.partitions": 3}, master="local[1]").spark_session
+again = KafkaSparkResource(
+    spark_config=SETTINGS | {"spark.sql.shuffle.partitions": 3}, master="local[1]"
+).spark_session
 seen["second"] = again.conf.get("spark.sql.shuffle.partitions")
 again.stop()
 print(json.dumps(seen))  # noqa: T201 - the test reads it

@@ -64,4 +64,6 @@ LIBRARIES: Mapping[str, Reader] = {
 def read_by_all(session: SparkSession, folder: Path) -> dict[str, list[Record]]:
     """What each reader finds, sorted."""
     found = {name: read(folder) for name, read in LIBRARIES.items()}
-    return {name: sorted(rows) for name, rows in {**found, "spark": by_spark(session, folder)}.items()}
+    return {
+        name: sorted(rows) for name, rows in {**found, "spark": by_spark(session, folder)}.items()
+    }

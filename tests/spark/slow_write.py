@@ -1,4 +1,7 @@
-"""Spark work that takes minutes, leaves a trace on disk while it runs, and takes it back when it is stopped."""
+"""Spark work that takes minutes and leaves a trace on disk while it runs.
+
+It removes the trace when it is stopped.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,13 @@ STOP_LIMIT_S = 30.0
 
 
 def write_slowly(session: SparkSession, folder: Path) -> None:
-    """Keep one core busy for minutes: a row each 50 ms, into a file that Spark removes when the write fails."""
-    rows = session.range(0, ROWS, 1, 1).selectExpr("id", "java_method('java.lang.Thread', 'sleep', bigint(50)) AS slept")
+    """Keep one core busy for minutes: write a row each 50 ms into a file.
+
+    Spark removes the file when the write fails.
+    """
+    rows = session.range(0, ROWS, 1, 1).selectExpr(
+        "id", "java_method('java.lang.Thread', 'sleep', bigint(50)) AS slept"
+    )
     rows.write.mode("overwrite").parquet(str(folder))
 
 
@@ -28,9 +36,15 @@ def files_in_work(folder: Path) -> int:
 
 def wait_until_working(folder: Path) -> None:
     """Return when a task writes."""
-    wait_until(lambda: files_in_work(folder) > 0, timeout_s=120, what=f"Spark to write into {folder}")
+    wait_until(
+        lambda: files_in_work(folder) > 0, timeout_s=120, what=f"Spark to write into {folder}"
+    )
 
 
 def wait_until_stopped(folder: Path) -> None:
-    """Return when the write was given up: nothing short of a stopped job removes its temporary folder."""
-    wait_until(lambda: files_in_work(folder) == 0, timeout_s=STOP_LIMIT_S, what=f"Spark to give up its write into {folder}")
+    """Return when the write was given up: only a stopped job removes its temporary folder."""
+    wait_until(
+        lambda: files_in_work(folder) == 0,
+        timeout_s=STOP_LIMIT_S,
+        what=f"Spark to give up its write into {folder}",
+    )

@@ -12,7 +12,10 @@ from dagster_rebalance.spark import connector
 
 def test_the_connector_has_the_version_of_the_installed_pyspark() -> None:
     """A connector of another Spark fails at run time with missing methods."""
-    assert connector.kafka_connector_package() == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
+    assert (
+        connector.kafka_connector_package()
+        == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pyspark')}"
+    )
 
 
 @pytest.mark.parametrize("version", ["3.5.6", "5.0.0", "4.1.0.dev1", "4.0"])
@@ -33,7 +36,9 @@ def test_a_missing_pyspark_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         connector.kafka_connector_package()
 
 
-def test_a_pyspark_without_jars_is_taken_to_have_the_scala_of_spark_4(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Connect-only client has no jars to ask, and its server needs the connector all the same."""
+def test_a_pyspark_without_jars_is_taken_to_have_the_scala_of_spark_4(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The Connect-only client has no jars to ask, but its server still needs the connector."""
     monkeypatch.setattr(util, "find_spec", lambda _name: None)
     assert connector.installed_scala_version() == "2.13"

@@ -17,7 +17,12 @@ from pyspark.sql.connect.session import SparkSession
 from dagster_rebalance.orchestration.spark import stop_abandoned_work
 from dagster_rebalance.spark import jobs
 from dagster_rebalance.spark.sessions import connect_session_id, remote_with_session, stop_session
-from tests.spark.slow_write import STOP_LIMIT_S, wait_until_stopped, wait_until_working, write_slowly
+from tests.spark.slow_write import (
+    STOP_LIMIT_S,
+    wait_until_stopped,
+    wait_until_working,
+    write_slowly,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,15 +36,22 @@ pytestmark = pytest.mark.spark
 @contextmanager
 def process(*arguments: str | Path) -> Iterator[subprocess.Popen[str]]:
     """A Python process that does not outlive the test."""
-    with subprocess.Popen([sys.executable, "-m", *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(
+        [sys.executable, "-m", *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
         try:
             yield child
         finally:
             child.kill()
 
 
-def test_work_of_a_killed_client_is_stopped_from_elsewhere(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
-    """The server goes on for minutes after its client is gone, beside the run that does the batch again.
+def test_work_of_a_killed_client_is_stopped_from_elsewhere(
+    spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
+    """The server works on for minutes after its client is gone, beside the run that does it again.
 
     A session belongs to a user, whom the URL may name.
     """
@@ -54,10 +66,16 @@ def test_work_of_a_killed_client_is_stopped_from_elsewhere(spark_connect_server:
     wait_until_stopped(tmp_path / "first")
 
 
-def test_a_zombie_can_submit_nothing_more(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
+def test_a_zombie_can_submit_nothing_more(
+    spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
     """A process that was taken for dead and wakes up must not write beside its successor."""
     session_id = str(uuid.uuid4())
-    with process("tests.spark.connect_client", remote_with_session(spark_connect_server.remote, session_id), tmp_path) as client:
+    with process(
+        "tests.spark.connect_client",
+        remote_with_session(spark_connect_server.remote, session_id),
+        tmp_path,
+    ) as client:
         wait_until_working(tmp_path / "first")
         stop_session(spark_connect_server.remote, session_id)
         said, _ = client.communicate(timeout=120)
@@ -66,17 +84,28 @@ def test_a_zombie_can_submit_nothing_more(spark_connect_server: SparkConnectServ
     wait_until_stopped(tmp_path)
 
 
-def test_a_run_that_has_not_connected_yet_is_kept_out(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
-    """A process may be taken for dead between its start and its first Spark call; stopping twice is no error either."""
+def test_a_run_that_has_not_connected_yet_is_kept_out(
+    spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
+    """A process may be taken for dead between its start and its first Spark call.
+
+    Stopping it twice is no error either.
+    """
     session_id = str(uuid.uuid4())
     stop_session(spark_connect_server.remote, session_id)
     stop_session(spark_connect_server.remote, session_id)
-    with process("tests.spark.connect_client", remote_with_session(spark_connect_server.remote, session_id), tmp_path) as client:
+    with process(
+        "tests.spark.connect_client",
+        remote_with_session(spark_connect_server.remote, session_id),
+        tmp_path,
+    ) as client:
         said, _ = client.communicate(timeout=120)
     assert said.count("SESSION_CLOSED") == 2
 
 
-def test_interrupting_a_batch_leaves_the_work_of_others(spark_connect_server: SparkConnectServer, tmp_path: Path) -> None:
+def test_interrupting_a_batch_leaves_the_work_of_others(
+    spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
     """Several batches share a server, and may share a session."""
     session = SparkSession.builder.remote(spark_connect_server.remote).create()
     failures: dict[str, str] = {}
@@ -88,7 +117,10 @@ def test_interrupting_a_batch_leaves_the_work_of_others(spark_connect_server: Sp
         except Exception as error:  # noqa: BLE001 - compared below
             failures[batch_id] = str(error)
 
-    threads = [threading.Thread(target=work, args=(batch_id,), daemon=True) for batch_id in ("stopped", "going-on")]
+    threads = [
+        threading.Thread(target=work, args=(batch_id,), daemon=True)
+        for batch_id in ("stopped", "going-on")
+    ]
     for thread in threads:
         thread.start()
     for batch_id in ("stopped", "going-on"):
@@ -103,13 +135,20 @@ def test_interrupting_a_batch_leaves_the_work_of_others(spark_connect_server: Sp
     session.stop()
 
 
-@pytest.mark.parametrize(("where", "number"), [("connect", signal.SIGTERM), ("local", signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("where", "number"), [("connect", signal.SIGTERM), ("local", signal.SIGINT)]
+)
 def test_a_cancelled_run_stops_its_spark_jobs(
     where: str, number: signal.Signals, spark_connect_server: SparkConnectServer, tmp_path: Path
 ) -> None:
-    """Blocked in the JVM, a run would end only with its Spark job. SIGINT is Dagster's, and a SparkContext takes it for itself."""
+    """Blocked in the JVM, a run would end only with its Spark job.
+
+    SIGINT is Dagster's, and a SparkContext takes it for itself.
+    """
     remote = spark_connect_server.remote if where == "connect" else where
-    with process("tests.spark.cancelled_run", remote, tmp_path / "out", str(uuid.uuid4()), str(int(number))) as run:
+    with process(
+        "tests.spark.cancelled_run", remote, tmp_path / "out", str(uuid.uuid4()), str(int(number))
+    ) as run:
         wait_until_working(tmp_path / "out")
         sent_at = time.monotonic()
         said, _ = run.communicate("cancel\n", timeout=120)

@@ -58,13 +58,18 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
     referring = {**secured_kafka.client_config("by-reference"), "sasl.password": "not used"}
     from_environment = {
         "kafka.config.providers": "env",
-        "kafka.config.providers.env.class": "org.apache.kafka.common.config.provider.EnvVarConfigProvider",
+        "kafka.config.providers.env.class": (
+            "org.apache.kafka.common.config.provider.EnvVarConfigProvider"
+        ),
         "kafka.sasl.jaas.config": LOGIN + '"by-reference" password="${env:ETL_PASSWORD}";',
     }
     from_folder = {
         "kafka.config.providers": "files",
-        "kafka.config.providers.files.class": "org.apache.kafka.common.config.provider.DirectoryConfigProvider",
-        "kafka.sasl.jaas.config": LOGIN + f'"by-reference" password="${{files:{folder}:password}}";',
+        "kafka.config.providers.files.class": (
+            "org.apache.kafka.common.config.provider.DirectoryConfigProvider"
+        ),
+        "kafka.sasl.jaas.config": LOGIN
+        + f'"by-reference" password="${{files:{folder}:password}}";',
     }
     ways: dict[str, dict[str, Any]] = {
         "login in the options": secured_kafka.client_config("in-options"),
@@ -86,11 +91,14 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
             for way, config in ways.items():
                 frame = read_ranges(session, [OffsetRange(TOPIC, 0, 2, 7)], config)  # type: ignore[arg-type]
                 read[way] = sorted(int(row["value"]) for row in frame.select("value").collect())
-                # The server leaves out what is deep in a plan, so a plain read beside it shows what it writes.
+                # The server leaves out what is deep in a plan, so a plain read beside it shows what
+                # it writes.
                 options = {**spark_kafka_options(config), "subscribe": TOPIC}
                 assert len(session.read.format("kafka").options(**options).load().collect()) == 10
             session.stop()
-    return Story(read, "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file()))
+    return Story(
+        read, "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
+    )
 
 
 def test_each_way_to_log_in_reads_the_range(story: Story) -> None:
@@ -100,7 +108,10 @@ def test_each_way_to_log_in_reads_the_range(story: Story) -> None:
 
 
 def test_the_documented_expression_masks_what_is_secret_in_the_options(story: Story) -> None:
-    """The event log is written whether the server shows pages or not, often to where many can read it."""
+    """Spark writes the event log even if the server shows no pages.
+
+    Many people can often read the place where it is written.
+    """
     assert "kafka.security.protocol" in story.event_log, "the requests of the clients are not seen"
     for secret in (MASKED, KEY_PASSWORD, "PRIVATE KEY"):
         assert secret not in story.event_log

@@ -18,17 +18,25 @@ SECRET = "sword fish=\\ : # ! \"quoted\" 'x' grüße 🐟"  # noqa: S105 - what 
 
 @pytest.mark.spark
 def test_no_secret_is_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
-    """Every user of a machine can read it. All settings arrive all the same, also in a second session of the process."""
+    """Every user of a machine can read it.
+
+    All settings arrive all the same, also in a second session of the process.
+    """
     command = [sys.executable, "-m", "tests.spark.private_settings"]
     environment = {**os.environ, "ETL_SECRET": SECRET, "TMPDIR": str(tmp_path)}
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    child = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
     assert child.returncode == 0, child.stderr
     seen = json.loads(child.stdout.splitlines()[-1])
     assert "SparkSubmit" in seen["command"]
     assert "-Xmx512m" in seen["command"], "what the JVM itself needs is read from the file, too"
     assert "sword" not in seen["command"]
     assert seen["settings"]["spark.hadoop.fs.s3a.secret.key"] == SECRET
-    assert (seen["settings"]["spark.master"], seen["settings"]["spark.app.name"]) == ("local[1]", "private")
+    assert (seen["settings"]["spark.master"], seen["settings"]["spark.app.name"]) == (
+        "local[1]",
+        "private",
+    )
     assert seen["environment"] is None
     assert seen["second"] == "3"
     assert not list(tmp_path.glob("*.conf"))
@@ -40,7 +48,13 @@ def test_the_file_is_for_its_owner_alone_and_short_lived(monkeypatch: pytest.Mon
     with settings_in_a_file({"spark.a": SECRET}):
         arguments = os.environ["PYSPARK_SUBMIT_ARGS"].split()
         file = Path(arguments[2])
-        assert arguments == ["--load-spark-defaults", "--properties-file", str(file), "--verbose", "pyspark-shell"]
+        assert arguments == [
+            "--load-spark-defaults",
+            "--properties-file",
+            str(file),
+            "--verbose",
+            "pyspark-shell",
+        ]
         assert file.stat().st_mode & 0o777 == 0o600
     assert os.environ["PYSPARK_SUBMIT_ARGS"] == "--verbose pyspark-shell"
     assert not file.exists()
@@ -49,11 +63,21 @@ def test_the_file_is_for_its_owner_alone_and_short_lived(monkeypatch: pytest.Mon
 def test_a_file_that_spark_would_not_read_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark takes the last one alone."""
     monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--properties-file /mine pyspark-shell")
-    with pytest.raises(ConfigurationError, match=r"spark-defaults\.conf"), settings_in_a_file({"spark.a": "b"}):
+    with (
+        pytest.raises(ConfigurationError, match=r"spark-defaults\.conf"),
+        settings_in_a_file({"spark.a": "b"}),
+    ):
         pass
 
 
-@pytest.mark.parametrize("name", ["spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions", "spark.driver.defaultJavaOptions"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "spark.driver.extraJavaOptions",
+        "spark.executor.extraJavaOptions",
+        "spark.driver.defaultJavaOptions",
+    ],
+)
 def test_a_secret_among_the_options_of_a_jvm_is_refused(name: str) -> None:
     """They are on a command line whatever is done, also when they come from the environment."""
     with (

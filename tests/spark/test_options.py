@@ -19,24 +19,51 @@ SECURED = {**BROKERS, "security.protocol": "SASL_SSL"}
 
 
 def test_settings_of_the_member_alone_are_left_out() -> None:
-    """Spark's executors are no group members: a group id or a poll interval means nothing to them."""
-    member = {**BROKERS, "group.id": "g", "max.poll.interval.ms": 300000, "enable.auto.commit": False, "on_commit": print}
-    assert spark_kafka_options(member) == {"kafka.bootstrap.servers": "a:9092,b:9092", "kafka.isolation.level": "read_committed"}
+    """Spark's executors are no group members.
+
+    A group id or a poll interval means nothing to them.
+    """
+    member = {
+        **BROKERS,
+        "group.id": "g",
+        "max.poll.interval.ms": 300000,
+        "enable.auto.commit": False,
+        "on_commit": print,
+    }
+    assert spark_kafka_options(member) == {
+        "kafka.bootstrap.servers": "a:9092,b:9092",
+        "kafka.isolation.level": "read_committed",
+    }
 
 
 def test_the_isolation_level_is_librdkafkas_default_not_javas() -> None:
-    """With Java's default Spark would read records of aborted transactions, which the member's offsets step over."""
+    """Java's default would make Spark read records of aborted transactions.
+
+    The member's offsets step over those records.
+    """
     assert spark_kafka_options(BROKERS)["kafka.isolation.level"] == "read_committed"
-    assert spark_kafka_options({**BROKERS, "isolation.level": "read_uncommitted"})["kafka.isolation.level"] == "read_uncommitted"
+    assert (
+        spark_kafka_options({**BROKERS, "isolation.level": "read_uncommitted"})[
+            "kafka.isolation.level"
+        ]
+        == "read_uncommitted"
+    )
 
 
 def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
     """The login is a small language of its own; an unescaped quote would end the password early."""
     options = spark_kafka_options(
-        {**BROKERS, "security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": 'p"w\\d'}
+        {
+            **BROKERS,
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanism": "PLAIN",
+            "sasl.username": "me",
+            "sasl.password": 'p"w\\d',
+        }
     )
     assert options["kafka.sasl.jaas.config"] == (
-        'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="p\\"w\\\\d";'
+        'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" '
+        'password="p\\"w\\\\d";'
     )
     assert options["kafka.security.protocol"] == "SASL_SSL"
     assert options["kafka.sasl.mechanism"] == "PLAIN"
@@ -44,13 +71,17 @@ def test_a_password_with_quotes_and_backslashes_survives_in_the_login() -> None:
 
 def test_a_line_end_in_a_password_does_not_end_the_login() -> None:
     """A secret that was read from a file often has one."""
-    options = spark_kafka_options({**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"})
+    options = spark_kafka_options(
+        {**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "sasl.password": "a\r\nb"}
+    )
     assert options["kafka.sasl.jaas.config"].endswith('password="a\\r\\nb";')
 
 
 def test_scram_uses_its_own_login_module_under_either_name_of_the_setting() -> None:
     """The client knows sasl.mechanism and sasl.mechanisms."""
-    options = spark_kafka_options({**SECURED, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"})
+    options = spark_kafka_options(
+        {**SECURED, "sasl.mechanisms": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "x"}
+    )
     assert "ScramLoginModule" in options["kafka.sasl.jaas.config"]
     assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
 
@@ -71,7 +102,11 @@ def test_certificates_travel_as_text_so_that_executors_need_no_files(tmp_path: P
         }
     )
     assert options["kafka.ssl.truststore.type"] == options["kafka.ssl.keystore.type"] == "PEM"
-    assert options["kafka.ssl.truststore.certificates"] == options["kafka.ssl.keystore.certificate.chain"] == CERTIFICATE
+    assert (
+        options["kafka.ssl.truststore.certificates"]
+        == options["kafka.ssl.keystore.certificate.chain"]
+        == CERTIFICATE
+    )
     assert options["kafka.ssl.keystore.key"] == KEY
     assert options["kafka.ssl.endpoint.identification.algorithm"] == ""
     assert "hidden" not in f"{options!r}{options}"
@@ -91,13 +126,26 @@ def test_no_secret_is_shown() -> None:
         }
     )
     assert "hidden" in options["kafka.sasl.jaas.config"]
-    for copied in (options, {**options}, options.copy(), options | {}, list(options.values()), *options.items()):
+    for copied in (
+        options,
+        {**options},
+        options.copy(),
+        options | {},
+        list(options.values()),
+        *options.items(),
+    ):
         assert "hidden" not in f"{copied!r}{copied}"
 
 
 def test_sparks_own_options_pass_through_and_win() -> None:
     """The way out for everything that cannot be translated; translating twice changes nothing."""
-    mine = {**SECURED, "sasl.mechanism": "PLAIN", "sasl.username": "me", "kafka.sasl.jaas.config": "Own required;", "kafka.client.id": "x"}
+    mine = {
+        **SECURED,
+        "sasl.mechanism": "PLAIN",
+        "sasl.username": "me",
+        "kafka.sasl.jaas.config": "Own required;",
+        "kafka.client.id": "x",
+    }
     options = spark_kafka_options(mine)
     assert options["kafka.sasl.jaas.config"] == "Own required;"
     assert options["kafka.client.id"] == "x"
@@ -106,8 +154,15 @@ def test_sparks_own_options_pass_through_and_win() -> None:
 
 def test_a_login_of_sparks_own_replaces_the_whole_login() -> None:
     """Then no part of it is in the options, and what has no counterpart in Java needs none."""
-    member = {**SECURED, "sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "me", "sasl.password": "hidden"}
-    options = spark_kafka_options({**member, "sasl.oauthbearer.method": "oidc", "kafka.sasl.jaas.config": "${env:LOGIN}"})
+    member = {
+        **SECURED,
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "me",
+        "sasl.password": "hidden",
+    }
+    options = spark_kafka_options(
+        {**member, "sasl.oauthbearer.method": "oidc", "kafka.sasl.jaas.config": "${env:LOGIN}"}
+    )
     assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
     assert options["kafka.sasl.jaas.config"] == "${env:LOGIN}"
     assert "hidden" not in " ".join(options.values())
@@ -116,7 +171,12 @@ def test_a_login_of_sparks_own_replaces_the_whole_login() -> None:
 @pytest.mark.parametrize("own", ["kafka.ssl.keystore.key", "kafka.ssl.keystore.location"])
 def test_a_key_of_sparks_own_replaces_the_whole_key(own: str) -> None:
     """The key of the member need not be readable for Java, and does not travel."""
-    member = {**BROKERS, "security.protocol": "SSL", "ssl.key.location": "/no/such/key", "ssl.certificate.location": "/no/such/chain"}
+    member = {
+        **BROKERS,
+        "security.protocol": "SSL",
+        "ssl.key.location": "/no/such/key",
+        "ssl.certificate.location": "/no/such/chain",
+    }
     options = spark_kafka_options({**member, "ssl.key.password": "hidden", own: "its own"})
     assert options[own] == "its own"
     assert "hidden" not in " ".join(options.values())
@@ -131,17 +191,31 @@ def test_options_that_would_connect_in_the_clear_are_refused() -> None:
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
-        ({"enable.ssl.certificate.verification": False}, "enable.ssl.certificate.verification.*ssl.ca.location"),
+        (
+            {"enable.ssl.certificate.verification": False},
+            "enable.ssl.certificate.verification.*ssl.ca.location",
+        ),
         ({"sasl.kerberos.keytab": "/k"}, "sasl.kerberos.keytab.*kafka.sasl.jaas.config"),
-        ({"sasl.oauthbearer.method": "oidc"}, "sasl.oauthbearer.method.*kafka.sasl.oauthbearer.method"),
+        (
+            {"sasl.oauthbearer.method": "oidc"},
+            "sasl.oauthbearer.method.*kafka.sasl.oauthbearer.method",
+        ),
         ({"sasl.username": "me", "sasl.mechanism": "GSSAPI"}, "GSSAPI.*SCRAM-SHA-256"),
         ({"ssl.ca.location": "/no/such/file"}, "ssl.ca.location.*/no/such/file"),
         ({"ssl.key.pem": KEY}, "ssl.certificate.location"),
-        ({"ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----", "ssl.certificate.pem": CERTIFICATE}, "openssl pkcs8"),
+        (
+            {"ssl.key.pem": "-----BEGIN RSA PRIVATE KEY-----", "ssl.certificate.pem": CERTIFICATE},
+            "openssl pkcs8",
+        ),
     ],
 )
-def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(setting: dict[str, object], says: str) -> None:
-    """Dropped in silence, Spark would connect less safely than the member, or not at all with a riddle of a message."""
+def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(
+    setting: dict[str, object], says: str
+) -> None:
+    """If the setting were dropped, Spark would connect less safely than the member.
+
+    Or it would not connect at all, with a message that explains nothing.
+    """
     with pytest.raises(ConfigurationError, match=says):
         spark_kafka_options({**SECURED, **setting})
 

@@ -49,43 +49,67 @@ def test_records_are_counted_where_spark_has_lost_its_observation(
     assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10 * len(topics)
 
 
-def test_every_reader_sees_topics_by_their_names_whatever_these_look_like(session: SparkSession, tmp_path: Path) -> None:
+def test_every_reader_sees_topics_by_their_names_whatever_these_look_like(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """Readers infer 7 from a folder topic=007, and a null from Hive's name for one."""
-    topics = ["007", "7", "1e3", "1.0", "2024-01-01", "__HIVE_DEFAULT_PARTITION__", "NULL", "_hidden", "true"]
+    topics = [
+        "007",
+        "7",
+        "1e3",
+        "1.0",
+        "2024-01-01",
+        "__HIVE_DEFAULT_PARTITION__",
+        "NULL",
+        "_hidden",
+        "true",
+    ]
     topics += ["Orders", "orders", "T" * 249]
-    assert write_parquet_by_range(records(session, *topics), str(tmp_path / "out")) == 10 * len(topics)
+    assert write_parquet_by_range(records(session, *topics), str(tmp_path / "out")) == 10 * len(
+        topics
+    )
     found = read_by_all(session, tmp_path / "out")
     assert found == dict.fromkeys(found, expected(*topics))
 
 
 @pytest.mark.parametrize("topic", ["007", "2024-01-01", "__HIVE_DEFAULT_PARTITION__", "1e3"])
-def test_a_topic_that_looks_like_a_number_stays_text_when_it_is_alone(session: SparkSession, tmp_path: Path, topic: str) -> None:
+def test_a_topic_that_looks_like_a_number_stays_text_when_it_is_alone(
+    session: SparkSession, tmp_path: Path, topic: str
+) -> None:
     """Beside a topic that is text, readers take all for text and would hide the defect."""
     write_parquet_by_range(records(session, topic), str(tmp_path / "out"))
     found = read_by_all(session, tmp_path / "out")
     assert found == dict.fromkeys(found, expected(topic))
 
 
-def test_topics_that_differ_by_capitals_have_folders_that_do_not(session: SparkSession, tmp_path: Path) -> None:
+def test_topics_that_differ_by_capitals_have_folders_that_do_not(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """Some file systems do not tell capitals apart: one topic would replace the other."""
     write_parquet_by_range(records(session, "Orders", "orders", "ORDERS"), str(tmp_path / "out"))
     folders = [folder.name for folder in (tmp_path / "out").iterdir()]
     assert len({folder.lower() for folder in folders}) == 3
 
 
-def test_a_range_that_is_written_again_is_replaced_and_its_neighbour_is_not(session: SparkSession, tmp_path: Path) -> None:
+def test_a_range_that_is_written_again_is_replaced_and_its_neighbour_is_not(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """A replay, with mended code, must leave nothing of what it replaces."""
     out = tmp_path / "out"
     write_parquet_by_range(records(session, "orders"), str(out))
     neighbour = (out / "topic_partition=orders-p0/5-10.parquet").stat()
     write_parquet_by_range(records(session, "orders", until=5, value="b"), str(out))
     rows = session.read.parquet(str(out)).selectExpr("offset", "value").collect()
-    assert sorted(map(tuple, rows)) == [(offset, "b" if offset < 5 else "a") for offset in range(10)]
+    assert sorted(map(tuple, rows)) == [
+        (offset, "b" if offset < 5 else "a") for offset in range(10)
+    ]
     after = (out / "topic_partition=orders-p0/5-10.parquet").stat()
     assert (after.st_ino, after.st_mtime_ns) == (neighbour.st_ino, neighbour.st_mtime_ns)
 
 
-def test_nothing_is_left_beside_an_output_and_old_left_overs_go(session: SparkSession, tmp_path: Path) -> None:
+def test_nothing_is_left_beside_an_output_and_old_left_overs_go(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """A killed writer leaves its staging folder; readers never look there, but disks fill."""
     killed, working = (tmp_path / ".out-staging" / name for name in ("killed", "working"))
     for folder in (killed, working):
@@ -113,7 +137,9 @@ def test_a_path_with_spaces_and_signs_is_one_folder(session: SparkSession, tmp_p
     assert found == dict.fromkeys(found, expected("orders"))
 
 
-def test_a_second_part_of_one_read_is_refused_and_the_first_stays(session: SparkSession, tmp_path: Path) -> None:
+def test_a_second_part_of_one_read_is_refused_and_the_first_stays(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """Good and bad records in two calls: the second replaced the first in silence."""
     frame = records(session, "orders").withMetadata("range_start", {READ_ID: str(tmp_path)})
     out = str(tmp_path / "out")
@@ -134,26 +160,42 @@ def test_an_output_of_the_first_version_is_refused(session: SparkSession, tmp_pa
 
 def test_a_record_without_its_range_is_refused(session: SparkSession, tmp_path: Path) -> None:
     """An outer join makes such records; no range would ever replace them."""
-    frame = records(session, "orders").selectExpr("topic", "partition", "nullif(range_start, 5) AS range_start", "range_until")
-    with pytest.raises(Exception, match="a record has no topic, partition, range_start or range_until"):
+    frame = records(session, "orders").selectExpr(
+        "topic", "partition", "nullif(range_start, 5) AS range_start", "range_until"
+    )
+    with pytest.raises(
+        Exception, match="a record has no topic, partition, range_start or range_until"
+    ):
         write_parquet_by_range(frame, str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_frame_with_a_column_of_the_paths_is_refused(session: SparkSession, tmp_path: Path) -> None:
+def test_a_frame_with_a_column_of_the_paths_is_refused(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """The readers would find the folder's value in it."""
     with pytest.raises(IllegalStateError, match="topic_partition"):
-        write_parquet_by_range(records(session, "a").selectExpr("*", "1 AS topic_partition"), str(tmp_path / "out"))
+        write_parquet_by_range(
+            records(session, "a").selectExpr("*", "1 AS topic_partition"), str(tmp_path / "out")
+        )
 
 
-def test_output_without_the_bounds_of_its_ranges_is_refused(session: SparkSession, tmp_path: Path) -> None:
+def test_output_without_the_bounds_of_its_ranges_is_refused(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """Keyed by less than the range, a replay would erase its neighbours."""
     with pytest.raises(IllegalStateError, match=r"range_start, range_until"):
-        write_parquet_by_range(session.sql("SELECT 't' AS topic, 0 AS partition"), str(tmp_path / "out"))
+        write_parquet_by_range(
+            session.sql("SELECT 't' AS topic, 0 AS partition"), str(tmp_path / "out")
+        )
 
 
-@pytest.mark.parametrize("path", ["s3a://bucket", "/", "/data/{a,b}", "abfss://c@account.dfs.core.windows.net/out"])
-def test_a_path_where_a_file_cannot_be_replaced_is_refused_before_spark_works(session: SparkSession, path: str) -> None:
+@pytest.mark.parametrize(
+    "path", ["s3a://bucket", "/", "/data/{a,b}", "abfss://c@account.dfs.core.windows.net/out"]
+)
+def test_a_path_where_a_file_cannot_be_replaced_is_refused_before_spark_works(
+    session: SparkSession, path: str
+) -> None:
     """Found out after hours of work, it would cost them."""
     with pytest.raises(ConfigurationError, match=r"path of an output|cannot be written to abfss"):
         write_parquet_by_range(records(session, "orders"), path)

@@ -1,4 +1,4 @@
-"""How staged files take their places on file systems that this machine has not, by their interfaces."""
+"""How staged files take their places on file systems that this machine lacks, by interface."""
 
 from __future__ import annotations
 
@@ -41,12 +41,16 @@ def test_an_output_of_the_first_version_in_a_store_is_left_as_it_is(tmp_path: Pa
     source, place = staged(tmp_path / "bucket")
     (tmp_path / "bucket" / "out" / "topic=orders").mkdir()
     store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
-    assert _publish_in_store(store, "gs://bucket/out", {"gs://bucket/x": "gs://bucket/y"}, "gs://bucket/.out-staging/1")
+    assert _publish_in_store(
+        store, "gs://bucket/out", {"gs://bucket/x": "gs://bucket/y"}, "gs://bucket/.out-staging/1"
+    )
     assert (source.read_text(), place.read_text()) == ("new", "old")
 
 
 @pytest.mark.spark
-def test_hadoop_replaces_a_file_by_a_rename_that_overwrites(session: SparkSession, tmp_path: Path) -> None:
+def test_hadoop_replaces_a_file_by_a_rename_that_overwrites(
+    session: SparkSession, tmp_path: Path
+) -> None:
     """Its plain rename refuses a place that is taken, or moves a folder into another."""
     if is_connect(session):
         with pytest.raises(ConfigurationError, match="Spark Connect"):
@@ -57,7 +61,9 @@ def test_hadoop_replaces_a_file_by_a_rename_that_overwrites(session: SparkSessio
     other = source.with_name("other")
     other.write_text("other")
     moves = {source.as_uri(): place.as_uri(), other.as_uri(): new.as_uri()}
-    assert not _publish_on_hadoop(session, (tmp_path / "out").as_uri(), moves, source.parent.as_uri())
+    assert not _publish_on_hadoop(
+        session, (tmp_path / "out").as_uri(), moves, source.parent.as_uri()
+    )
     assert (place.read_text(), new.read_text(), source.parent.exists()) == ("new", "other", False)
     (tmp_path / "out" / "topic=orders").mkdir()
     assert _publish_on_hadoop(session, (tmp_path / "out").as_uri(), moves, source.parent.as_uri())

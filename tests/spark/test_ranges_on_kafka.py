@@ -41,18 +41,28 @@ def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) ->
 def offsets(frame: DataFrame) -> list[tuple[str, int, int, int, int]]:
     """What was read, sorted: topic, partition, offset and the bounds of its range."""
     rows = frame.select("topic", "partition", "offset", "range_start", "range_until").collect()
-    return sorted((row["topic"], row["partition"], row["offset"], row["range_start"], row["range_until"]) for row in rows)
+    return sorted(
+        (row["topic"], row["partition"], row["offset"], row["range_start"], row["range_until"])
+        for row in rows
+    )
 
 
 def expected(ranges: list[OffsetRange]) -> list[tuple[str, int, int, int, int]]:
     """What should have been read."""
-    return sorted((one.topic, one.partition, offset, one.start, one.until) for one in ranges for offset in range(one.start, one.until))
+    return sorted(
+        (one.topic, one.partition, offset, one.start, one.until)
+        for one in ranges
+        for offset in range(one.start, one.until)
+    )
 
 
 def test_exactly_the_ranges_are_read_each_record_with_its_bounds(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Two topics; ranges alone, contiguous, and with a gap in one partition; none of partition 1."""
+    """The ranges cover two topics; they stand alone, adjoin, or leave a gap in a partition.
+
+    Partition 1 has no range.
+    """
     orders, users = kafka_topic(4, prefix="orders"), kafka_topic(2, prefix="users")
     kafka = produce(kafka_broker, orders, 100, 4)
     produce(kafka_broker, users, 50, 2)
@@ -69,7 +79,9 @@ def test_exactly_the_ranges_are_read_each_record_with_its_bounds(
     assert frame.columns[:5] == ["key", "value", "topic", "partition", "offset"]
 
 
-def test_records_of_aborted_transactions_are_not_read(session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_records_of_aborted_transactions_are_not_read(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """The member's offsets count them and the markers, but nobody may see them."""
     topic = kafka_topic()
     kafka = produce(kafka_broker, topic, 3)
@@ -81,7 +93,12 @@ def test_records_of_aborted_transactions_are_not_read(session: SparkSession, kaf
         producer.flush()
         end()
     frame = read_ranges(session, [OffsetRange(topic, 0, 0, 7)], kafka)
-    assert [row["value"].decode() for row in frame.orderBy("offset").collect()] == ["0", "1", "2", "commit_transaction"]
+    assert [row["value"].decode() for row in frame.orderBy("offset").collect()] == [
+        "0",
+        "1",
+        "2",
+        "commit_transaction",
+    ]
 
 
 def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
@@ -101,10 +118,16 @@ def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
 def test_a_replay_overwrites_its_ranges_and_no_other(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
-    """Runs write side by side into one folder, and a batch may be done again after a crash at any point."""
+    """Runs write side by side into one folder.
+
+    A batch may be done again after a crash at any point.
+    """
     topic, path = kafka_topic(2), str(tmp_path / "out")
     kafka = produce(kafka_broker, topic, 100, 2)
-    first, second = [OffsetRange(topic, 0, 0, 40)], [OffsetRange(topic, 0, 40, 100), OffsetRange(topic, 1, 0, 100)]
+    first, second = (
+        [OffsetRange(topic, 0, 0, 40)],
+        [OffsetRange(topic, 0, 40, 100), OffsetRange(topic, 1, 0, 100)],
+    )
 
     def write(ranges: list[OffsetRange]) -> None:
         write_parquet_by_range(read_ranges(session, ranges, kafka), path)
@@ -122,7 +145,10 @@ def test_a_replay_overwrites_its_ranges_and_no_other(
 def test_a_record_of_no_range_fails_the_read_whatever_let_it_in(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
 ) -> None:
-    """Options that win over the offsets are refused by name; a new one of Spark's would not be known."""
+    """The read refuses by name the options that win over the offsets.
+
+    It would not know of a new option of Spark.
+    """
     topic = kafka_topic()
     kafka = spark_kafka_options(produce(kafka_broker, topic, 10))
     everything = {"startingTimestamp": "0", "endingTimestamp": "9999999999999"}

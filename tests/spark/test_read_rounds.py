@@ -12,6 +12,12 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Illeg
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.spark.ranges import explained_read_errors, read_ranges, read_rounds
 
+UNKNOWN_TOPIC = (
+    "java.util.concurrent.ExecutionException: o.a.k.UnknownTopicOrPartitionException: This server "
+    "does not host"
+)
+NO_CONNECTOR = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka. Make sure"
+
 
 @st.composite
 def disjoint_ranges(draw: st.DrawFn) -> list[OffsetRange]:
@@ -21,12 +27,16 @@ def disjoint_ranges(draw: st.DrawFn) -> list[OffsetRange]:
         for partition in draw(st.sets(st.integers(0, 3), max_size=3)):
             bounds = sorted(draw(st.sets(st.integers(0, 30), min_size=2, max_size=8)))
             pairs = list(pairwise(bounds))
-            ranges += [OffsetRange(topic, partition, *pair) for pair in pairs if draw(st.booleans())]
+            ranges += [
+                OffsetRange(topic, partition, *pair) for pair in pairs if draw(st.booleans())
+            ]
     return draw(st.permutations(ranges))
 
 
 @given(disjoint_ranges())
-def test_rounds_cover_every_range_once_with_one_gapless_span_per_partition(ranges: list[OffsetRange]) -> None:
+def test_rounds_cover_every_range_once_with_one_gapless_span_per_partition(
+    ranges: list[OffsetRange],
+) -> None:
     """A range left out is data lost; one read twice is data doubled."""
     if not ranges:
         return
@@ -41,7 +51,18 @@ def test_rounds_cover_every_range_once_with_one_gapless_span_per_partition(range
 
 def test_ranges_that_follow_each_other_are_read_as_one() -> None:
     """Each round costs Spark a scan and a planning of its own."""
-    assert len(read_rounds([OffsetRange("a", 0, 10, 20), OffsetRange("a", 0, 0, 10), OffsetRange("a", 0, 20, 21)])) == 1
+    assert (
+        len(
+            read_rounds(
+                [
+                    OffsetRange("a", 0, 10, 20),
+                    OffsetRange("a", 0, 0, 10),
+                    OffsetRange("a", 0, 20, 21),
+                ]
+            )
+        )
+        == 1
+    )
 
 
 def test_overlapping_ranges_are_refused() -> None:
@@ -70,7 +91,10 @@ def test_a_batch_without_ranges_is_refused() -> None:
     ],
 )
 def test_the_offsets_cannot_be_overridden_by_options(option: str) -> None:
-    """Without failOnDataLoss, what retention deleted is committed as processed; timestamps win over offsets."""
+    """Without failOnDataLoss, a deleted range is committed as processed.
+
+    Timestamps win over offsets.
+    """
 
     class NoSession:
         """Is not reached."""
@@ -86,23 +110,38 @@ def test_the_offsets_cannot_be_overridden_by_options(option: str) -> None:
 
 def test_a_deleted_topic_and_a_missing_connector_are_explained() -> None:
     """Both come as stack traces of the JVM."""
-    with pytest.raises(BrokerError, match="deleted after the batch was planned"), explained_read_errors():
-        raise RuntimeError("java.util.concurrent.ExecutionException: o.a.k.UnknownTopicOrPartitionException: This server does not host")  # noqa: EM101, TRY003
-    with pytest.raises(ConfigurationError, match=r"spark-sql-kafka-0-10_2\.13"), explained_read_errors():
-        raise RuntimeError("[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka. Make sure")  # noqa: EM101, TRY003
+    with (
+        pytest.raises(BrokerError, match="deleted after the batch was planned"),
+        explained_read_errors(),
+    ):
+        raise RuntimeError(UNKNOWN_TOPIC)
+    with (
+        pytest.raises(ConfigurationError, match=r"spark-sql-kafka-0-10_2\.13"),
+        explained_read_errors(),
+    ):
+        raise RuntimeError(NO_CONNECTOR)
 
 
 def test_a_partition_of_a_topic_with_dashes_is_named_in_full() -> None:
     """Spark joins topic and partition with a dash, and so may the topic's name have some."""
-    text = "Could not read records in offset [5, 9) for topic partition my-topic-1-12\nwith consumer group spark"
+    text = (
+        "Could not read records in offset [5, 9) for topic partition my-topic-1-12\n"
+        "with consumer group spark"
+    )
     with pytest.raises(BrokerError) as caught, explained_read_errors():
         raise RuntimeError(text)
     assert list(caught.value.partitions) == [TopicPartition("my-topic-1", 12)]
 
 
 def test_missing_records_are_said_with_both_causes_and_no_advice_that_skips_new_records() -> None:
-    """After a truncation the offsets are filled anew: an offset that is set past them skips those records."""
-    text = "Could not read records in offset [5, 50) for topic partition orders-0\nwith consumer group spark"
+    """After a truncation, the offsets are filled anew.
+
+    An offset that is set past them skips those records.
+    """
+    text = (
+        "Could not read records in offset [5, 50) for topic partition orders-0\n"
+        "with consumer group spark"
+    )
     with pytest.raises(BrokerError) as caught, explained_read_errors():
         raise RuntimeError(text)
     message = str(caught.value)

@@ -1,4 +1,7 @@
-"""Spark reads a Kafka with TLS, a password and ACLs, with no more rights than it needs, and shows the password to nobody."""
+"""Spark reads a Kafka with TLS, a password and ACLs, and shows the password to nobody.
+
+It has no more rights than it needs.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +42,15 @@ def session(spark_connect_server: SparkConnectServer) -> Iterator[SparkSession]:
 
 
 def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
-    session: SparkSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka, tmp_path: Path
+    session: SparkSession,
+    spark_connect_server: SparkConnectServer,
+    secured_kafka: SecuredKafka,
+    tmp_path: Path,
 ) -> None:
-    """The login is one more little language for the password to survive, and dots are legal at the start of a topic."""
+    """The login is one more little language that the password must survive.
+
+    A topic may begin with a dot.
+    """
     topic, user = unique_name("..secured"), unique_name("spark")
     secured_kafka.create_topic(topic)
     producer = Producer(secured_kafka.client_config())
@@ -63,9 +72,15 @@ def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
 
 
 def test_a_range_is_read_with_a_certificate_whose_key_has_a_password(
-    session: SparkSession, spark_connect_server: SparkConnectServer, secured_kafka: SecuredKafka, tmp_path: Path
+    session: SparkSession,
+    spark_connect_server: SparkConnectServer,
+    secured_kafka: SecuredKafka,
+    tmp_path: Path,
 ) -> None:
-    """Certificate and key travel as text: neither the server nor an executor has the files of the run."""
+    """Certificate and key travel as text.
+
+    Neither the server nor an executor has the files of the run.
+    """
     topic, user = unique_name("certified"), unique_name("spark")
     secured_kafka.create_topic(topic)
     producer = Producer(secured_kafka.client_config())

@@ -45,7 +45,10 @@ def test_a_run_id_that_is_no_uuid_still_gives_one_session() -> None:
         ("sc://h", f"sc://h/;user_id=dagster;session_id={ID}"),
         ("sc://h:15002", f"sc://h:15002/;user_id=dagster;session_id={ID}"),
         ("sc://h:15002/", f"sc://h:15002/;user_id=dagster;session_id={ID}"),
-        ("sc://h:1/;use_ssl=true;token=a%3Db", f"sc://h:1/;use_ssl=true;token=a%3Db;user_id=dagster;session_id={ID}"),
+        (
+            "sc://h:1/;use_ssl=true;token=a%3Db",
+            f"sc://h:1/;use_ssl=true;token=a%3Db;user_id=dagster;session_id={ID}",
+        ),
         ("sc://h:1/;user_id=eve", f"sc://h:1/;user_id=eve;session_id={ID}"),
     ],
 )
@@ -55,10 +58,23 @@ def test_the_url_keeps_its_parameters(remote: str, url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "remote", ["http://h:1", "sc://", "sc://h:1/path", "local[*]", "sc://h:1/token=hidden", "sc://me:hidden@h:1", "hidden", "sc://h:hidden"]
+    "remote",
+    [
+        "http://h:1",
+        "sc://",
+        "sc://h:1/path",
+        "local[*]",
+        "sc://h:1/token=hidden",
+        "sc://me:hidden@h:1",
+        "hidden",
+        "sc://h:hidden",
+    ],
 )
 def test_what_is_no_connect_url_is_refused(remote: str) -> None:
-    """The client of pyspark would try to reach it for minutes. It is not shown: a token in the wrong place is still one."""
+    """The client of pyspark would try to reach it for minutes.
+
+    It is not shown: a token in the wrong place is still one.
+    """
     with pytest.raises(ConfigurationError, match="sc://host:port") as refused:
         remote_with_session(remote, ID)
     assert "hidden" not in str(refused.value)
@@ -92,7 +108,9 @@ def test_a_server_that_does_not_answer_is_said_soon_and_without_its_token() -> N
         ("sc://spark:15002/;token=hidden", False),
     ],
 )
-def test_a_session_to_another_machine_without_tls_is_in_the_clear(remote: str, in_the_clear: bool) -> None:  # noqa: FBT001 - a column
+def test_a_session_to_another_machine_without_tls_is_in_the_clear(
+    *, remote: str, in_the_clear: bool
+) -> None:
     """As pyspark itself decides whether to use TLS."""
     session = connected_to(remote)
     assert connects_in_the_clear(session) == in_the_clear
@@ -100,7 +118,11 @@ def test_a_session_to_another_machine_without_tls_is_in_the_clear(remote: str, i
 
 def test_no_login_is_sent_in_the_clear() -> None:
     """It is refused before anything is sent; who has something else that encrypts says so."""
-    config = {"bootstrap.servers": "kafka:9092", "security.protocol": "SASL_SSL", "kafka.sasl.jaas.config": "hidden"}
+    config = {
+        "bootstrap.servers": "kafka:9092",
+        "security.protocol": "SASL_SSL",
+        "kafka.sasl.jaas.config": "hidden",
+    }
     with pytest.raises(ConfigurationError, match=r"use_ssl=true.*allow_plaintext") as refused:
         read_ranges(connected_to("sc://spark:15002"), [OffsetRange("orders", 0, 0, 5)], config)
     assert "hidden" not in str(refused.value)

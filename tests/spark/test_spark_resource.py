@@ -24,20 +24,41 @@ CONNECTOR = f"org.apache.spark:spark-sql-kafka-0-10_2.13:{metadata.version('pysp
         ({}, CONNECTOR),
         ({"spark.jars.packages": "a:b:1"}, f"a:b:1,{CONNECTOR}"),
         ({"spark": {"jars": {"packages": "a:b:1"}}}, f"a:b:1,{CONNECTOR}"),
-        ({"spark.jars.packages": "o.a.s:spark-sql-kafka-0-10_2.13:4.9.9"}, "o.a.s:spark-sql-kafka-0-10_2.13:4.9.9"),
+        (
+            {"spark.jars.packages": "o.a.s:spark-sql-kafka-0-10_2.13:4.9.9"},
+            "o.a.s:spark-sql-kafka-0-10_2.13:4.9.9",
+        ),
         ({"spark.jars": "/jars/spark-sql-kafka-0-10_2.13-4.0.0.jar"}, None),
     ],
 )
-def test_the_connector_is_added_to_the_users_own_packages(given: dict[str, Any], packages: str | None) -> None:
-    """Replaced, the user's jars would be missing; added beside one of theirs, two versions would clash."""
-    assert KafkaSparkResource(spark_config=given)._classic_config().get("spark.jars.packages") == packages
+def test_the_connector_is_added_to_the_users_own_packages(
+    given: dict[str, Any], packages: str | None
+) -> None:
+    """If the connector replaced the user's packages, the user's jars would be missing.
+
+    If it was added beside one of theirs, two versions would clash.
+    """
+    assert (
+        KafkaSparkResource(spark_config=given)._classic_config().get("spark.jars.packages")
+        == packages
+    )
 
 
 def test_a_session_is_local_unless_a_master_is_given() -> None:
     """The field wins over the same setting among the settings."""
     assert KafkaSparkResource()._classic_config()["spark.master"] == "local[*]"
-    assert KafkaSparkResource(spark_config={"spark.master": "local[1]"})._classic_config()["spark.master"] == "local[1]"
-    assert KafkaSparkResource(master="yarn", spark_config={"spark.master": "local[1]"})._classic_config()["spark.master"] == "yarn"
+    assert (
+        KafkaSparkResource(spark_config={"spark.master": "local[1]"})._classic_config()[
+            "spark.master"
+        ]
+        == "local[1]"
+    )
+    assert (
+        KafkaSparkResource(
+            master="yarn", spark_config={"spark.master": "local[1]"}
+        )._classic_config()["spark.master"]
+        == "yarn"
+    )
 
 
 def test_a_server_and_a_master_contradict_each_other() -> None:
@@ -55,7 +76,9 @@ def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_token_in_the_url_is_not_shown() -> None:
     """Resources are printed in logs and tracebacks."""
-    resource = KafkaSparkResource(remote="sc://h/;token=hidden", spark_config={"spark.x.password": "hidden"})
+    resource = KafkaSparkResource(
+        remote="sc://h/;token=hidden", spark_config={"spark.x.password": "hidden"}
+    )
     assert "hidden" not in f"{resource!r}{resource}"
 
 
@@ -69,7 +92,10 @@ def test_a_setting_of_spark_can_come_from_the_environment(monkeypatch: pytest.Mo
         seen.append(spark._classic_config()["spark.hadoop.fs.s3a.secret.key"])
 
     given: dict[str, Any] = {"spark": {"hadoop": {"fs.s3a.secret.key": dg.EnvVar("ETL_KEY")}}}
-    for resource in (KafkaSparkResource(spark_config=given), FixedResource(resource=KafkaSparkResource(spark_config=given))):
+    for resource in (
+        KafkaSparkResource(spark_config=given),
+        FixedResource(resource=KafkaSparkResource(spark_config=given)),
+    ):
 
         @dg.job(resource_defs={"spark": resource})
         def job() -> None:
@@ -79,17 +105,25 @@ def test_a_setting_of_spark_can_come_from_the_environment(monkeypatch: pytest.Mo
     assert seen == ["resolved", "resolved"]
 
 
-@pytest.mark.parametrize("value", [{"env": "ETL_KEY"}, None, ["hidden"], dg.EnvVar.int("ETL_KEY")], ids=repr)
+@pytest.mark.parametrize(
+    "value", [{"env": "ETL_KEY"}, None, ["hidden"], dg.EnvVar.int("ETL_KEY")], ids=repr
+)
 def test_a_setting_of_spark_that_is_no_text_is_refused_and_not_shown(value: object) -> None:
     """Dagster's own form of a variable would silently become a setting called `... .env`."""
-    with pytest.raises(ConfigurationError, match=r"spark_config has a \w+ for spark\.a\.b: give text, a number, or dg\.EnvVar") as refused:
+    with pytest.raises(
+        ConfigurationError,
+        match=r"spark_config has a \w+ for spark\.a\.b: give text, a number, or dg\.EnvVar",
+    ) as refused:
         KafkaSparkResource(spark_config={"spark.a": {"b": value}})
     assert "hidden" not in str(refused.value)
 
 
 def test_settings_of_spark_are_text_under_their_full_names() -> None:
     """As Spark spells them."""
-    given: dict[str, Any] = {"spark": {"ui.enabled": False, "sql": {"shuffle.partitions": 8}}, "spark.x": "y"}
+    given: dict[str, Any] = {
+        "spark": {"ui.enabled": False, "sql": {"shuffle.partitions": 8}},
+        "spark.x": "y",
+    }
     assert KafkaSparkResource(spark_config=given).spark_config == {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "8",
@@ -161,7 +195,10 @@ def test_the_session_of_a_run_is_kept_until_its_last_step_has_ended() -> None:
 
 
 def test_a_session_is_over_although_steps_behind_a_failed_one_never_began() -> None:
-    """They have no end: waiting for one would leave the session to the server's idle limit, with its state."""
+    """Steps that never began have no end.
+
+    Waiting for one would leave the session, with its state, to the server's idle limit.
+    """
     SEEN.clear()
 
     @dg.op(out=dg.Out(dg.Nothing))

@@ -14,8 +14,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_two_writers_of_one_range_leave_each_record_once_at_any_interleaving(session: SparkSession) -> None:
-    """Spark's own overwrite deletes, then renames: two of them doubled a range, or made all unreadable."""
+def test_two_writers_of_one_range_leave_each_record_once_at_any_interleaving(
+    session: SparkSession,
+) -> None:
+    """Spark's own overwrite deletes and then renames.
+
+    Two such overwrites doubled a range or made everything unreadable.
+    """
     tally = play(session, rounds=25, seed=1, whole=False)
     assert tally.wrong == []
     assert tally.overtaken, "the writers only took turns"

@@ -101,7 +101,9 @@ class Staged:
         """Copy what was staged to where the writers of one output stage it."""
         beside = root.parent / ".out-staging"
         shutil.copytree(self._folder, beside)
-        files = {name: [path.as_uri() for path in (beside / name).rglob("*.parquet")] for name in WRITERS}
+        files = {
+            name: [path.as_uri() for path in (beside / name).rglob("*.parquet")] for name in WRITERS
+        }
 
         def write(name: str) -> None:
             staging, output, moves = _moves(files[name], name)
@@ -129,12 +131,20 @@ def _write_whole(session: SparkSession, root: Path, name: str) -> None:
     write_parquet_by_range(_records(session, name), str(root))
 
 
-def _play_round(session: SparkSession, root: Path, chance: random.Random, tally: Tally, write: Callable[[str], object]) -> None:
+def _play_round(
+    session: SparkSession,
+    root: Path,
+    chance: random.Random,
+    tally: Tally,
+    write: Callable[[str], object],
+) -> None:
     tally.rounds += 1
     was_there = chance.random() < 0.5
     if was_there:
         write("before")
-    writers = [Writer(name, chance.randrange(9) if chance.random() < 0.5 else None) for name in ("a", "b")]
+    writers = [
+        Writer(name, chance.randrange(9) if chance.random() < 0.5 else None) for name in ("a", "b")
+    ]
     by_thread: dict[int, Writer] = {}
 
     def work(writer: Writer) -> None:
@@ -143,7 +153,9 @@ def _play_round(session: SparkSession, root: Path, chance: random.Random, tally:
 
     order = ""
     with _calls_stop(by_thread):
-        threads = [threading.Thread(target=writer.run, args=[partial(work, writer)]) for writer in writers]
+        threads = [
+            threading.Thread(target=writer.run, args=[partial(work, writer)]) for writer in writers
+        ]
         for thread in threads:
             thread.start()
         for writer in writers:
@@ -153,7 +165,13 @@ def _play_round(session: SparkSession, root: Path, chance: random.Random, tally:
             order += writer.name
             writer.may_go.release()
             assert writer.stopped.acquire(timeout=WAIT_S), f"{writer.name} hangs"
-            _look(root, tally, order, dict([chance.choice(list(LIBRARIES.items()))]), is_whole=was_there)
+            _look(
+                root,
+                tally,
+                order,
+                dict([chance.choice(list(LIBRARIES.items()))]),
+                is_whole=was_there,
+            )
         for thread in threads:
             thread.join(WAIT_S)
     tally.calls += len(order)
@@ -167,7 +185,9 @@ def _play_round(session: SparkSession, root: Path, chance: random.Random, tally:
     _look(root, tally, f"{order}, at the end", everyone, is_whole=one_is_done)
 
 
-def _look(root: Path, tally: Tally, when: str, readers: Mapping[str, Reader], *, is_whole: bool) -> None:
+def _look(
+    root: Path, tally: Tally, when: str, readers: Mapping[str, Reader], *, is_whole: bool
+) -> None:
     """Each reader finds each record at most once, and each range as a whole or not at all."""
     if not list(root.rglob("*.parquet")):
         if is_whole:
@@ -179,7 +199,11 @@ def _look(root: Path, tally: Tally, when: str, readers: Mapping[str, Reader], *,
         except Exception as error:  # noqa: BLE001 - what a reader cannot read is the finding
             tally.wrong.append(f"{when}: {name} cannot read it: {error}")
             continue
-        tally.wrong += [f"{when}: {name} finds {record} {count} times" for record, count in found.items() if count > 1]
+        tally.wrong += [
+            f"{when}: {name} finds {record} {count} times"
+            for record, count in found.items()
+            if count > 1
+        ]
         for start, until in RANGES:
             there = sum((TOPIC, offset) in found for offset in range(start, until))
             if there != until - start and (there or is_whole):
@@ -190,7 +214,8 @@ def _records(session: SparkSession, value: str) -> Any:  # noqa: ANN401 - of eit
     cases = " ".join(f"WHEN id < {until} THEN array({start}, {until})" for start, until in RANGES)
     return session.sql(
         f"SELECT '{TOPIC}' AS topic, 0 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
-        f"(CASE {cases} END)[0] AS range_start, (CASE {cases} END)[1] AS range_until FROM range({RANGES[-1][1]})"
+        f"(CASE {cases} END)[0] AS range_start, (CASE {cases} END)[1] AS range_until FROM "
+        f"range({RANGES[-1][1]})"
     )
 
 
@@ -219,7 +244,9 @@ def _calls_stop(by_thread: dict[int, Writer]) -> Iterator[None]:
 
 def main(arguments: list[str]) -> int:
     """Play, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--session", choices=["classic", "connect"], default="classic")
@@ -230,7 +257,8 @@ def main(arguments: list[str]) -> int:
     for line in tally.wrong:
         print(line)  # noqa: T201
     print(  # noqa: T201
-        f"seed {given.seed}, {given.session}: {tally.rounds} rounds, {tally.calls} interleaved calls, {tally.overtaken} rounds in which "
+        f"seed {given.seed}, {given.session}: {tally.rounds} rounds, {tally.calls} interleaved "
+        f"calls, {tally.overtaken} rounds in which "
         f"each overtook the other, {tally.killed} writers killed, {len(tally.wrong)} findings"
     )
     return 1 if tally.wrong else 0
@@ -246,7 +274,10 @@ def _session(kind: str, stack: ExitStack) -> Any:  # noqa: ANN401
         return ConnectSession.builder.remote(server.remote).create()
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
-    settings: dict[str, bool | float | int | str | None] = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+    settings: dict[str, bool | float | int | str | None] = {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+    }
     session = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     stack.callback(session.stop)
     return session

@@ -1,4 +1,7 @@
-"""The local Kafka is a real one: it keeps records through crashes, elects leaders, and leaves nothing behind."""
+"""The local Kafka is a real one.
+
+It keeps records through crashes, elects leaders, and leaves nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ time.sleep(600)
 
 def produce(kafka: KafkaCluster, topic: str, *values: str, partition: int = 0) -> None:
     """Write records, and wait until Kafka has them."""
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all", "log_level": 0})
+    producer = Producer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "acks": "all", "log_level": 0}
+    )
     for value in values:
         producer.produce(topic, value, partition=partition)
     assert producer.flush(60) == 0
@@ -48,7 +53,9 @@ def produce(kafka: KafkaCluster, topic: str, *values: str, partition: int = 0) -
 
 def commit(kafka: KafkaCluster, group: str, position: TopicPartition) -> None:
     """Commit an offset for a group, which needs the group's coordinator."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0})
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "log_level": 0}
+    )
 
     def is_committed() -> bool:
         try:
@@ -63,7 +70,13 @@ def commit(kafka: KafkaCluster, group: str, position: TopicPartition) -> None:
 
 def read_all(kafka: KafkaCluster, topic: str, count: int, partition: int = 0) -> list[str]:
     """Read a partition from its start until `count` records are there."""
-    consumer = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": unique_name("reader"), "log_level": 0})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap_servers,
+            "group.id": unique_name("reader"),
+            "log_level": 0,
+        }
+    )
     consumer.assign([TopicPartition(topic, partition, 0)])
     values: list[str] = []
 
@@ -73,7 +86,12 @@ def read_all(kafka: KafkaCluster, topic: str, count: int, partition: int = 0) ->
             values.append((message.value() or b"").decode())
         return len(values) >= count
 
-    wait_until(has_all, timeout_s=60, what=lambda: f"{count} records of {topic}; there are {values}", interval_s=0)
+    wait_until(
+        has_all,
+        timeout_s=60,
+        what=lambda: f"{count} records of {topic}; there are {values}",
+        interval_s=0,
+    )
     consumer.close()
     return values
 
@@ -97,7 +115,9 @@ def test_topics_of_one_session_have_different_names(kafka_topic: TopicFactory) -
     assert kafka_topic() != kafka_topic()
 
 
-def test_a_topic_that_exists_is_refused_in_a_sentence(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_a_topic_that_exists_is_refused_in_a_sentence(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """A test that reuses a name must not read another test's records."""
     topic = kafka_topic()
     with pytest.raises(BrokerError, match=f"would not create topic {topic}: .*exists"):
@@ -134,7 +154,9 @@ def test_a_node_has_its_records_after_a_crash_and_after_a_restart() -> None:
         assert read_all(kafka, "orders", 2) == ["before", "between"]
 
 
-def test_a_suspended_node_answers_nothing_until_it_is_resumed(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
+def test_a_suspended_node_answers_nothing_until_it_is_resumed(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
     """A broker that hangs differs from one that is gone: connections stay open."""
     topic = kafka_topic()
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers, "log_level": 0})
@@ -149,7 +171,9 @@ def test_a_suspended_node_answers_nothing_until_it_is_resumed(kafka_broker: Kafk
     assert producer.flush(30) == 0
 
 
-def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(three_nodes: KafkaCluster) -> None:
+def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(
+    three_nodes: KafkaCluster,
+) -> None:
     """Consumers must be tried against a coordinator that moves."""
     three_nodes.create_topic("orders", 3)
     assert set(three_nodes.leaders("orders")) == {1, 2, 3}
@@ -158,8 +182,16 @@ def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(three_n
     commit(three_nodes, group, TopicPartition("orders", 0, 1))
     before = three_nodes.coordinator(group)
     three_nodes.kill(before)
-    wait_until(lambda: before not in three_nodes.leaders("orders"), timeout_s=60, what="leaders without the killed node")
-    wait_until(lambda: three_nodes.coordinator(group) not in (before, -1), timeout_s=60, what="a coordinator on another node")
+    wait_until(
+        lambda: before not in three_nodes.leaders("orders"),
+        timeout_s=60,
+        what="leaders without the killed node",
+    )
+    wait_until(
+        lambda: three_nodes.coordinator(group) not in (before, -1),
+        timeout_s=60,
+        what="a coordinator on another node",
+    )
     commit(three_nodes, group, TopicPartition("orders", 0, 1))
     produce(three_nodes, "orders", "after")
     assert read_all(three_nodes, "orders", 2) == ["before", "after"]
@@ -168,7 +200,10 @@ def test_three_nodes_elect_a_leader_and_a_coordinator_when_one_is_killed(three_n
 
 
 def test_three_nodes_hand_leaderships_over_when_one_is_shut_down(three_nodes: KafkaCluster) -> None:
-    """A rolling restart moves leaders before the node goes, so no partition waits for a time-out."""
+    """A rolling restart moves leaders before the node goes.
+
+    No partition waits for a time-out.
+    """
     three_nodes.create_topic("calm", 3)
     three_nodes.shut_down(2)
     leaders = three_nodes.leaders("calm")
@@ -186,7 +221,11 @@ def test_nothing_is_left_when_the_process_that_started_kafka_is_killed() -> None
     parent.send_signal(signal.SIGKILL)
     parent.wait(10)
     parent.stdout.close()
-    wait_until(lambda: not accepts_connections(int(address.split(":")[1])), timeout_s=20, what=f"the end of {address}")
+    wait_until(
+        lambda: not accepts_connections(int(address.split(":")[1])),
+        timeout_s=20,
+        what=f"the end of {address}",
+    )
 
 
 def test_the_data_is_gone_when_kafka_is() -> None:
@@ -211,7 +250,9 @@ def test_only_one_or_three_nodes_are_offered(nodes: int) -> None:
 
 
 @pytest.mark.parametrize("version", ["latest", "2.8.1", "4.1", "../4.1.1"])
-def test_a_version_that_cannot_be_started_is_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_cannot_be_started_is_refused(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It becomes part of a path and of what is fetched; the variable is read like the argument."""
     with pytest.raises(ConfigurationError, match=re.escape(f"'{version}' is no version of Kafka")):
         KafkaCluster(version=version)
@@ -220,7 +261,9 @@ def test_a_version_that_cannot_be_started_is_refused(version: str, monkeypatch: 
         KafkaCluster()
 
 
-def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_of_kafka_is_chosen_by_argument_variable_or_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """In this order; the variable reaches the fixtures."""
     monkeypatch.delenv(VERSION_VARIABLE, raising=False)
     assert KafkaCluster().version == KAFKA_VERSION
@@ -245,10 +288,14 @@ def test_a_node_that_does_not_exist_is_named(kafka_broker: KafkaCluster) -> None
         kafka_broker.kill(2)
 
 
-def test_a_machine_without_a_java_that_fits_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_a_java_that_fits_is_told_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The most likely reason why a newcomer's first run fails."""
     monkeypatch.setattr(java, "INSTALLED_IN", ())
-    monkeypatch.setenv("PATH", os.defpath.replace("/usr/bin", str(tmp_path)).replace("/bin", str(tmp_path)))
+    monkeypatch.setenv(
+        "PATH", os.defpath.replace("/usr/bin", str(tmp_path)).replace("/bin", str(tmp_path))
+    )
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ConfigurationError, match="need Java 17 to 23"):
         KafkaCluster().start()

@@ -1,4 +1,6 @@
-"""Jars are fetched once, are used only when they are complete and sound, and say what is wrong when they are not.
+"""Jars are fetched once, and are used only when they are complete and sound.
+
+When they are not, the error says what is wrong.
 
 Ivy is the real one; its repository is a folder, so that nothing here needs a network.
 """
@@ -38,7 +40,10 @@ def publish(repository: Path, organisation: str, artifact: str, *needs: str) -> 
     """Put an artifact into the repository, and return its jar."""
     folder = repository / organisation.replace(".", "/") / artifact / "1.0"
     folder.mkdir(parents=True)
-    dependency = "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>1.0</version></dependency>"
+    dependency = (
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId>"
+        "<version>1.0</version></dependency>"
+    )
     dependencies = "".join(dependency.format(*need.split(":")) for need in needs)
     (folder / f"{artifact}-1.0.pom").write_text(POM.format(organisation, artifact, dependencies))
     jar = folder / f"{artifact}-1.0.jar"
@@ -49,7 +54,10 @@ def publish(repository: Path, organisation: str, artifact: str, *needs: str) -> 
 
 @pytest.fixture
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with `tool`, which needs `part`, and `there`, which nobody has to fetch. The cache is empty, and there are no pins."""
+    """A repository with `tool`, which needs `part`, and `there`, which nobody has to fetch.
+
+    The cache is empty, and there are no pins.
+    """
     folder = tmp_path / "repository"
     publish(folder, "org.example", "tool", "org.example:part", "org.present:there")
     publish(folder, "org.example", "part")
@@ -119,7 +127,10 @@ def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path
     (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
     with (repository / "org/example/part/1.0/part-1.0.jar").open("ab") as jar:
         jar.write(b"!")
-    with pytest.raises(DagsterRebalanceError, match=r"cannot be used: not the file that was expected: part-1\.0\.jar"):
+    with pytest.raises(
+        DagsterRebalanceError,
+        match=r"cannot be used: not the file that was expected: part-1\.0\.jar",
+    ):
         fetch(TOOL)
     assert not cached(tmp_path).exists()
 
@@ -128,7 +139,9 @@ def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path
 def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
     """The first thing to go wrong behind a company's mirror."""
     absent = JarSet("absent", (Coordinates("org.example", "absent", "1.0"),))
-    with pytest.raises(DagsterRebalanceError, match=r"DAGSTER_REBALANCE_IVY_SETTINGS(.|\n)*org\.example#absent"):
+    with pytest.raises(
+        DagsterRebalanceError, match=r"DAGSTER_REBALANCE_IVY_SETTINGS(.|\n)*org\.example#absent"
+    ):
         fetch(absent)
 
 
@@ -137,7 +150,10 @@ def test_two_who_ask_at_once_fetch_once() -> None:
     """Test runs in parallel share the cache."""
     told: list[str] = []
     found: list[list[Path]] = []
-    threads = [threading.Thread(target=lambda: found.append(fetch(TOOL, tell=told.append))) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: found.append(fetch(TOOL, tell=told.append)))
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -23,7 +23,14 @@ def make_java(home: Path, says: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("says", ['openjdk version "17.0.15" 2025-04-15', 'openjdk version "21" 2023-09-19', 'java version "23.0.1"'])
+@pytest.mark.parametrize(
+    "says",
+    [
+        'openjdk version "17.0.15" 2025-04-15',
+        'openjdk version "21" 2023-09-19',
+        'java version "23.0.1"',
+    ],
+)
 def test_a_java_from_17_to_23_is_taken(tmp_path: Path, says: str) -> None:
     """Vendors print the version in different words."""
     path = make_java(tmp_path, says)
@@ -31,13 +38,24 @@ def test_a_java_from_17_to_23_is_taken(tmp_path: Path, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("says", "found"), [('openjdk version "1.8.0_402"', "8"), ('openjdk version "25.0.1"', "25"), ("not a java", "does not run")]
+    ("says", "found"),
+    [
+        ('openjdk version "1.8.0_402"', "8"),
+        ('openjdk version "25.0.1"', "25"),
+        ("not a java", "does not run"),
+    ],
 )
-def test_a_java_that_does_not_fit_is_named_with_what_to_do(tmp_path: Path, says: str, found: str) -> None:
+def test_a_java_that_does_not_fit_is_named_with_what_to_do(
+    tmp_path: Path, says: str, found: str
+) -> None:
     """Somebody with the wrong Java must read which one was looked at, and what to install."""
     path = make_java(tmp_path, says)
     with pytest.raises(
-        ConfigurationError, match=rf"need Java 17 to 23; found: {path} \({found}\).*apt-get install openjdk-17-jre-headless"
+        ConfigurationError,
+        match=(
+            rf"need Java 17 to 23; found: {path} \({found}\)"
+            r".*apt-get install openjdk-17-jre-headless"
+        ),
     ):
         find_java({"JAVA_HOME": str(tmp_path)}, ())
 

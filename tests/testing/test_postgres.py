@@ -32,11 +32,18 @@ def test_a_silent_proxy_answers_nothing_until_it_speaks_again(postgres: Postgres
     """A connection that is refused is the easy case: this one stays open."""
     name = unique_name("silent").replace("-", "_")
     postgres.create_database(name)
-    with Proxy(postgres.port) as proxy, dg.instance_for_test(overrides=postgres.dagster_settings(name, port=proxy.port)) as instance:
+    with (
+        Proxy(postgres.port) as proxy,
+        dg.instance_for_test(
+            overrides=postgres.dagster_settings(name, port=proxy.port)
+        ) as instance,
+    ):
         proxy.fall_silent()
         accepted = proxy.accepted
         seen: list[int] = []
-        reader = threading.Thread(target=lambda: seen.append(instance.get_runs_count()), daemon=True)
+        reader = threading.Thread(
+            target=lambda: seen.append(instance.get_runs_count()), daemon=True
+        )
         reader.start()
         wait_until(lambda: proxy.accepted > accepted, timeout_s=30, what="a connection")
         assert reader.is_alive()

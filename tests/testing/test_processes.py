@@ -16,10 +16,12 @@ from dagster_rebalance.testing.processes import ChildProcess
 
 SLEEP = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
 
-# A child whose own child is in a session of its own, as a daemon's would be: a signal to the process group does not reach it.
+# A child whose own child is in a session of its own, as a daemon's would be: a signal to the
+# process group does not reach it.
 FAMILY_CODE = """
 import subprocess, sys, time
-grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], \
+start_new_session=True)
 print("grandchild", grandchild.pid, flush=True)
 time.sleep(600)
 """
@@ -63,7 +65,13 @@ def start(command: list[str], folder: Path) -> ChildProcess:
 
 def grandchild_of(log: Path) -> int:
     """The pid that the family's child has printed."""
-    return int(wait_until(lambda: log.read_text().split() if log.exists() else None, timeout_s=20, what="the grandchild's pid")[1])
+    return int(
+        wait_until(
+            lambda: log.read_text().split() if log.exists() else None,
+            timeout_s=20,
+            what="the grandchild's pid",
+        )[1]
+    )
 
 
 def test_stop_ends_a_child_that_obeys(tmp_path: Path) -> None:
@@ -122,7 +130,9 @@ def test_kill_ends_the_program_alone(tmp_path: Path) -> None:
 
 def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> None:
     """The guard in between must not change what the program said."""
-    child = ChildProcess("child", [sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log")
+    child = ChildProcess(
+        "child", [sys.executable, "-c", "raise SystemExit(7)"], log=tmp_path / "log"
+    )
     assert child.wait(20) == 7
     child.stop()
     assert child.exit_code == 7
@@ -130,27 +140,48 @@ def test_a_program_that_ends_by_itself_has_its_own_exit_code(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["kill -9", "kill"])
 @pytest.mark.parametrize("command", [FAMILY, STUBBORN], ids=["family", "stubborn"])
-def test_nothing_is_left_when_the_parent_is_killed(tmp_path: Path, command: list[str], number: signal.Signals) -> None:
-    """No clean-up code runs then; the kernel closes the parent's end of the guard's pipe, and that is enough."""
+def test_nothing_is_left_when_the_parent_is_killed(
+    tmp_path: Path, command: list[str], number: signal.Signals
+) -> None:
+    """No clean-up code runs when the parent is killed.
+
+    The kernel closes the parent's end of the guard's pipe, and that is enough.
+    """
     log = tmp_path / "log"
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(log), *command], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(log), *command], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     family = [int(parent.stdout.readline())]
-    wait_until(lambda: log.exists() and log.read_text() != "", timeout_s=20, what="the child's first line")
+    wait_until(
+        lambda: log.exists() and log.read_text() != "", timeout_s=20, what="the child's first line"
+    )
     if command is FAMILY:
         family.append(grandchild_of(log))
     assert all(is_alive(pid) for pid in family)
     parent.send_signal(number)
     parent.wait(10)
     parent.stdout.close()
-    wait_until(lambda: not any(is_alive(pid) for pid in family), timeout_s=20, what=f"the end of {family}")
+    wait_until(
+        lambda: not any(is_alive(pid) for pid in family), timeout_s=20, what=f"the end of {family}"
+    )
 
 
-def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
+def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(
+    tmp_path: Path,
+) -> None:
     """Whoever reads the error must not have to look for a log file that is gone by then."""
-    child = ChildProcess("the web server", [sys.executable, "-c", "raise SystemExit('no such folder: /nowhere')"], log=tmp_path / "log")
+    child = ChildProcess(
+        "the web server",
+        [sys.executable, "-c", "raise SystemExit('no such folder: /nowhere')"],
+        log=tmp_path / "log",
+    )
     with pytest.raises(
-        DagsterRebalanceError, match=r"the web server ended with exit code 1 before it was ready(.|\n)*no such folder: /nowhere"
+        DagsterRebalanceError,
+        match=(
+            r"the web server ended with exit code 1 before it was ready"
+            r"(.|\n)*no such folder: /nowhere"
+        ),
     ):
         child.wait_until_ready(lambda: False, timeout_s=20)
     child.stop()
@@ -159,7 +190,9 @@ def test_a_program_that_ends_before_it_is_ready_is_an_error_with_its_last_words(
 def test_a_program_that_is_never_ready_is_an_error_with_its_last_words(tmp_path: Path) -> None:
     """The same for a program that hangs."""
     child = start(SLEEP, tmp_path)
-    with pytest.raises(DagsterRebalanceError, match=r"waited 0.1 s in vain for child to be ready(.|\n)*up"):
+    with pytest.raises(
+        DagsterRebalanceError, match=r"waited 0.1 s in vain for child to be ready(.|\n)*up"
+    ):
         child.wait_until_ready(lambda: False, timeout_s=0.1)
     child.stop()
 
@@ -176,4 +209,9 @@ def test_the_deadline_tells_what_was_seen_last() -> None:
     """A sentence that is made at the deadline can hold the last value."""
     seen: list[int] = []
     with pytest.raises(DagsterRebalanceError, match=r"in vain for 5 records; there are [1-9]"):
-        wait_until(lambda: seen.append(1), timeout_s=0.05, what=lambda: f"5 records; there are {len(seen)}", interval_s=0.01)
+        wait_until(
+            lambda: seen.append(1),
+            timeout_s=0.05,
+            what=lambda: f"5 records; there are {len(seen)}",
+            interval_s=0.01,
+        )

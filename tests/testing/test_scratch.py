@@ -31,11 +31,16 @@ def _folders_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_folder_of_a_killed_kit_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    """They hold logs and data of whole brokers. One whose process lives, and what somebody else put there, stays."""
+    """They hold logs and data of whole brokers.
+
+    One whose process lives, and what somebody else put there, stays.
+    """
     foreign = tmp_path / "dagster-rebalance-notes"
     foreign.mkdir()
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    with subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True, env=environment) as maker:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True, env=environment
+    ) as maker:
         assert maker.stdout is not None
         theirs = tmp_path / maker.stdout.readline().strip()
         (theirs / "data").write_text("of a broker")

@@ -1,4 +1,7 @@
-"""The secured Kafka lets in who has a password, and lets them do what they were allowed to, and no more."""
+"""The secured Kafka lets in who has a password.
+
+It lets them do what they were allowed to, and no more.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +57,21 @@ def test_its_files_are_for_nobody_else(secured_kafka: SecuredKafka) -> None:
     assert stat.S_IMODE(secured_kafka.certificate.parent.stat().st_mode) == stat.S_IRWXU
 
 
-def test_the_example_of_the_documentation_works(secured_kafka: SecuredKafka, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the Kafka of these tests in place of a new one, whose nodes must find no other key than their own when they are restarted."""
+def test_the_example_of_the_documentation_works(
+    secured_kafka: SecuredKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example runs on the Kafka of these tests in place of a new one.
+
+    Its nodes must find no other key than their own when they are restarted.
+    """
     store = secured_kafka.certificate.with_name("keystore.p12")
     before = store.read_bytes()
-    monkeypatch.setattr("dagster_rebalance.testing.secured.SecuredKafka", lambda: nullcontext(secured_kafka))
+    monkeypatch.setattr(
+        "dagster_rebalance.testing.secured.SecuredKafka", lambda: nullcontext(secured_kafka)
+    )
     names: dict[str, Any] = {}
-    exec(compile(block_with("docs/security.md", "python", "SecuredKafka"), "docs/security.md", "exec"), names)  # noqa: S102 - our own
+    block = block_with("docs/security.md", "python", "SecuredKafka")
+    exec(compile(block, "docs/security.md", "exec"), names)  # noqa: S102 - our own
     for config in ("client_config", "mutual_tls"):
         consumer = Consumer({**names[config], "log_level": 0})
         assert set(consumer.list_topics(timeout=10).topics) == {"orders"}

@@ -19,8 +19,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_a_client_reads_a_topic(spark_connect_server: SparkConnectServer, kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> None:
-    """The connector's jars must be those of the server's Spark, on the driver and on the executors."""
+def test_a_client_reads_a_topic(
+    spark_connect_server: SparkConnectServer, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """The connector's jars must be those of the server's Spark.
+
+    That holds on the driver and on the executors.
+    """
     topic = kafka_topic(partitions=2)
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
     for number in range(100):
@@ -29,7 +34,13 @@ def test_a_client_reads_a_topic(spark_connect_server: SparkConnectServer, kafka_
     spark = SparkSession.builder.remote(spark_connect_server.remote).create()
     try:
         options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers, "subscribe": topic}
-        rows = spark.read.format("kafka").options(**options).load().selectExpr("CAST(value AS STRING)").collect()
+        rows = (
+            spark.read.format("kafka")
+            .options(**options)
+            .load()
+            .selectExpr("CAST(value AS STRING)")
+            .collect()
+        )
         assert sorted(int(row[0]) for row in rows) == list(range(100))
     finally:
         spark.stop()
@@ -37,7 +48,9 @@ def test_a_client_reads_a_topic(spark_connect_server: SparkConnectServer, kafka_
 
 def test_a_server_that_cannot_start_says_why() -> None:
     """Its log is gone with its folder, so the error must hold what it said."""
-    with pytest.raises(DagsterRebalanceError, match=r"Spark Connect ended with exit code 1(.|\n)*Master must"):
+    with pytest.raises(
+        DagsterRebalanceError, match=r"Spark Connect ended with exit code 1(.|\n)*Master must"
+    ):
         SparkConnectServer(master="no-such-master").start()
 
 

@@ -30,7 +30,11 @@ def wait(queue: "Queue[int]", now: float, *, ready: bool = False) -> int:
 def _edited(line: str) -> set[str]:
     """What becomes of a line, one edit at a time."""
     number = MODULE.splitlines().index(line)
-    return {after for one in mutations("a.py", MODULE) if (after := one.after.splitlines()[number]) != line}
+    return {
+        after
+        for one in mutations("a.py", MODULE)
+        if (after := one.after.splitlines()[number]) != line
+    }
 
 
 @pytest.mark.parametrize(
@@ -39,7 +43,11 @@ def _edited(line: str) -> set[str]:
         ("LIMIT_S = 30.0", {"LIMIT_S = 60.0"}),
         (
             "    if ready and now < LIMIT_S:",
-            {"    if (ready or now < LIMIT_S):", "    if ready and (now <= LIMIT_S):", "    if not (ready and now < LIMIT_S):"},
+            {
+                "    if (ready or now < LIMIT_S):",
+                "    if ready and (now <= LIMIT_S):",
+                "    if not (ready and now < LIMIT_S):",
+            },
         ),
         (
             "        queue.put(1, block=True)",
@@ -51,30 +59,45 @@ def _edited(line: str) -> set[str]:
                 "        queue.put(1, block=False)",
             },
         ),
-        ("    return 7 + 2", {"    return None", "    return (7 - 2)", "    return 8 + 2", "    return 7 + 3"}),
+        (
+            "    return 7 + 2",
+            {"    return None", "    return (7 - 2)", "    return 8 + 2", "    return 7 + 3"},
+        ),
         ('    """Words."""', set()),
         ("    from queue import Queue", set()),
     ],
 )
-def test_each_place_is_edited_in_every_way_and_words_and_types_in_none(line: str, becomes: set[str]) -> None:
+def test_each_place_is_edited_in_every_way_and_words_and_types_in_none(
+    line: str, becomes: set[str]
+) -> None:
     """An edit that cannot be noticed would teach people to skip the list of survivors."""
     assert _edited(line) == becomes
 
 
 def test_an_edit_has_the_lines_of_its_statement_without_the_body() -> None:
     """Tests that reach the body alone need not have seen the condition decide."""
-    lines = {one.lines for one in mutations("a.py", MODULE) if one.kind in {"and/or changed", "condition negated"}}
+    lines = {
+        one.lines
+        for one in mutations("a.py", MODULE)
+        if one.kind in {"and/or changed", "condition negated"}
+    }
     assert lines == {range(13, 14)}
 
 
 def test_an_edit_is_known_again_where_lines_were_added_above_it() -> None:
     """Equivalent edits stay listed while the module around them grows."""
-    earlier, later = mutations("a.py", MODULE), mutations("a.py", MODULE.replace("LIMIT_S =", "\nFIRST = None\nLIMIT_S ="))
+    earlier, later = (
+        mutations("a.py", MODULE),
+        mutations("a.py", MODULE.replace("LIMIT_S =", "\nFIRST = None\nLIMIT_S =")),
+    )
     assert [one.key for one in earlier] == [one.key for one in later]
 
 
 def test_a_seed_draws_the_same_edits_again_and_of_each_kind() -> None:
-    """A survivor is looked at again with its seed; constants are the commonest, and not the most telling."""
+    """A person looks at a survivor again with its seed.
+
+    Constants are the commonest mutations, and not the most telling.
+    """
     pool = mutations("a.py", MODULE)
     sample = drawn(pool, 7, seed=3)
     assert sample == drawn(pool, 7, seed=3)
@@ -84,10 +107,19 @@ def test_a_seed_draws_the_same_edits_again_and_of_each_kind() -> None:
 
 def test_the_tests_of_the_module_come_first_and_slow_ones_last() -> None:
     """Most edits are noticed by the first test that looks."""
-    reached = frozenset({"tests/test_b.py::test_slow", "tests/test_b.py::test_quick", "tests/test_a.py::test_own"})
-    reach = Reach({"a.py": {15: reached}}, {"tests/test_b.py::test_slow": 9.0, "tests/test_a.py::test_own": 1.0})
+    reached = frozenset(
+        {"tests/test_b.py::test_slow", "tests/test_b.py::test_quick", "tests/test_a.py::test_own"}
+    )
+    reach = Reach(
+        {"a.py": {15: reached}},
+        {"tests/test_b.py::test_slow": 9.0, "tests/test_a.py::test_own": 1.0},
+    )
     (edit,) = (one for one in mutations("a.py", MODULE) if one.kind == "returns nothing")
-    assert reach.of(edit) == ["tests/test_a.py::test_own", "tests/test_b.py::test_quick", "tests/test_b.py::test_slow"]
+    assert reach.of(edit) == [
+        "tests/test_a.py::test_own",
+        "tests/test_b.py::test_quick",
+        "tests/test_b.py::test_slow",
+    ]
 
 
 def test_an_edit_that_no_test_reaches_is_left_to_the_other_tests_of_its_module() -> None:

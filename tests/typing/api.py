@@ -43,11 +43,15 @@ OFFSETS = {TP: OffsetAndMetadata(5, metadata="mine", leader_epoch=None)}
 class Aware(RebalanceListener):
     """The two methods that are asked for."""
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """All operations of the view."""
         use_operations(consumer, partitions)
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
         """Nothing to do."""
 
 
@@ -64,31 +68,43 @@ class OneArgument(ConsumerRebalanceListener):
 class BothForms(ConsumerRebalanceListener):
     """The older kind, which takes the consumer where there is one."""
 
-    def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
+    ) -> None:
         """Nothing to do."""
 
-    def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None) -> None:
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer | None = None
+    ) -> None:
         """Nothing to do."""
 
 
 class Awaited(AsyncRebalanceListener):
     """Coroutines."""
 
-    async def on_partitions_assigned(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         """Operations of the view for asyncio."""
         assert_type(await consumer.assignment(), frozenset[TopicPartition])
         await consumer.commit_sync(timeout_s=1.0)
         await consumer.pause(partitions)
 
-    async def on_partitions_revoked(self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer) -> None:
+    async def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: AsyncRebalanceConsumer
+    ) -> None:
         """Nothing to do."""
 
 
-def committed(offsets: Mapping[TopicPartition, OffsetAndMetadata], error: BrokerError | None) -> None:
+def committed(
+    offsets: Mapping[TopicPartition, OffsetAndMetadata], error: BrokerError | None
+) -> None:
     """A callback of a commit."""
 
 
-def use_operations(consumer: RebalanceConsumer | RebalanceAwareConsumer, partitions: Collection[TopicPartition]) -> None:
+def use_operations(
+    consumer: RebalanceConsumer | RebalanceAwareConsumer, partitions: Collection[TopicPartition]
+) -> None:
     """What the view and the consumer offer alike."""
     consumer.commit_sync()
     consumer.commit_sync(OFFSETS)
@@ -97,7 +113,10 @@ def use_operations(consumer: RebalanceConsumer | RebalanceAwareConsumer, partiti
     consumer.commit_async()
     consumer.commit_async(callback=committed)
     consumer.commit_async(OFFSETS, committed)
-    assert_type(consumer.committed(partitions, timeout_s=1.0), dict[TopicPartition, OffsetAndMetadata | None])
+    assert_type(
+        consumer.committed(partitions, timeout_s=1.0),
+        dict[TopicPartition, OffsetAndMetadata | None],
+    )
     assert_type(consumer.position(TP), int)
     consumer.seek(TP, 5)
     consumer.seek(TP, OffsetAndMetadata(5))
@@ -114,7 +133,9 @@ def use_operations(consumer: RebalanceConsumer | RebalanceAwareConsumer, partiti
     assert_type(consumer.paused(), frozenset[TopicPartition])
     assert_type(consumer.beginning_offsets(partitions, 1.0), dict[TopicPartition, int])
     assert_type(consumer.end_offsets(partitions), dict[TopicPartition, int])
-    assert_type(consumer.offsets_for_times({TP: 0}), dict[TopicPartition, OffsetAndTimestamp | None])
+    assert_type(
+        consumer.offsets_for_times({TP: 0}), dict[TopicPartition, OffsetAndTimestamp | None]
+    )
     assert_type(consumer.partitions_for("orders"), list[PartitionInfo])
     assert_type(consumer.list_topics(), dict[str, list[PartitionInfo]])
     assert_type(consumer.current_lag(TP), int | None)
@@ -124,10 +145,18 @@ def use_operations(consumer: RebalanceConsumer | RebalanceAwareConsumer, partiti
 
 def use_consumer() -> None:
     """The loop of KIP-983."""
-    with RebalanceAwareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "etl"}, pause_marks="carry") as consumer:
+    with RebalanceAwareConsumer(
+        {"bootstrap.servers": "localhost:9092", "group.id": "etl"}, pause_marks="carry"
+    ) as consumer:
         consumer.subscribe(["orders"])
         consumer.subscribe(re.compile("orders-.*"), OneArgument())
-        for listener in (Aware(), OneArgument(), BothForms(), CompositeRebalanceListener(Aware(), OneArgument()), None):
+        for listener in (
+            Aware(),
+            OneArgument(),
+            BothForms(),
+            CompositeRebalanceListener(Aware(), OneArgument()),
+            None,
+        ):
             consumer.set_rebalance_listener(listener)
         assert_type(consumer.poll(1.0), list[Message])
         assert_type(consumer.poll(), list[Message])
@@ -158,7 +187,9 @@ def what_librdkafka_does_not_tell(consumer: RebalanceAwareConsumer) -> NoReturn:
 
 async def use_consumer_for_asyncio() -> None:
     """The same, awaited."""
-    async with AsyncRebalanceAwareConsumer({"bootstrap.servers": "localhost:9092", "group.id": "etl"}) as consumer:
+    async with AsyncRebalanceAwareConsumer(
+        {"bootstrap.servers": "localhost:9092", "group.id": "etl"}
+    ) as consumer:
         await consumer.subscribe(["orders"])
         consumer.set_rebalance_listener(Awaited())
         consumer.set_rebalance_listener(Aware())
@@ -168,7 +199,9 @@ async def use_consumer_for_asyncio() -> None:
             assert_type(record, Message)
             await consumer.wakeup()
         assert_type(await consumer.poll_with_rebalance(1.0), PollResult)
-        assert_type(await consumer.delay_revoke(await consumer.get_to_be_revoked_partitions()), bool)
+        assert_type(
+            await consumer.delay_revoke(await consumer.get_to_be_revoked_partitions()), bool
+        )
         await consumer.commit_async(OFFSETS, committed)
 
 

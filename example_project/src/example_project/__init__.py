@@ -1,1 +1,4 @@
-"""Orders from Kafka to Parquet with Spark: a project as `create-dagster` makes it, with one asset."""
+"""The project has one asset, which writes orders from Kafka to Parquet with Spark.
+
+Its layout is the one that `create-dagster` makes.
+"""

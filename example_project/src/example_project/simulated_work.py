@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def work_on(batch: KafkaBatch) -> None:
     """Take as long as the slowest partition of the batch does.
 
-    The environment variable SIMULATED_WORK_S has the seconds by partition: `2,2,15` is 15 s for partitions 2, 5, 8 and so on.
+    The environment variable SIMULATED_WORK_S has the seconds by partition: `2,2,15` is 15 s for
+    partitions 2, 5, 8 and so on.
     """
     seconds = [float(text) for text in os.environ.get("SIMULATED_WORK_S", "0").split(",")]
     time.sleep(max(seconds[range_.partition % len(seconds)] for range_ in batch.offset_ranges))

@@ -29,12 +29,16 @@ STAGES = [
     pytest.param("broker-consumer", marks=pytest.mark.broker),
 ]
 
-# The mock takes three seconds for each rebalance, which cannot be set from Python: it plays what matters most, and all of it without Java.
-# It stores metadata of any length, so where nothing is committed a probe asks once; fencing is then found by the next commit only.
+# The mock takes three seconds for each rebalance, which cannot be set from Python: it plays what
+# matters most, and all of it without Java. It stores metadata of any length, so where nothing is
+# committed a probe asks once; fencing is then found by the next commit only.
 PLAYED_ON_THE_MOCK = {
     "test_a_single_member_is_assigned_everything": ("mock-classic", "mock-consumer"),
     "test_held_partitions_stay_assigned_while_polling_goes_on": ("mock-classic", "mock-consumer"),
-    "test_fencing_during_a_hold_is_reported_once_for_each_partition": ("mock-classic", "mock-consumer"),
+    "test_fencing_during_a_hold_is_reported_once_for_each_partition": (
+        "mock-classic",
+        "mock-consumer",
+    ),
     "test_a_release_hands_the_held_partitions_over": ("mock-consumer",),
     "test_metadata_of_a_commit_is_read_back": ("mock-consumer",),
     "test_closing_before_the_first_assignment_is_quick": ("mock-consumer",),
@@ -44,7 +48,11 @@ PLAYED_ON_THE_MOCK = {
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Play each test on each stage."""
     if "actor" in metafunc.fixturenames:
-        metafunc.parametrize("stage", [*STAGES, *PLAYED_ON_THE_MOCK.get(metafunc.function.__name__, ())], indirect=True)
+        metafunc.parametrize(
+            "stage",
+            [*STAGES, *PLAYED_ON_THE_MOCK.get(metafunc.function.__name__, ())],
+            indirect=True,
+        )
 
 
 @pytest.fixture

@@ -1,4 +1,7 @@
-"""Where the contract is played: a fake group, librdkafka's mock cluster, a real broker; the last two in both group protocols."""
+"""Stages for the contract: a fake group, librdkafka's mock cluster and a real broker.
+
+The mock cluster and the real broker play it in both group protocols.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,11 @@ class KafkaStage:
         self.protocol = "consumer" if protocol == "consumer" else "classic"
         self.hold_limit_s = 30.0
         self.discovery_interval_s = 30.0
-        self.config = {"bootstrap.servers": bootstrap_servers, "group.id": f"g-{uuid.uuid4().hex[:8]}", "group.protocol": self.protocol}
+        self.config = {
+            "bootstrap.servers": bootstrap_servers,
+            "group.id": f"g-{uuid.uuid4().hex[:8]}",
+            "group.protocol": self.protocol,
+        }
         if self.protocol == "classic":
             self.config.update({"session.timeout.ms": "6000", "heartbeat.interval.ms": "300"})
         if protocol == "range":
@@ -77,22 +84,40 @@ class KafkaStage:
     def new_member(self) -> GroupMember:
         """A real member."""
         settings = validated(self.config, hold_limit_s=self.hold_limit_s)
-        return Member(settings, probe_interval_s=PROBE_INTERVAL_S, discovery_interval_s=self.discovery_interval_s)
+        return Member(
+            settings,
+            probe_interval_s=PROBE_INTERVAL_S,
+            discovery_interval_s=self.discovery_interval_s,
+        )
 
     def evict(self, member: GroupMember) -> None:
         """Leave the group in its name."""
-        evict(self.config["bootstrap.servers"], self.config["group.id"], member.member_id, self.protocol)
+        evict(
+            self.config["bootstrap.servers"],
+            self.config["group.id"],
+            member.member_id,
+            self.protocol,
+        )
 
 
 class MockCluster:
     """librdkafka's mock cluster. It lives as long as the client that brought it."""
 
     def __init__(self) -> None:
-        self._host = Consumer({"test.mock.num.brokers": 1, "group.id": "host", "allow.auto.create.topics": True})
-        self.bootstrap_servers = ",".join(str(broker).split("/")[0] for broker in self._host.list_topics(timeout=5).brokers.values())
+        self._host = Consumer(
+            {"test.mock.num.brokers": 1, "group.id": "host", "allow.auto.create.topics": True}
+        )
+        self.bootstrap_servers = ",".join(
+            str(broker).split("/")[0]
+            for broker in self._host.list_topics(timeout=5).brokers.values()
+        )
 
     def topic(self) -> str:
-        """It does not answer CreateTopics; a topic is there, with four partitions, once somebody asks for it."""
+        """Make a topic with four partitions by asking for it.
+
+        The mock cluster does not answer CreateTopics, but makes a topic on the first request for
+        it.
+        """
         name = f"mock-{uuid.uuid4().hex[:8]}"
         self._host.list_topics(name, timeout=5)
         return name
@@ -124,7 +149,9 @@ class Actor:
         """What the member believes to own."""
         return self.member.assignment()
 
-    def all_told(self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]) -> list[TopicPartition]:
+    def all_told(
+        self, kind: type[PartitionsAssigned | RevokeRequested | PartitionsLost]
+    ) -> list[TopicPartition]:
         """Every partition that events of a kind named, in order and with repetitions."""
         return [tp for event in self.told if isinstance(event, kind) for tp in event.partitions]
 

@@ -9,7 +9,12 @@ import pytest
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from tests.consumer.contract.stages import Actor, Stage, pass_time, play
 
@@ -74,18 +79,26 @@ def test_a_release_hands_the_held_partitions_over(stage: Stage, actor: NewActor)
     assert blue.owns == everything(stage) - held
     play(lambda: green.owns == held, blue, green, what="the second member to own what was held")
     found = green.member.committed(held, 5.0)
-    assert {tp: (offset.offset, offset.metadata) for tp, offset in found.items() if offset} == dict.fromkeys(held, (7, "drained"))
+    assert {
+        tp: (offset.offset, offset.metadata) for tp, offset in found.items() if offset
+    } == dict.fromkeys(held, (7, "drained"))
     assert not blue.all_told(PartitionsLost)
 
 
-def test_released_partitions_come_back_when_the_other_member_leaves(stage: Stage, actor: NewActor) -> None:
+def test_released_partitions_come_back_when_the_other_member_leaves(
+    stage: Stage, actor: NewActor
+) -> None:
     """A partition may be given up and granted again to the same member, as a new ownership."""
     blue, green = holding(stage, actor)
     held = blue.member.held
     blue.member.release()
     play(lambda: green.owns == held, blue, green, what="the second member to own what was held")
     green.member.close(5.0)
-    play(lambda: blue.owns == everything(stage), blue, what="the first member to own everything again")
+    play(
+        lambda: blue.owns == everything(stage),
+        blue,
+        what="the first member to own everything again",
+    )
     assert sorted(blue.all_told(PartitionsAssigned)) == sorted([*everything(stage), *held])
 
 
@@ -102,8 +115,13 @@ def test_metadata_of_a_commit_is_read_back(stage: Stage, actor: NewActor) -> Non
     assert (stored.offset, stored.metadata) == (3, text)
 
 
-def test_a_commit_for_a_partition_that_is_not_assigned_is_refused(stage: Stage, actor: NewActor) -> None:
-    """The broker checks the member only, so the member itself must check the partition; the others are committed."""
+def test_a_commit_for_a_partition_that_is_not_assigned_is_refused(
+    stage: Stage, actor: NewActor
+) -> None:
+    """The broker checks the member only, so the member itself must check the partition.
+
+    The offsets of the other partitions are committed.
+    """
     blue = alone(stage, actor)
     mine, foreign = min(everything(stage)), TopicPartition(stage.topic, 99)
     result = blue.member.commit({mine: OffsetAndMetadata(1), foreign: OffsetAndMetadata(1)})
@@ -116,8 +134,13 @@ def answers(blue: Actor) -> dict[int, CommitResult]:
     return {event.ticket: event.result for event in blue.told if isinstance(event, CommitAnswered)}
 
 
-def test_commits_that_are_not_waited_for_are_answered_in_order(stage: Stage, actor: NewActor) -> None:
-    """Of a partition that is committed again and again the last offset stays, and each caller hears what became of its own."""
+def test_commits_that_are_not_waited_for_are_answered_in_order(
+    stage: Stage, actor: NewActor
+) -> None:
+    """Of several commits of one partition, the last offset stays.
+
+    Each caller hears the outcome of its own commit.
+    """
     blue = alone(stage, actor)
     first, second = sorted(everything(stage))[:2]
     foreign = TopicPartition(stage.topic, 99)
@@ -135,8 +158,13 @@ def test_commits_that_are_not_waited_for_are_answered_in_order(stage: Stage, act
     assert [stored[tp].offset for tp in (first, second)] == [8, 7]  # type: ignore[union-attr]
 
 
-def test_a_commit_that_is_waited_for_comes_after_those_that_are_not(stage: Stage, actor: NewActor) -> None:
-    """Else an older offset could be stored over a newer one; the older answers are told by the next poll."""
+def test_a_commit_that_is_waited_for_comes_after_those_that_are_not(
+    stage: Stage, actor: NewActor
+) -> None:
+    """In another order, an older offset could be stored over a newer one.
+
+    The next poll tells the answers to the older commits.
+    """
     blue = alone(stage, actor)
     mine = min(everything(stage))
     asked = [blue.member.commit_async({mine: OffsetAndMetadata(offset)}) for offset in (3, 4)]
@@ -154,17 +182,24 @@ def test_nothing_is_on_its_way_when_settling_says_so(stage: Stage, actor: NewAct
     blue = alone(stage, actor)
     ticket = blue.member.commit_async(dict.fromkeys(everything(stage), OffsetAndMetadata(2)))
     assert blue.member.settle(5.0)
-    assert {offset.offset for offset in blue.member.committed(everything(stage), 5.0).values() if offset} == {2}
+    assert {
+        offset.offset for offset in blue.member.committed(everything(stage), 5.0).values() if offset
+    } == {2}
     blue.poll()
     assert answers(blue)[ticket].committed == everything(stage)
 
 
 @pytest.mark.parametrize("ending", ["release", "unsubscribe", "close"])
-def test_giving_partitions_up_waits_for_commits_on_their_way(stage: Stage, actor: NewActor, ending: str) -> None:
-    """A commit that reached the broker afterwards would overwrite what the next owner has committed."""
+def test_giving_partitions_up_waits_for_commits_on_their_way(
+    stage: Stage, actor: NewActor, ending: str
+) -> None:
+    """A commit that reached the broker later would overwrite the next owner's commit."""
     blue, green = holding(stage, actor)
     held = blue.member.held
-    tickets = [blue.member.commit_async(dict.fromkeys(held, OffsetAndMetadata(offset))) for offset in (6, 7)]
+    tickets = [
+        blue.member.commit_async(dict.fromkeys(held, OffsetAndMetadata(offset)))
+        for offset in (6, 7)
+    ]
     if ending == "close":
         blue.member.close(5.0)
     elif ending == "release":
@@ -173,7 +208,10 @@ def test_giving_partitions_up_waits_for_commits_on_their_way(stage: Stage, actor
         blue.member.unsubscribe(5.0)
     polled = [green] if ending == "close" else [blue, green]
     play(lambda: held <= green.owns, *polled, what="the second member to own what was held")
-    assert [offset and offset.offset for offset in green.member.committed(held, 5.0).values()] == [7, 7]
+    assert [offset and offset.offset for offset in green.member.committed(held, 5.0).values()] == [
+        7,
+        7,
+    ]
     if ending != "close":
         assert list(answers(blue)) == tickets
         assert {tp for result in answers(blue).values() for tp in result.committed} == held
@@ -190,19 +228,25 @@ def test_a_commit_on_its_way_learns_of_fencing_in_a_hold(stage: Stage, actor: Ne
     assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
 
 
-def test_fencing_during_a_hold_is_reported_once_for_each_partition(stage: Stage, actor: NewActor) -> None:
+def test_fencing_during_a_hold_is_reported_once_for_each_partition(
+    stage: Stage, actor: NewActor
+) -> None:
     """No callback tells of it: retained and held partitions are found lost by a probe."""
     blue, green = holding(stage, actor)
     blue.member.commit({tp: OffsetAndMetadata(1) for tp in everything(stage)})
     stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, green, what="the loss to be noticed")
     assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [LostReason.FENCED]
+    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+        LostReason.FENCED
+    ]
     assert not blue.member.held
 
 
-def test_fencing_during_a_hold_is_found_where_nothing_is_committed(stage: Stage, actor: NewActor) -> None:
-    """There is nothing to commit back unchanged then, and the probe must not leave anything behind."""
+def test_fencing_during_a_hold_is_found_where_nothing_is_committed(
+    stage: Stage, actor: NewActor
+) -> None:
+    """The probe has no offset to commit back unchanged, and it must not leave one behind."""
     blue, green = holding(stage, actor)
     pass_time(blue, green, polls=15)
     assert set(blue.member.committed(everything(stage), 5.0).values()) == {None}
@@ -213,7 +257,9 @@ def test_fencing_during_a_hold_is_found_where_nothing_is_committed(stage: Stage,
     assert set(green.member.committed(everything(stage), 5.0).values()) == {None}
 
 
-def test_a_commit_after_fencing_says_that_the_partitions_are_lost(stage: Stage, actor: NewActor) -> None:
+def test_a_commit_after_fencing_says_that_the_partitions_are_lost(
+    stage: Stage, actor: NewActor
+) -> None:
     """Whoever commits before the next probe must not take it for a passing trouble."""
     blue, _ = holding(stage, actor)
     stage.evict(blue.member)
@@ -238,13 +284,17 @@ def test_a_fenced_member_takes_part_again(stage: Stage, actor: NewActor) -> None
     assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
 
 
-def test_fencing_without_a_hold_is_reported_once_for_each_partition(stage: Stage, actor: NewActor) -> None:
+def test_fencing_without_a_hold_is_reported_once_for_each_partition(
+    stage: Stage, actor: NewActor
+) -> None:
     """The client tells of this one by itself."""
     blue = alone(stage, actor)
     stage.evict(blue.member)
     play(lambda: blue.all_told(PartitionsLost), blue, what="the loss to be told")
     assert sorted(blue.all_told(PartitionsLost)) == sorted(everything(stage))
-    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [LostReason.SESSION]
+    assert [event.reason for event in blue.told if isinstance(event, PartitionsLost)] == [
+        LostReason.SESSION
+    ]
 
 
 def test_closing_during_a_hold_hands_everything_over(stage: Stage, actor: NewActor) -> None:
@@ -268,11 +318,20 @@ def test_unsubscribing_during_a_hold_leaves_the_group(stage: Stage, actor: NewAc
     """What is held goes with it, and the member may come back."""
     blue, green = holding(stage, actor)
     blue.member.unsubscribe(5.0)
-    play(lambda: green.owns == everything(stage), blue, green, what="the second member to own everything")
+    play(
+        lambda: green.owns == everything(stage),
+        blue,
+        green,
+        what="the second member to own everything",
+    )
     assert not blue.owns
     green.member.close(5.0)
     blue.subscribe()
-    play(lambda: blue.owns == everything(stage), blue, what="the first member to own everything again")
+    play(
+        lambda: blue.owns == everything(stage),
+        blue,
+        what="the first member to own everything again",
+    )
 
 
 def test_a_release_without_a_hold_is_refused(stage: Stage, actor: NewActor) -> None:
@@ -283,7 +342,9 @@ def test_a_release_without_a_hold_is_refused(stage: Stage, actor: NewActor) -> N
     assert blue.owns == everything(stage)
 
 
-def test_a_pattern_subscribes_to_topics_whose_whole_name_matches(stage: Stage, actor: NewActor) -> None:
+def test_a_pattern_subscribes_to_topics_whose_whole_name_matches(
+    stage: Stage, actor: NewActor
+) -> None:
     """Matched here with Python's rules, so that one dialect holds for all brokers and protocols."""
     blue = actor()
     blue.member.subscribe(re.compile(re.escape(stage.topic[:-1]) + "."))

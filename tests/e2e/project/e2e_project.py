@@ -1,7 +1,10 @@
-"""The code location of the end-to-end tests: a consumer group for each scenario and protocol, with assets that do what the test says.
+"""The code location of the end-to-end tests, with assets that do what the test says.
 
-A run works until the test opens the gate of its group, and fails as often as the test wants. What it did is one line in a file for
-each range. While it works on a range, a file has its process id; a run that finds the file of a process that exists says so.
+There is a consumer group for each scenario and protocol.
+
+A run works until the test opens the gate of its group, and fails as often as the test wants. What
+it did is one line in a file for each range. While it works on a range, a file has its process id; a
+run that finds the file of a process that exists says so.
 """
 
 import os
@@ -27,7 +30,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "grown": {"max_ranges_per_run": 1},
     "failing": {"max_attempts": 3, "retry_delay_s": 1.0},
     "hopeless": {"max_attempts": 1, "retry_stopped": False},
-    "poisoned": {"max_attempts": 1, "on_failure": "dead_letter", "dead_letter_topic": "dead_letters"},
+    "poisoned": {
+        "max_attempts": 1,
+        "on_failure": "dead_letter",
+        "dead_letter_topic": "dead_letters",
+    },
     "previewed": {},
     "paired": {},
     "reloaded": {},
@@ -35,7 +42,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dying": {"heartbeat_timeout_s": 12.0},
     "interrupted": {"shutdown_timeout_s": 40.0},
     "late": {},
-    "ended": {"heartbeat_timeout_s": 24.0, "max_ranges_per_run": 1, "max_runs_in_flight": 8, "lease_s": 120.0},
+    "ended": {
+        "heartbeat_timeout_s": 24.0,
+        "max_ranges_per_run": 1,
+        "max_runs_in_flight": 8,
+        "lease_s": 120.0,
+    },
     "handled": {"max_ranges_per_run": 1, "max_runs_in_flight": 8},
     "secured": {},
     "refused": {"sasl_password": dg.EnvVar("KAFKA_WRONG_PASSWORD")},
@@ -48,14 +60,15 @@ SECURITY: dict[str, Any] = {
     "ssl_ca_location": dg.EnvVar("KAFKA_CA"),
 }
 LINGER_S = 2.0
-"""Less than the sixth of the shortest time-out of a heartbeat above with which runs linger: they are killed then."""
+"""Less than the sixth of the shortest time-out of a heartbeat above with which runs linger: they
+are killed then."""
 ASSETS = dict.fromkeys(("paired", "handled"), ("first", "second"))
 
 
 class SlowKafka(KafkaConsumerResource):
     """The same, but a tick that has its answer takes as long as the test wants to give it."""
 
-    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+    def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Wait, as a tick does that has its answer but is not heard in time."""
         while (ROOT / self.group_id / "slow").exists():
             time.sleep(0.1)
@@ -84,7 +97,10 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
 
 @contextmanager
 def _at_work(folder: Path, name: str, keys: list[str]) -> Iterator[None]:
-    """Show that this process works on ranges, and note all others that do. One that is interrupted lingers if the test says so."""
+    """Show that this process works on ranges, and note all others that do.
+
+    One that is interrupted lingers if the test says so.
+    """
     mine = [folder / "at_work" / f"{name}.{key}.{os.getpid()}" for key in keys]
     for path in mine:
         path.touch()
@@ -108,8 +124,14 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         topics=[group],
         group_protocol=protocol,
         max_records_per_range=10,
-        client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"} if protocol == "classic" else {},
-        **{"lease_s": 20.0, **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}), **SETTINGS[scenario]},
+        client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"}
+        if protocol == "classic"
+        else {},
+        **{
+            "lease_s": 20.0,
+            **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}),
+            **SETTINGS[scenario],
+        },
     )
     return build_kafka_batch_defs(
         kafka=kafka,
@@ -121,4 +143,10 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
     )
 
 
-defs = dg.Definitions.merge(*[_group(scenario, protocol) for scenario in os.environ["E2E_SCENARIOS"].split(",") for protocol in PROTOCOLS])
+defs = dg.Definitions.merge(
+    *[
+        _group(scenario, protocol)
+        for scenario in os.environ["E2E_SCENARIOS"].split(",")
+        for protocol in PROTOCOLS
+    ]
+)

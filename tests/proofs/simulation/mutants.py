@@ -1,4 +1,7 @@
-"""Deliberately broken variants of the package, applied for the time of a test. Each breaks one rule that ARCHITECTURE.md states."""
+"""Deliberately broken variants of the package, applied for the time of a test.
+
+Each breaks one rule that ARCHITECTURE.md states.
+"""
 
 from __future__ import annotations
 
@@ -53,8 +56,12 @@ def no_read_before_write(patch: pytest.MonkeyPatch) -> None:
     """The pump writes without comparing what is stored."""
 
     def written(self: Pump, writes: tuple[OffsetWrite, ...]) -> seen.Event:
-        result = self.parts.consumer.commit_offsets({write.partition: write.new for write in writes}, 10.0)
-        return seen.OffsetsWritten(tuple(write for write in writes if write.partition in result.committed))
+        result = self.parts.consumer.commit_offsets(
+            {write.partition: write.new for write in writes}, 10.0
+        )
+        return seen.OffsetsWritten(
+            tuple(write for write in writes if write.partition in result.committed)
+        )
 
     patch.setattr(Pump, "_written", written)
 
@@ -129,12 +136,24 @@ def no_deadline(patch: pytest.MonkeyPatch) -> None:
 def no_new_claims(patch: pytest.MonkeyPatch) -> None:
     """Planning stops after the first few batches."""
     real = planning_module.plan
-    patch.setattr(driver_module, "plan", lambda backlogs, *rest, **options: real([b for b in backlogs if b.start < 20], *rest, **options))
+    patch.setattr(
+        driver_module,
+        "plan",
+        lambda backlogs, *rest, **options: real(
+            [b for b in backlogs if b.start < 20], *rest, **options
+        ),
+    )
 
 
 def deaf_pulse(patch: pytest.MonkeyPatch) -> None:
     """A run is taken for dead after a while, whatever signs it gives."""
-    patch.setattr(Pulse, "_aged", lambda self, run, step_s: replace(self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s))
+    patch.setattr(
+        Pulse,
+        "_aged",
+        lambda self, run, step_s: replace(
+            self.signs.get(run.run_id, Sign(run)), age_s=_age(self, run) + step_s
+        ),
+    )
 
 
 def ask_again_while_it_works(patch: pytest.MonkeyPatch) -> None:
@@ -156,14 +175,22 @@ def no_pulse(patch: pytest.MonkeyPatch) -> None:
 def stopped_for_ever(patch: pytest.MonkeyPatch) -> None:
     """What stopped a partition is never looked at again."""
     real = Driver._distrusted
-    patch.setattr(Driver, "_distrusted", lambda self, owned: owned if owned.phase is Phase.STOPPED else real(self, owned))
+    patch.setattr(
+        Driver,
+        "_distrusted",
+        lambda self, owned: owned if owned.phase is Phase.STOPPED else real(self, owned),
+    )
 
 
 def ask_once(patch: pytest.MonkeyPatch) -> None:
     """A batch whose run failed is not requested again."""
 
-    def offered(partitions: Iterable[OwnedPartition], now: float, *, most_runs: int) -> tuple[Offer, ...]:
-        return tuple(offer for offer in offers_of(partitions, now, most_runs=most_runs) if offer.attempt == 1)
+    def offered(
+        partitions: Iterable[OwnedPartition], now: float, *, most_runs: int
+    ) -> tuple[Offer, ...]:
+        return tuple(
+            offer for offer in offers_of(partitions, now, most_runs=most_runs) if offer.attempt == 1
+        )
 
     patch.setattr(driver_module, "offers_of", offered)
 
@@ -171,20 +198,30 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
 def without_a_word(patch: pytest.MonkeyPatch) -> None:
     """A partition that is stopped does not say so."""
     real = explain_module._state
-    patch.setattr(explain_module, "_state", lambda owned, now: "" if owned.phase is Phase.STOPPED else real(owned, now))
+    patch.setattr(
+        explain_module,
+        "_state",
+        lambda owned, now: "" if owned.phase is Phase.STOPPED else real(owned, now),
+    )
 
 
 def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
     """A new group passes over what is there."""
     real = take_in
-    patch.setattr(driver_module, "take_in", lambda *seen, **said: real(*seen, **{**said, "start_from": StartFrom.LATEST}))
+    patch.setattr(
+        driver_module,
+        "take_in",
+        lambda *seen, **said: real(*seen, **{**said, "start_from": StartFrom.LATEST}),
+    )
 
 
 def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
     """A member that leaves forgets to end the hold for it."""
     real = Driver._end
 
-    def end(self: Driver, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+    def end(
+        self: Driver, hold: Hold, held: list[OwnedPartition], now: float
+    ) -> Iterable[do.Command]:
         yield from real(self, hold, held, now)
         if hold.cause is Cause.LEAVE:
             self.holds = (*self.holds, hold)
@@ -208,7 +245,7 @@ def a_part_is_the_whole(patch: pytest.MonkeyPatch) -> None:
 
 
 def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
-    """What a part of a job has made counts, also where a later run has tried it again and failed."""
+    """The output of a part of a job counts, even if a later run tried it again and failed."""
     real = runs_module.lacking
 
     def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
@@ -221,7 +258,11 @@ def keep_what_a_later_run_has_spoilt(patch: pytest.MonkeyPatch) -> None:
 def begin_anew_where_offsets_vanished(patch: pytest.MonkeyPatch) -> None:
     """A group without a committed offset is a new group, whatever Dagster has recorded."""
     real = restoring_module.judge
-    patch.setattr(restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, recorded=None), foreign))
+    patch.setattr(
+        restoring_module,
+        "judge",
+        lambda partition, found, foreign: real(partition, replace(found, recorded=None), foreign),
+    )
 
 
 def created_is_queued(patch: pytest.MonkeyPatch) -> None:
@@ -248,13 +289,23 @@ def wait_for_ever_for_the_storage(patch: pytest.MonkeyPatch) -> None:
 def believe_the_end_of_the_log(patch: pytest.MonkeyPatch) -> None:
     """A log that has grown again looks as if it had always been there."""
     real = restoring_module.judge
-    patch.setattr(restoring_module, "judge", lambda partition, found, foreign: real(partition, replace(found, is_truncated=False), foreign))
+    patch.setattr(
+        restoring_module,
+        "judge",
+        lambda partition, found, foreign: real(
+            partition, replace(found, is_truncated=False), foreign
+        ),
+    )
 
 
 def forget_deleted_runs(patch: pytest.MonkeyPatch) -> None:
     """A run that was deleted while it works is not known to anybody."""
     patch.setattr(Pulse, "completed", lambda _self, runs, _batch_ids: tuple(runs))
-    patch.setattr(SimulatedDagster, "_shown_deleted", lambda self, run_id, _: replace(self.runs[run_id], is_refused=True))
+    patch.setattr(
+        SimulatedDagster,
+        "_shown_deleted",
+        lambda self, run_id, _: replace(self.runs[run_id], is_refused=True),
+    )
 
 
 def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
@@ -274,14 +325,20 @@ def one_refused_partition_ends_the_member(patch: pytest.MonkeyPatch) -> None:
 def a_refusal_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
     """A run that could not ask whether it may begin counts as one that failed."""
     real = runs_module._setback
-    patch.setattr(runs_module, "_setback", lambda run: Setback.FAILED if run.is_refused and not run.is_taken_back else real(run))
+    patch.setattr(
+        runs_module,
+        "_setback",
+        lambda run: Setback.FAILED if run.is_refused and not run.is_taken_back else real(run),
+    )
 
 
 def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
     """Holds that have ended are not forgotten."""
     real, kept = Driver._end, []
 
-    def end(self: Driver, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
+    def end(
+        self: Driver, hold: Hold, held: list[OwnedPartition], now: float
+    ) -> Iterable[do.Command]:
         kept.append(hold)
         self.kept = kept  # type: ignore[attr-defined]
         return real(self, hold, held, now)

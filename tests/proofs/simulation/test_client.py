@@ -19,7 +19,9 @@ def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll(
     (process,) = world.processes
     stored = world.group.stored[partition]
     answers: list[tuple[dict[TopicPartition, OffsetAndMetadata], BrokerError | None]] = []
-    process.consumer.commit_async({partition: stored}, lambda offsets, error: answers.append((dict(offsets), error)))
+    process.consumer.commit_async(
+        {partition: stored}, lambda offsets, error: answers.append((dict(offsets), error))
+    )
     process.consumer.poll(0)
     assert answers == [({partition: stored}, None)]
     assert process.consumer.offsets_for_times({partition: 0}) == {partition: None}

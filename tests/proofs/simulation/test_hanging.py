@@ -1,4 +1,7 @@
-"""Storage that hangs in the simulator: whoever waits for it keeps nobody else from going on, and no thread is left behind."""
+"""Storage hangs in the simulator, and a caller that waits for it keeps nobody else from going on.
+
+No thread is left behind.
+"""
 
 from __future__ import annotations
 

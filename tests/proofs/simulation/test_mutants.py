@@ -16,17 +16,26 @@ MOST_SCHEDULES = 2_000
 
 
 @pytest.mark.parametrize(
-    ("mutant", "seed", "what"), [(mutant, *found) for mutant, found in MUTANTS.items()], ids=[m.__name__ for m in MUTANTS]
+    ("mutant", "seed", "what"),
+    [(mutant, *found) for mutant, found in MUTANTS.items()],
+    ids=[m.__name__ for m in MUTANTS],
 )
 def test_the_simulator_finds_each_mutant_within_2000_schedules(
-    mutant: Callable[[pytest.MonkeyPatch], None], seed: int, what: str, monkeypatch: pytest.MonkeyPatch
+    mutant: Callable[[pytest.MonkeyPatch], None],
+    seed: int,
+    what: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A simulation that finds nothing shows nothing, unless it is known to find what is there."""
     mutant(monkeypatch)
     violation = play(seed).violation
     if not violation:
         other = next((other for other in range(1, MOST_SCHEDULES) if play(other).violation), None)
-        pytest.fail("nothing finds it any more" if other is None else f"seed {seed} does not find it any more, but {other} does: list it")
+        pytest.fail(
+            "nothing finds it any more"
+            if other is None
+            else f"seed {seed} does not find it any more, but {other} does: list it"
+        )
     assert what in violation
 
 

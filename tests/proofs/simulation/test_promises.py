@@ -1,4 +1,7 @@
-"""Each promise about commits, runs and what is left over can be seen to be broken, by hand: a check that never fails checks nothing."""
+"""Each promise about commits, runs and leftovers is broken by hand, and the check sees it.
+
+A check that never fails checks nothing.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,11 @@ def world() -> World:
 
 def owner(world: World) -> Process:
     """Whose partition it is."""
-    return next(process for process in world.processes if process.member.member_id == world.group.owner(PARTITION))
+    return next(
+        process
+        for process in world.processes
+        if process.member.member_id == world.group.owner(PARTITION)
+    )
 
 
 def commit(world: World, member_id: str, stored: OffsetAndMetadata) -> None:
@@ -61,20 +68,28 @@ def test_a_member_that_asks_for_a_commit_of_what_it_does_not_own_is_seen(world: 
 def test_a_commit_that_goes_back_is_seen(world: World) -> None:
     """What was done would be done again."""
     with pytest.raises(Violation, match="goes back"):
-        commit(world, owner(world).member.member_id, OffsetAndMetadata(world.group.stored[PARTITION].offset - 1))
+        commit(
+            world,
+            owner(world).member.member_id,
+            OffsetAndMetadata(world.group.stored[PARTITION].offset - 1),
+        )
 
 
 def test_a_commit_of_what_no_run_has_done_is_seen(world: World) -> None:
     """Those offsets would be lost."""
     with pytest.raises(Violation, match="no run has succeeded on it: it is lost"):
-        commit(world, owner(world).member.member_id, OffsetAndMetadata(world.group.ends[PARTITION] + 1))
+        commit(
+            world, owner(world).member.member_id, OffsetAndMetadata(world.group.ends[PARTITION] + 1)
+        )
 
 
 def test_a_claim_that_disappears_is_seen(world: World) -> None:
     """A run that works on it could not be adopted."""
     stored = world.group.stored[PARTITION]
     claim = Claim(stored.offset + 1_000, "b")
-    world.group.stored[PARTITION] = encode(StoredPartition(stored.offset, (*decode(stored).claims, claim)))
+    world.group.stored[PARTITION] = encode(
+        StoredPartition(stored.offset, (*decode(stored).claims, claim))
+    )
     with pytest.raises(Violation, match="a claim is dropped without a commit"):
         commit(world, owner(world).member.member_id, stored)
 
@@ -100,7 +115,9 @@ def test_a_second_success_on_the_same_offsets_is_seen(world: World) -> None:
 
 def test_an_offset_that_no_run_has_done_is_seen_at_the_end(world: World) -> None:
     """Also where no commit told."""
-    world.dagster.outputs.done[PARTITION] = [entry for entry in world.dagster.outputs.done[PARTITION] if entry[0] > 0]
+    world.dagster.outputs.done[PARTITION] = [
+        entry for entry in world.dagster.outputs.done[PARTITION] if entry[0] > 0
+    ]
     with pytest.raises(Violation, match="orders-0: offset 0 is in no successful run"):
         world.check_all_is_done()
 
@@ -122,7 +139,10 @@ def test_a_commit_that_is_recorded_twice_is_seen_at_the_end(world: World) -> Non
 
 def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
     """Nobody believes it any more."""
-    world.dagster.stopped[PARTITION], world.dagster.stopped_said_by = "an old reason", owner(world).incarnation
+    world.dagster.stopped[PARTITION], world.dagster.stopped_said_by = (
+        "an old reason",
+        owner(world).incarnation,
+    )
     with pytest.raises(Violation, match="still says that orders-0 is stopped"):
         world.check_nothing_is_shown_as_stopped()
 
@@ -130,7 +150,9 @@ def test_a_check_that_stays_red_is_seen_at_the_end(world: World) -> None:
 def test_a_stop_that_is_not_shown_is_seen(world: World) -> None:
     """The check in Dagster is what people rely on."""
     process = owner(world)
-    process.driver.partitions[PARTITION] = process.driver.partitions[PARTITION].changed(Change.STOP_CAUSED)
+    process.driver.partitions[PARTITION] = process.driver.partitions[PARTITION].changed(
+        Change.STOP_CAUSED
+    )
     world._check_stops_are_shown()
     world.clockwork.now += 100
     with pytest.raises(Violation, match="the check in Dagster does not show it"):
@@ -154,7 +176,9 @@ def test_a_commit_that_begins_anew_where_the_offset_vanished_is_seen(world: Worl
         commit(world, owner(world).member.member_id, OffsetAndMetadata(0))
 
 
-def test_a_violation_within_a_request_is_not_taken_for_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violation_within_a_request_is_not_taken_for_an_outage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The pump catches whatever Dagster's storage raises, and tries again."""
 
     def record(*_: object) -> None:

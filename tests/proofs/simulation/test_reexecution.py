@@ -1,4 +1,7 @@
-"""A person executes a failed run again of whose ranges one is gone meanwhile: what is left must not stay stopped for ever."""
+"""A person executes a failed run again, and one of its ranges is gone meanwhile.
+
+The other ranges must not stay stopped for ever.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,10 @@ SEED = 450
 """One member, two partitions, batches of both, and no faults but those of the test."""
 
 
-def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_refuses_itself() -> None:
-    """Dagster executes a run again with all of its ranges, so no person can ask for one of them alone."""
+def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_refuses_itself() -> (
+    None
+):
+    """Dagster executes a run again with all of its ranges, so a person cannot ask for only one."""
     world = World(SEED)
     assert world.weather.settings.limits.max_ranges_per_run > 1
     world.group.ends.update({MOVED: 5, LEFT: 5})
@@ -26,7 +31,10 @@ def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_ref
     # Later attempts have a run for each range, and ask for it by themselves.
     once = replace(world.weather.settings, max_attempts=1, pace=RetryPace(retry_stopped=False))
     world.weather.settings = process.driver.settings = once
-    while [owned.phase for owned in process.driver.partitions.values()] != [Phase.STOPPED, Phase.STOPPED]:
+    while [owned.phase for owned in process.driver.partitions.values()] != [
+        Phase.STOPPED,
+        Phase.STOPPED,
+    ]:
         world.clockwork.run(1)
     last = list(world.dagster.runs.values())[-1]
     assert len(last.ranges) == 2
@@ -41,5 +49,9 @@ def test_what_is_left_of_a_batch_is_requested_again_when_its_re_executed_run_ref
     assert again.is_retry
     assert again.is_refused
     assert again.ranges == last.ranges
-    assert [(range_.topic_partition, range_.start, range_.until) for range_ in rest.ranges] == [(LEFT, 0, 5)]
-    assert "The rest of the batch, orders-1 [0, 5), is requested again by its owner" in "".join(world.clockwork.trace)
+    assert [(range_.topic_partition, range_.start, range_.until) for range_ in rest.ranges] == [
+        (LEFT, 0, 5)
+    ]
+    assert "The rest of the batch, orders-1 [0, 5), is requested again by its owner" in "".join(
+        world.clockwork.trace
+    )

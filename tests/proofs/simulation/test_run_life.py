@@ -38,8 +38,13 @@ def end(world: World, run_id: str) -> None:
     assert world.dagster.call_over(run_id, sign)
 
 
-def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(world: World) -> None:
-    """Seed 3147318: Dagster never heard of its success, so its range is done again, and its output is replaced: nothing is doubled."""
+def test_a_run_that_is_cut_off_and_ends_its_output_in_silence_has_not_succeeded(
+    world: World,
+) -> None:
+    """Dagster never hears of the success of seed 3147318, so its range is done again.
+
+    The second run replaces the output, so nothing is doubled.
+    """
     run_id = at_work(world)
     world.dagster.cut_off(run_id, 100)
     world.dagster.processes[run_id].is_working = False
@@ -70,7 +75,9 @@ def test_a_run_that_reaches_the_storage_again_within_its_lease_works_on(world: W
 
 
 @pytest.mark.parametrize("state", [RunState.FAILED, RunState.CANCELED])
-def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_stopped(world: World, state: RunState) -> None:
+def test_a_run_that_others_have_ended_in_dagster_is_live_until_its_process_has_stopped(
+    world: World, state: RunState
+) -> None:
     """Force-terminated, or taken for failed: Dagster's word is an opinion."""
     run_id = at_work(world)
     world.weather.runs_retry = 0.0
@@ -116,14 +123,18 @@ def test_ending_a_run_that_works_and_cannot_say_so_is_seen(world: World) -> None
         end(world, run_id)
 
 
-def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(world: World) -> None:
+def test_spark_work_that_outlives_its_process_counts_as_work_until_it_is_ended(
+    world: World,
+) -> None:
     """A Spark Connect server goes on for minutes after its client was killed."""
     run_id = at_work(world)
     world.weather.spark_outlives = True
     world.dagster.die(run_id)
     assert world.dagster.is_busy(TopicPartition(TOPIC, 0))
     end(world, run_id)
-    assert world.dagster.working() == [run for run in world.dagster.working() if run.run_id != run_id]
+    assert world.dagster.working() == [
+        run for run in world.dagster.working() if run.run_id != run_id
+    ]
 
 
 def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
@@ -131,7 +142,11 @@ def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
     world.weather.assets = ("orders", "totals")
     partition = RANGE.topic_partition
     for asset in world.weather.assets:
-        assert all(start != RANGE.start for start, _, _ in world.dagster.outputs.done.get(partition, ()))
+        assert all(
+            start != RANGE.start for start, _, _ in world.dagster.outputs.done.get(partition, ())
+        )
         run_id = world.dagster.create("b", (RANGE,), parent_id="r", assets=(asset,))
         world.dagster._succeed(run_id)
-    assert [entry[:2] for entry in world.dagster.outputs.done[partition] if entry[0] == RANGE.start] == [(RANGE.start, RANGE.until)]
+    assert [
+        entry[:2] for entry in world.dagster.outputs.done[partition] if entry[0] == RANGE.start
+    ] == [(RANGE.start, RANGE.until)]

@@ -27,24 +27,39 @@ FRESH = 50
 
 
 def test_random_schedules_break_no_promise() -> None:
-    """Nothing lost, nothing twice, no stall: through crashes, zombies, reloads, lost answers and failing runs, in all protocols."""
+    """No schedule loses, doubles or stalls anything, in any protocol.
+
+    The schedules have crashes, zombies, reloads, lost answers and failing runs.
+    """
     proof = prove(SCHEDULES, 5_150)
     assert [(played.seed, played.violation) for played in proof.violations] == []
     assert proof.commits > 10 * SCHEDULES
     assert proof.rebalances > 5 * SCHEDULES
-    assert set(proof.not_taken) <= {"restoring, supersession noticed", "stopped, supersession noticed", "stopped, loss noticed"}
+    assert set(proof.not_taken) <= {
+        "restoring, supersession noticed",
+        "stopped, supersession noticed",
+        "stopped, loss noticed",
+    }
 
 
 def test_schedules_that_nobody_has_played_break_no_promise() -> None:
     """Seeds that are played each time show the same each time."""
     proof = prove(FRESH, fresh_seed())
-    assert [(played.seed, played.violation) for played in proof.violations] == [], "see all of it with python -m proofs replay --seed"
+    assert [(played.seed, played.violation) for played in proof.violations] == [], (
+        "see all of it with python -m proofs replay --seed"
+    )
 
 
 def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
     """Whoever finds something must be able to see it again."""
-    result = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), ["simulate", "--schedules", "1", "--output", str(tmp_path / "sim.json")])
-    assert f"from seed {json.loads((tmp_path / 'sim.json').read_text(encoding='utf-8'))['seed']}: " in result.output
+    result = CliRunner().invoke(
+        build_app(COMMANDS, ["simulate"]),
+        ["simulate", "--schedules", "1", "--output", str(tmp_path / "sim.json")],
+    )
+    assert (
+        f"from seed {json.loads((tmp_path / 'sim.json').read_text(encoding='utf-8'))['seed']}: "
+        in result.output
+    )
 
 
 def test_a_seed_gives_the_same_trace_again() -> None:
@@ -61,7 +76,8 @@ def test_simulate_writes_its_figures(tmp_path: Path) -> None:
     """They are what a release is judged by."""
     output = tmp_path / "build" / "sim.json"
     result = CliRunner().invoke(
-        build_app(COMMANDS, ["simulate"]), ["simulate", "--schedules", "3", "--seed", "11", "--output", str(output)]
+        build_app(COMMANDS, ["simulate"]),
+        ["simulate", "--schedules", "3", "--seed", "11", "--output", str(output)],
     )
     figures = json.loads(output.read_text(encoding="utf-8"))
     assert result.exit_code == 0, result.output
@@ -70,10 +86,20 @@ def test_simulate_writes_its_figures(tmp_path: Path) -> None:
     assert figures["transitions"]["owned, give-up requested"] > 0
 
 
-def test_a_violation_is_told_with_its_seed_and_replayed_with_its_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violation_is_told_with_its_seed_and_replayed_with_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever finds one must be able to see it again, step by step."""
     no_start_check(monkeypatch)
-    options = ["simulate", "--schedules", "1", "--seed", "30", "--output", str(tmp_path / "sim.json")]
+    options = [
+        "simulate",
+        "--schedules",
+        "1",
+        "--seed",
+        "30",
+        "--output",
+        str(tmp_path / "sim.json"),
+    ]
     found = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), options)
     assert found.exit_code == 1
     assert "replay --seed 30" in found.output
@@ -86,7 +112,7 @@ def test_a_violation_is_told_with_its_seed_and_replayed_with_its_trace(tmp_path:
 
 @pytest.mark.parametrize(("protocol", "seed"), [("consumer", 18), ("cooperative", 8), ("eager", 9)])
 def test_memory_does_not_grow_over_1000_rebalances(protocol: str, seed: int) -> None:
-    """A member lives for months: whatever it keeps for a partition, a run or a rebalance must go with it."""
+    """A member lives for months, so it must forget past partitions, runs and rebalances."""
     assert World(seed).weather.protocol == protocol
     early, late = _sizes_after(seed, 100, 1_000)
     assert late <= early * 1.05
@@ -104,7 +130,11 @@ def _sizes_after(seed: int, *rebalances: int) -> list[int]:
     world = World(seed)
     world.clockwork.run(20)
     world.calm()
-    member = next(process for process in world.processes if process.incarnation.startswith("a") and not process.is_retired)
+    member = next(
+        process
+        for process in world.processes
+        if process.incarnation.startswith("a") and not process.is_retired
+    )
     sizes = []
     for wanted in rebalances:
         while world.group.rebalances < wanted:
@@ -121,7 +151,9 @@ def _sizes_after(seed: int, *rebalances: int) -> list[int]:
         member.mailbox.take_notes()
         sizes.append(_size(member.pump))
     assert not member.is_gone
-    assert member.catalogue.receipts > rebalances[-1] / 10, "without holds there would be little to forget"
+    assert member.catalogue.receipts > rebalances[-1] / 10, (
+        "without holds there would be little to forget"
+    )
     return sizes
 
 
@@ -131,7 +163,9 @@ def _size(root: object) -> int:
     todo = [root]
     while todo:
         item = todo.pop()
-        if id(item) in seen or isinstance(item, type | types.ModuleType | types.FunctionType | types.MethodType):
+        if id(item) in seen or isinstance(
+            item, type | types.ModuleType | types.FunctionType | types.MethodType
+        ):
             continue
         if type(item).__module__.startswith("proofs.") and item is not root:
             continue

@@ -1,4 +1,4 @@
-"""Schedules are played by several processes: the same is shown by any number of them, and they end."""
+"""Any number of processes plays schedules with the same result, and the processes end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 WORKERS = 2
 PROVE = f"""
 from proofs.simulation.proof import prove
-prove(100_000, 1, told=lambda played: print(f"played {{played.seed}}", flush=True), workers={WORKERS})
+prove(100_000, 1, told=lambda played: print(f"played {{played.seed}}", flush=True), \
+workers={WORKERS})
 """
 
 
@@ -41,7 +42,9 @@ def test_the_figures_and_what_is_told_do_not_depend_on_the_number_of_workers() -
     assert proof.rebalances == sum(played.rebalances for played in told)
 
 
-def test_violations_are_collected_from_all_chunks_with_their_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_violations_are_collected_from_all_chunks_with_their_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A trace is only worth its way from another process where something was violated."""
     commit_out_of_order(monkeypatch)
     proof, told = proved(45, 1, 1)
@@ -55,7 +58,9 @@ def proving(tmp_path: Path) -> Iterator[ChildProcess]:
     """A process that has just started its two workers."""
     with ChildProcess("prove", [sys.executable, "-c", PROVE], log=tmp_path / "prove.log") as child:
         children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
-        child.wait_until_ready(lambda: children.read_text(encoding="ascii").count(" ") > WORKERS, timeout_s=120)
+        child.wait_until_ready(
+            lambda: children.read_text(encoding="ascii").count(" ") > WORKERS, timeout_s=120
+        )
         yield child
 
 
@@ -65,7 +70,9 @@ def play_on(proving: ChildProcess) -> None:
 
 
 @pytest.mark.parametrize("until", [lambda _: None, play_on], ids=["they-start", "they-play"])
-def test_ctrl_c_ends_the_workers_without_a_word_from_them_while(proving: ChildProcess, until: Callable[[ChildProcess], None]) -> None:
+def test_ctrl_c_ends_the_workers_without_a_word_from_them_while(
+    proving: ChildProcess, until: Callable[[ChildProcess], None]
+) -> None:
     """It reaches all processes of a terminal, at any time."""
     until(proving)
     os.killpg(proving.pid, signal.SIGINT)

@@ -1,24 +1,37 @@
 """Orders arrive in Kafka; each run reads its batch of offsets with Spark and writes Parquet.
 
-Copy this file to begin with. Every code location that loads it takes a share of the topic's partitions.
+Copy this file to begin with. Every code location that loads it takes a share of the topic's
+partitions.
 """
 
 import os
 
 import dagster as dg
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource, build_kafka_batch_defs
+from dagster_rebalance import (
+    KafkaBatch,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_batch_defs,
+)
 from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
 from example_project.simulated_work import work_on
 
 
 @dg.asset(kinds={"pyspark", "parquet"})
 def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult[None]:
-    """Every order exactly once. Each range of offsets has a file of its own, so that doing it again replaces it."""
+    """Every order exactly once.
+
+    Each range of offsets has a file of its own, so that doing it again replaces it.
+    """
     records = kafka_batch.dataframe(spark)
-    parsed = records.selectExpr(*RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order")
+    parsed = records.selectExpr(
+        *RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order"
+    )
     work_on(kafka_batch)
-    written = write_parquet_by_range(parsed.select(*RANGE_KEY, "offset", "order.*"), os.environ["ORDERS_PATH"])
+    written = write_parquet_by_range(
+        parsed.select(*RANGE_KEY, "offset", "order.*"), os.environ["ORDERS_PATH"]
+    )
     return dg.MaterializeResult(metadata=kafka_batch.metadata(row_count=written))
 
 
@@ -32,4 +45,6 @@ kafka = KafkaConsumerResource(
     shutdown_timeout_s=120,  # at most the time that your platform gives a code server to end
 )
 
-defs = build_kafka_batch_defs(kafka=kafka, assets=[orders], spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE")))
+defs = build_kafka_batch_defs(
+    kafka=kafka, assets=[orders], spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE"))
+)
