@@ -12,13 +12,12 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.kafka_errors import (
     FENCED,
     FENCED_IN_A_HOLD,
-    REBALANCING,
     Attempt,
     commit_error,
     kafka_error,
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     import confluent_kafka
-    from confluent_kafka import KafkaError
 
     from dagster_rebalance.consumer.session_view import SessionView
     from dagster_rebalance.consumer.settings import Settings
@@ -41,9 +39,11 @@ if TYPE_CHECKING:
 
 
 _EPOCH_PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""How long to wait for the member's newer epoch or generation, which is on its way to the client
-with the answer to a heartbeat or to a JoinGroup request. Java's consumer waits for an epoch in the
-same way."""
+"""How long to wait for a newer epoch of the member, which comes with the answer to a heartbeat.
+
+Java's consumer waits for it, too. In the classic protocol nothing is waited for: the caller hears
+that the group is stabilising, and tries again (KIP-429).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,9 @@ class Commits:
         """
         answers, errors = self._ask(wanted)
         for pause_s in _EPOCH_PAUSES_S:
-            is_late = any(error.code() in REBALANCING for error in errors.values())
+            is_late = any(
+                error.code() == KafkaError.STALE_MEMBER_EPOCH for error in errors.values()
+            )
             if self._session.hold is not None or not is_late:
                 break
             time.sleep(pause_s)

@@ -32,15 +32,9 @@ FENCED = frozenset(
 )
 """The broker does not know the member any more."""
 
-_BEHIND = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH})
-
-FENCED_IN_A_HOLD = FENCED | _BEHIND
+FENCED_IN_A_HOLD = FENCED | {KafkaError.ILLEGAL_GENERATION, KafkaError.STALE_MEMBER_EPOCH}
 """During a hold no newer generation is on its way to the client, so a stale one is final too; at
 other times it may only be late."""
-
-REBALANCING = _BEHIND | {KafkaError.REBALANCE_IN_PROGRESS}
-"""The broker knows the member. Its newer epoch or generation is on the way to the client, or still
-being agreed on."""
 
 _UNREACHABLE = frozenset(
     {

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
@@ -214,7 +215,9 @@ class ChildProcess:
 
     def _end_by_force(self) -> None:
         if not self.is_gone:
-            os.write(self._lifeline, b"!")
+            # The guard may have ended since.
+            with suppress(BrokenPipeError):
+                os.write(self._lifeline, b"!")
             self._guard.wait()
 
     def _close(self) -> None:

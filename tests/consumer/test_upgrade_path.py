@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.errors import BrokerError, RebalanceInProgressError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
@@ -37,6 +37,7 @@ class Deployment:
         self.topic = topic
         self.seen: Counter[tuple[int, int]] = Counter()
         self.produced = 0
+        self.refused: set[RebalanceAwareConsumer] = set()
         self._base = {
             "bootstrap.servers": kafka.bootstrap_servers,
             "group.id": unique_name("group"),
@@ -80,11 +81,19 @@ class Deployment:
                 self.seen.update(
                     (record.partition() or 0, record.offset() or 0) for record in records
                 )
-                if records:
-                    member.commit_sync()
-            return until()
+                if records or member in self.refused:
+                    self.commit(member)
+            return until() and not self.refused
 
         wait_until(step, timeout_s=20, what=what, interval_s=0)
+
+    def commit(self, member: RebalanceAwareConsumer) -> None:
+        """Commit; try again after the next poll if the group is stabilising (KIP-429)."""
+        self.refused.discard(member)
+        try:
+            member.commit_sync()
+        except RebalanceInProgressError:
+            self.refused.add(member)
 
     def close(self) -> None:
         """Both leave."""
