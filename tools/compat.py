@@ -36,7 +36,7 @@ REPORT = ROOT / "build" / "compat.json"
 
 BROKERS = (KAFKA_VERSION, "3.9.1")
 PROTOCOLS = ("classic", "eager", "consumer", "no broker")
-NEEDED = ("hypothesis", "pytest", "pytest-timeout", "tenacity", "typing-extensions")
+NEEDED = ("hypothesis", "pytest", "pytest-timeout", "typing-extensions")
 TESTS = (
     "contract",
     "test_leaving.py",

@@ -1,7 +1,8 @@
 """Finds the command that was asked for, and says errors as sentences.
 
-Owns the list of commands. Each is a function of a module of its own that is imported only when it
-is needed, so that no command waits for the imports of another.
+Owns the list of this program's commands; `python -m proofs` brings a list of its own. Each command
+is a function of a module of its own that is imported only when it is needed, so that no command
+waits for the imports of another.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.pausing import with_mark, without_mark
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
+from dagster_rebalance.core.events import PartitionsLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -137,7 +138,9 @@ class CallerCommits:
         refused: dict[TopicPartition, BrokerError] = {}
         marked = self._carried.partitions if self._carried else frozenset()
         # The next poll tells the caller of partitions lost during the wait for an earlier commit.
-        owned = self._member.assignment()
+        owned = self._member.assignment().difference(
+            *(event.partitions for event in self._events if isinstance(event, PartitionsLost))
+        )
         for tp, offset in offsets.items():
             if tp not in self._assigned or tp not in owned:
                 message = (

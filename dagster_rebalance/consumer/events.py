@@ -1,6 +1,6 @@
 """These events report a member's news other than changes of its assignment.
 
-The core defines the events of the assignment.
+The events of the assignment are those of `core.events`; `MemberEvent` has both kinds.
 """
 
 from __future__ import annotations

@@ -142,8 +142,7 @@ class GroupConsumer(WakingConsumer):
 
     def _complete_due(self) -> bool:
         """Begin a poll; whether the one before has found something that its caller was not told."""
-        if not self._lists.is_untold:
-            self._events.clear()
+        self._forget_told_events()
         self._exchange_marks()
         due = self._lists.start_poll()
         self._tell_revoked(due.completed & self._assigned)
@@ -156,16 +155,23 @@ class GroupConsumer(WakingConsumer):
         The fetcher reads its records again, and the next poll tells its findings.
         """
         self._lists.untold()
+        self._events_told = False
         self._withhold()
         if self._fetcher:
             self._fetcher.put_back_unseen()
+
+    def _forget_told_events(self) -> None:
+        if self._events_told:
+            self._events.clear()
+        self._events_told = False
 
     def _give_away(self, due: PollStarted) -> None:
         """Carry out what is due; after an exception, the next poll does it again."""
         if due.completed:
             self._forget(due.completed)
         if due.release:
-            if self._member.held:
+            # A hold that the caller has not heard of yet belongs to a later membership.
+            if self._member.held and self._member.held <= due.release:
                 self._member.release()
             self._lists.released()
         self._give_up()
@@ -177,6 +183,7 @@ class GroupConsumer(WakingConsumer):
 
     def _leave_behind(self, timeout_s: float) -> float:
         """Give everything up for the API; what is left of the time to wait for Kafka."""
+        self._forget_told_events()
         self._callbacks.begin()
         left_s = self._finish_commits(timeout_s)
         self._tell_revoked(self.assignment())
@@ -190,14 +197,20 @@ class GroupConsumer(WakingConsumer):
 
     def _finish_commits(self, timeout_s: float) -> float:
         started_at = self._clock()
-        events = self._commits.finish(timeout_s)
+        self._close_news()
+        self._told.extend(self._commits.finish(timeout_s))
         left_s = max(0.0, timeout_s - (self._clock() - started_at))
-        for event in events:
-            # What else came meanwhile has no meaning any more.
-            if isinstance(event, (PartitionsLost, CallbackFailed)):
-                self._carry_out(event, same_poll=False)
+        self._close_news()
         self._call_back_commits()
         return left_s
+
+    def _close_news(self) -> None:
+        """Carry out what still has a meaning of the member's news, and forget the rest."""
+        while self._told:
+            event = self._told[0]
+            if isinstance(event, (PartitionsLost, CallbackFailed, CommitAnswered)):
+                self._carry_out(event, same_poll=False)
+            self._told.popleft()
 
     def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:
         if partitions:

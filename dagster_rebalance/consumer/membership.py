@@ -105,6 +105,7 @@ class Member:
         self._open: dict[int, frozenset[TopicPartition]] = {}
         self._answers: dict[int, CommitResult | None] = {}
         self._carried: list[MemberEvent] = []
+        self._heard = 0
         self._due: deque[UserCallback] = deque()
         self._left: list[Session] = []
         self._busy = self._closed = False
@@ -173,6 +174,7 @@ class Member:
         self._check_usable("poll")
         self._session.want(self._subscription)
         self._wait(self._has_news, self._clock() + timeout_s)
+        self._heard = self._session.heard
         told, self._carried = self._carried, []
         # A client that reported a fatal error does nothing any more, and says no more about it.
         return [*told, RequestFailed(self._session.broken)] if self._session.broken else told
@@ -277,9 +279,10 @@ class Member:
         """
         left = self._session
         left.leave()
-        self._left = [session for session in (*self._left, left) if session.is_leaving]
+        before = dict.fromkeys((*self._left, left))
+        self._left = [session for session in before if session.is_leaving]
         self._owned, self._held = set(), frozenset()
-        self._session = self._new_session()
+        self._session, self._heard = self._new_session(), 0
         self._session.probe.others_commit = left.probe.others_commit
         return left
 
@@ -298,8 +301,10 @@ class Member:
     def _take_in(self) -> None:
         session = self._session
         hold, ended = session.hold, session.ended
-        for event in session.take():
+        # Taken one by one, and only once it is noted: a signal handler may raise in between.
+        while (event := session.news) is not None:
             self._note(event)
+            session.taken()
         if (
             hold is not None
             and self._clock() > hold.requested_at + self._settings.max_poll_interval_s + _OVERDUE_S
@@ -307,6 +312,8 @@ class Member:
             session.end(LostReason.EXPIRED)
         if ended is not None:
             self._give_up(ended)
+        elif session.was_left:  # and the next one could not be made
+            self._start_over()
 
     def _note(self, event: Told) -> None:
         match event:
@@ -326,7 +333,8 @@ class Member:
                 self._owned.difference_update(partitions)
             case _:
                 pass
-        self._carried.append(event)
+        if not (self._carried and self._carried[-1] is event):
+            self._carried.append(event)
 
     def _has_news(self) -> bool:
         """Call the user back, and see whether there is something to tell."""
@@ -351,16 +359,18 @@ class Member:
             named(lost),
             reason.value,
         )
-        self._start_over()
+        # Told before anything else: making the next client may fail.
         if lost:
             self._carried.append(PartitionsLost(tuple(sorted(lost)), reason))
+            self._owned, self._held = set(), frozenset()
+        self._start_over()
 
     def _send(self, ticket: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         for tp, offset in offsets.items():
             # Refuse a value that the client does not take before anything waits for its answer.
             to_commit(tp, offset)
         session, wanted, is_waited_for = self._session, dict(offsets), ticket in self._answers
-        heard = session.heard
+        heard = self._heard
         self._open[ticket] = frozenset(wanted)
         session.do(
             lambda: session.commits.add(ticket, wanted, heard=heard, is_waited_for=is_waited_for)

@@ -58,8 +58,9 @@ class PollResult:
         to_be_revoked: The partitions that will be revoked in the next poll, unless they are
             delayed.
         lost: The partitions that were lost during this poll.
-        events: What happened to the assignment, in its order: also what a poll has found that ended
-            with an error.
+        events: What happened to the assignment since the poll before, in its order. What a poll has
+            found that ended with an error is told by the next one; of two kinds of polls on one
+            consumer, each tells its own.
     """
 
     records: list[Message]
@@ -300,6 +301,8 @@ class RebalanceAwareConsumer(GroupConsumer):
         """
         records = self._poll_once(patience_s(timeout_s, timeout), max_records)
         self._woken = False
+        # Plain steps, without a call: a signal handler may raise in between.
+        self._events_told = True
         if self._fetcher:
             self._fetcher.is_open = False
         return records
@@ -326,6 +329,8 @@ class RebalanceAwareConsumer(GroupConsumer):
         result = PollResult(
             records, self._lists.to_be_revoked, self._lists.lost, tuple(self._events)
         )
+        # Plain steps, without a call: a signal handler may raise in between.
+        self._events_told = True
         if self._fetcher:
             self._fetcher.is_open = False
         return result

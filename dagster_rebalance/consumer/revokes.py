@@ -87,11 +87,6 @@ class RevokeLists:
         """
         return frozenset(self._unreleased)
 
-    @property
-    def is_untold(self) -> bool:
-        """Whether the caller was not told what the last poll has found."""
-        return self._is_untold
-
     def start_poll(self) -> PollStarted:
         """Complete the revoke-next list, forget the lost partitions, and move the delayed ones up.
 

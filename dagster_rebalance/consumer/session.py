@@ -90,7 +90,7 @@ class Session:
         hold: The revoke that was requested and is not released yet.
         broken: The fatal error after which the client does nothing any more.
         seen_at: When the caller polled last. Must be kept up to date by the caller.
-        heard: How many events the caller has taken.
+        heard: How many of its events were taken.
 
     Raises:
         ConfigurationError: The client refuses a setting; the message names it.
@@ -114,7 +114,7 @@ class Session:
         self._statistics = ""
         self._missing = MissingTopics()
         self._told: deque[Told] = deque()
-        self._news = threading.Event()
+        self._has_news = threading.Event()
         self._polled = threading.Event()
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
         self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
@@ -142,7 +142,7 @@ class Session:
         The first reason stays.
         """
         self._ends.append(reason)
-        self._news.set()
+        self._has_news.set()
 
     def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part for these topics."""
@@ -161,8 +161,8 @@ class Session:
 
     def wait(self, timeout_s: float) -> None:
         """Wait for something to tell."""
-        if self._news.wait(timeout_s):
-            self._news.clear()
+        if self._has_news.wait(timeout_s):
+            self._has_news.clear()
 
     def wait_for_callbacks(self, timeout_s: float) -> None:
         """Wait until the session has polled the client once more; not in a hold.
@@ -172,11 +172,15 @@ class Session:
         self._polled.clear()
         self._polled.wait(timeout_s)
 
-    def take(self) -> list[Told]:
-        """What happened since the last call, in its order."""
-        told = [self._told.popleft() for _ in range(len(self._told))]
-        self.heard += len(told)
-        return told
+    @property
+    def news(self) -> Told | None:
+        """The oldest event that the caller has not taken; None when there is none."""
+        return self._told[0] if self._told else None
+
+    def taken(self) -> None:
+        """The caller has taken the oldest event."""
+        self.heard += 1
+        self._told.popleft()
 
     def metrics(self) -> dict[str, Any]:
         """The client's latest statistics; none when they are switched off, or before the first."""
@@ -187,6 +191,11 @@ class Session:
         """Leave the group in the background; a hold that is not released yet goes with it."""
         self._is_leaving = True
         self._thread.stop()
+
+    @property
+    def was_left(self) -> bool:
+        """Whether `leave` was called."""
+        return self._is_leaving
 
     @property
     def is_leaving(self) -> bool:
@@ -226,7 +235,7 @@ class Session:
         """Let the caller's next poll return an event."""
         self._events_told += 1
         self._told.append(event)
-        self._news.set()
+        self._has_news.set()
 
     def call_user(self, callback: str, *arguments: object) -> None:
         """Let the caller's next poll call back what the user has set, if anything."""
@@ -429,7 +438,7 @@ class Session:
         self.troubles.append(error)
         if is_final(error):
             self.broken = broker_error(error, self._attempt)
-            self._news.set()
+            self._has_news.set()
         elif error.code() == POLLED_TOO_LATE:
             # The client tells of the loss by itself, and joins again.
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))

@@ -24,6 +24,7 @@ class WakingConsumer(PausingConsumer):
     """A consumer that can be iterated over, and woken."""
 
     _woken = False
+    _events_told = False
 
     def wakeup(self) -> None:
         """Let the poll that waits, or else the next one, return at once with what there is.
@@ -50,6 +51,8 @@ class WakingConsumer(PausingConsumer):
             BrokerError: As in `poll`; the iteration can go on.
         """
         for record in self._next_or_nothing():
+            # Plain steps, without a call: a signal handler may raise in between.
+            self._events_told = True
             if self._fetcher:
                 self._fetcher.is_open = False
             return record

@@ -105,7 +105,7 @@ def compared(
     """Sort writes by what Kafka stores of their partitions."""
     found = Compared([], [], [])
     for write in writes:
-        now = stored.get(write.partition)
+        now = stored[write.partition]
         kind = (
             found.done
             if is_same_commit(now, write.new)

@@ -3,10 +3,10 @@
 It polls Kafka all the time, so that membership depends on no tick, run or callback.
 
 It is a user of `RebalanceAwareConsumer` like any other: it polls, tells the driver what happened,
-and delays each revoke that the driver holds. It decides nothing: it tells the driver what happened
-and carries out what the driver says. A command that failed is not answered; the driver gives it
-again. It never waits for Dagster's storage: what needs that is done by a `StorageWorker`, and the
-answers are events like any other.
+and delays each revoke that the driver holds. It decides nothing, and carries out the driver's
+commands. A command that failed is not answered; the driver gives it again. It never waits for
+Dagster's storage: what needs that is done by a `StorageWorker`, and the answers are events like any
+other.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 """The kit for tests runs a real Kafka and Spark Connect server on this machine, with no container.
 
 It also has pytest fixtures. This package owns everything that starts processes for a test or a
-demo. Of the other packages only the CLI imports it, and importing it starts nothing.
+proof. Besides tests, only the CLI and the folder `proofs` import it, and importing it starts
+nothing.
 """

@@ -1,6 +1,6 @@
 """Child processes with a log, a readiness check with a deadline, and an end that is certain.
 
-Owns how tests and the demo start and end programs. Each child runs under a guard (`guard.py`) that
+Owns how tests and proofs start and end programs. Each child runs under a guard (`guard.py`) that
 ends it and all its descendants when this process is gone, however it went. Never signals by name,
 and never anything that it did not start.
 """

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.testing.broker import KafkaCluster
-from proofs.bench import hold, idle, poll, tracker
+from proofs.bench import coordinator, hold, idle, poll, tracker
 from proofs.bench.entries import table_of, write_json
 from proofs.interrupts import Interrupts
 
@@ -26,12 +26,13 @@ class Benchmark(enum.Enum):
     """The benchmarks."""
 
     HOLD = "retained_during_hold"
+    COORDINATOR = "without_coordinator"
     POLL = "poll_overhead"
     TRACKER = "tracker"
     IDLE = "idle"
 
 
-_WITHOUT_KAFKA = {Benchmark.TRACKER, Benchmark.IDLE}
+_ON_ONE_NODE = {Benchmark.HOLD, Benchmark.POLL}
 
 
 def bench(
@@ -71,7 +72,7 @@ def bench(
         with ExitStack() as stack:
             # On stderr it is heard at once; the table is the output.
             step = Console(stderr=True, highlight=False).print
-            if not chosen <= _WITHOUT_KAFKA:
+            if chosen & _ON_ONE_NODE:
                 step("starting Kafka")
                 kafka = stack.enter_context(KafkaCluster())
                 stack.callback(interrupts.end)
@@ -81,6 +82,13 @@ def bench(
                     )
                 if Benchmark.POLL in chosen:
                     entries += poll.measure(kafka, runs=runs, records=records, step=step)
+            if Benchmark.COORDINATOR in chosen:
+                step("starting a Kafka of three nodes")
+                nodes = stack.enter_context(KafkaCluster(nodes=coordinator.NODES))
+                stack.callback(interrupts.end)
+                entries += coordinator.measure(
+                    nodes, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step
+                )
             if Benchmark.TRACKER in chosen:
                 entries += tracker.measure(runs=runs, marks=marks, step=step)
             if Benchmark.IDLE in chosen:

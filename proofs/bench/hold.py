@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     _Observed: TypeAlias = tuple[list[tuple[float, int]], Hold]
 
-_PARTITIONS, _PER_SECOND = 4, 2000
-_LIMIT_S = 60.0
+PARTITIONS, _PER_SECOND = 4, 2000
+LIMIT_S = 60.0
 _SETTLE_S = 1.0
 """From the first records to the measuring: what was produced before is read faster than the
 rest."""
@@ -174,11 +174,11 @@ def _contenders(servers: str, topic: str, hold_s: float) -> dict[str, Callable[[
 
 def _play_all(kafka: KafkaCluster, hold_s: float, steady_s: float) -> dict[str, Played]:
     topic = unique_name("hold")
-    kafka.create_topic(topic, _PARTITIONS)
+    kafka.create_topic(topic, PARTITIONS)
     makers = _contenders(kafka.bootstrap_servers, topic, hold_s)
     stage = _Stage()
     with (
-        _in_background(partial(_produce, kafka.bootstrap_servers, topic)),
+        in_background(partial(produce, kafka.bootstrap_servers, topic)),
         ThreadPoolExecutor(len(makers)) as pool,
     ):
         playing = {name: pool.submit(_play, name, make, stage) for name, make in makers.items()}
@@ -217,7 +217,7 @@ def _wait(
 
     wait_until(
         lambda: not waiting(),
-        timeout_s=_LIMIT_S + extra_s,
+        timeout_s=LIMIT_S + extra_s,
         what=lambda: f"{' and '.join(waiting())} to {what}",
     )
 
@@ -231,16 +231,16 @@ def _play(name: str, make: Callable[[], Contender], stage: _Stage) -> _Observed:
             came = first.poll()
             now = time.monotonic()
             arrivals.extend((now, partition) for partition in came)
-            if came and len(first.owned()) == _PARTITIONS:
+            if came and len(first.owned()) == PARTITIONS:
                 stage.reading.add(name)
             if stage.invited.is_set() and not is_joined:
-                others.enter_context(_in_background(partial(_follow, make)))
+                others.enter_context(in_background(partial(follow, make)))
                 is_joined = True
     return arrivals, first.hold
 
 
 @contextmanager
-def _in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
+def in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
     """Do something in a thread of its own, until it is told to stop; its error is ours."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
@@ -252,20 +252,21 @@ def _in_background(work: Callable[[threading.Event], None]) -> Iterator[None]:
         working.result()
 
 
-def _follow(make: Callable[[], Contender], stop: threading.Event) -> None:
+def follow(make: Callable[[], Contender], stop: threading.Event) -> None:
+    """Be a second member, until told to stop."""
     with closing(make()) as member:
         while not stop.is_set():
             member.poll()
 
 
-def _produce(servers: str, topic: str, stop: threading.Event) -> None:
+def produce(servers: str, topic: str, stop: threading.Event) -> None:
     """Small records at a steady rate, evenly on all partitions."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 5, "log_level": 0})
     began_at, sent = time.monotonic(), 0
     while not stop.wait(0.005):
         due = int((time.monotonic() - began_at) * _PER_SECOND)
         for number in range(sent, due):
-            producer.produce(topic, b"record", partition=number % _PARTITIONS)
+            producer.produce(topic, b"record", partition=number % PARTITIONS)
         sent = due
         producer.poll(0)
-    producer.flush(_LIMIT_S)
+    producer.flush(LIMIT_S)

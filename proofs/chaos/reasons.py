@@ -15,7 +15,7 @@ from proofs.chaos.spans import Span
 from proofs.chaos.stalls import Explained
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from proofs.chaos.stalls import History
     from proofs.witness.catalogue import Event, HoldSeen
@@ -87,7 +87,7 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
             yield Explained(Span(hold.ended_at - hold.seconds, hold.ended_at), "held", name)
     for history in histories:
         yield from _given_to_leaving_members(evidence, history, until)
-        yield from _on_its_way(evidence.assigned, history)
+        yield from _on_its_way(evidence, history)
         yield from _without_ticks(evidence.ticks, history, until)
     yield from (Explained(span, "the machine was busy") for span in evidence.slow)
     if evidence.is_classic:
@@ -152,17 +152,32 @@ def _given_to_leaving_members(
                 yield Explained(Span(span.begin, end), cause.kind.value, history.name)
 
 
-def _on_its_way(assigned: Iterable[Event], history: History) -> Iterator[Explained]:
-    """Kafka has decided, and the member has not heard of it: it asks once a second."""
-    told = [event.at for event in assigned if history.name in event.partitions]
+def _on_its_way(evidence: Evidence, history: History) -> Iterator[Explained]:
+    """Kafka has decided, and the member has not heard of it: it asks once a second.
+
+    A broker fault may cost the answer to a heartbeat that holds the assignment. The coordinator
+    does not give it again before it moves, or the assignment changes.
+    """
+    told = [event.at for event in evidence.assigned if history.name in event.partitions]
     for since, owner in history.owners:
         if owner is not None:
             heard_at = next((at for at in told if at >= since), since)
+            limit_s = GONE_LIMIT_S if _is_answer_lost(evidence, since) else ON_ITS_WAY_S
             yield Explained(
-                Span(since, min(heard_at, since + ON_ITS_WAY_S)),
+                Span(since, min(heard_at, since + limit_s)),
                 "on its way to its new owner",
                 history.name,
             )
+
+
+def _is_answer_lost(evidence: Evidence, at: float) -> bool:
+    """Whether a broker was away when the coordinator gave a partition to somebody."""
+    return any(
+        fault.kind in OF_BROKERS
+        and fault.began_at <= at + HEARTBEAT_S
+        and (fault.mended_at is None or at <= fault.mended_at + AFTERMATH_S)
+        for fault in evidence.faults
+    )
 
 
 def _without_ticks(

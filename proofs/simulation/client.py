@@ -1,6 +1,6 @@
-"""A simulated member's client stands for librdkafka and `consumer.membership`.
+"""A simulated member stands for librdkafka, `consumer.session` and `consumer.membership`.
 
-It implements `GroupMember`, and does what those two do with the coordinator's answers. Heartbeats
+It implements `GroupMember`, and does what those do with the coordinator's answers. Heartbeats
 go on in the background, as long as the process lives; the next poll tells what they bring. Nobody
 tells of a hold that went wrong; the client finds it out a little later. Owns what the member
 believes; it must never ask to commit what it was not told to own.

@@ -11,8 +11,13 @@ import pytest
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.errors import BrokerError, PartitionLostError
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    PartitionsRevoked,
+)
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
@@ -214,6 +219,44 @@ def test_a_loss_that_a_poll_met_before_it_raised_is_told_by_the_next_one(group: 
     assert told.events[-1] == PartitionsLost((P0,), LostReason.FENCED)
     assert not blue.consumer.poll_with_rebalance(0.1).events
     assert not blue.consumer.get_lost_partitions()
+
+
+def test_what_an_interrupted_poll_left_behind_ends_with_an_unsubscribe(group: FakeGroup) -> None:
+    """An assignment of before would be read beside its new owner."""
+    blue = Side(group)
+    blue.member.told(PartitionsAssigned((P0, P1)))
+    blue.consumer.set_rebalance_listener(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        blue.consumer.poll(0.1)
+    blue.consumer.set_rebalance_listener(None)
+    blue.consumer.unsubscribe()
+    blue.consumer.subscribe(["orders"])
+    green = Side(group)
+    green.consumer.poll(0)
+    blue.consumer.poll(0)
+    assert blue.consumer.assignment() == blue.member.assignment()
+
+
+def test_events_of_an_unsubscribe_are_told_by_the_next_poll(group: FakeGroup) -> None:
+    """Without them the same partitions would come twice in a row."""
+    blue = Side(group)
+    blue.consumer.unsubscribe()
+    blue.consumer.subscribe(["orders"])
+    events = blue.consumer.poll_with_rebalance(0.1).events
+    assert events == (PartitionsRevoked(EVERYTHING), PartitionsAssigned(EVERYTHING))
+
+
+def test_a_commit_for_a_loss_that_a_timed_commit_has_found_is_refused(group: FakeGroup) -> None:
+    """The caller has not been told, and the partition may be back already."""
+    blue = Side(group)
+    blue.consumer.poll(0.1)
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.told(PartitionsAssigned((P0, P1)))
+    blue.consumer.commit_offsets({P1: OffsetAndMetadata(1)}, 0.1)
+    result = blue.consumer.commit_offsets({P0: OffsetAndMetadata(1)})
+    assert isinstance(result.failed[P0], PartitionLostError)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.commit_offsets({P0: OffsetAndMetadata(1)}).committed == {P0}
 
 
 def test_records_that_were_read_when_ctrl_c_came_are_returned_by_the_next_poll(

@@ -8,13 +8,14 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
+import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer import leaving
 from dagster_rebalance.consumer import session as session_module
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, RequestFailed
-from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError, PartitionLostError
 from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
@@ -100,6 +101,47 @@ def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(
     assert lost(scene) == [FENCED]
 
 
+def test_a_loss_is_told_also_where_the_next_client_cannot_be_made(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate was exchanged, say: the work on the partitions would go on beside others'."""
+    scene = scripted()
+    make = confluent_kafka.Consumer
+    failures = [KafkaException(KafkaError(KafkaError._INVALID_ARG))]
+
+    def failing_once(config: dict[str, object]) -> confluent_kafka.Consumer:
+        if failures:
+            raise failures.pop()
+        return make(config)
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", failing_once)
+    scene.session.end(LostReason.FENCED)
+    with pytest.raises(ConfigurationError):
+        scene.poll()
+    assert scene.poll() == [FENCED]
+    assert scene.member.assignment() == frozenset()
+    assert len(scene.clients) == 2, "and it joins anew"
+
+
+def test_no_event_is_lost_to_a_signal_handler_that_raises(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """Ctrl-C comes at any moment; a revoke that nobody heard of would be held to its limit."""
+    scene = scripted()
+
+    def interrupted() -> None:
+        vars(scene.session).pop("taken")
+        raise KeyboardInterrupt
+
+    vars(scene.session)["taken"] = interrupted
+    scene.lose(P0)
+    scene.grant(P0)
+    with pytest.raises(KeyboardInterrupt):
+        scene.poll()
+    assert [type(event) for event in scene.poll()] == [PartitionsLost, PartitionsAssigned]
+    assert scene.member.commit({P0: OffsetAndMetadata(1)}).committed == {P0}
+
+
 def test_a_release_that_fails_ends_the_membership(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +219,9 @@ def test_a_commit_for_an_earlier_ownership_is_not_sent(
     result = scene.member.commit({P0: OffsetAndMetadata(1), P1: OffsetAndMetadata(1)})
     assert isinstance(result.failed[P0], PartitionLostError)
     assert scene.client.asked == [[(1, 1, "")]]
+    assert scene.member.committed([P1], 1.0) == {P1: None}
+    again = scene.member.commit({P0: OffsetAndMetadata(1)})
+    assert isinstance(again.failed[P0], PartitionLostError), "still nobody was told"
     assert [type(event) for event in scene.poll()] == [PartitionsLost, PartitionsAssigned]
     assert scene.member.commit({P0: OffsetAndMetadata(2)}).committed == {P0}
 

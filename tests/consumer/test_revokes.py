@@ -209,9 +209,7 @@ def test_after_a_poll_that_told_nobody_everything_stays_for_one_more() -> None:
     lists.delay({B})
     lists.lose({C})
     lists.untold()
-    assert lists.is_untold
     assert lists.start_poll() == PollStarted(NOTHING, NOTHING, news=True)
-    assert not lists.is_untold
     assert lists.to_be_revoked == {A, B}
     assert lists.lost == {C}
     assert lists.start_poll() == PollStarted(frozenset({A, B}), frozenset({A, B}))

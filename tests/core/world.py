@@ -302,7 +302,8 @@ class Member:
             assert (write.partition, write.epoch) not in self.over, (
                 f"{write} belongs to an epoch that is over"
             )
-        done, due, changed = do.compared(writes, kafka.stored)
+        stored = {write.partition: kafka.stored.get(write.partition) for write in writes}
+        done, due, changed = do.compared(writes, stored)
         for write in due:
             self.world.check_write(write)
             kafka.stored[write.partition] = write.new

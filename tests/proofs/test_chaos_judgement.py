@@ -251,6 +251,16 @@ def test_a_member_may_hear_of_its_partitions_a_little_later() -> None:
     ]
 
 
+def test_a_broker_fault_may_cost_a_member_the_news_of_its_partitions() -> None:
+    """Kafka does not tell them again before the coordinator moves or the assignment changes."""
+    heard = Event("assigned", "green", "", ("numbers-0",), {}, at=55.0)
+    on_its_way = "on its way to its new owner: 30 to {}"
+    away = Fault(Kind.BROKER_KILLED, "node 1", 29.0, mended_at=35.0)
+    assert on_its_way.format(55) in _reasons(away, history=MOVED, assigned=(heard,))
+    earlier = replace(away, began_at=2.0, mended_at=4.0)
+    assert on_its_way.format(40) in _reasons(earlier, history=MOVED, assigned=(heard,))
+
+
 def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it() -> None:
     """It drains what it has; what it is given meanwhile leaves with it.
 

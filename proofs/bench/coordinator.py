@@ -1,0 +1,108 @@
+"""The `without_coordinator` benchmark: a member reads what it keeps while its coordinator is dead.
+
+Owns the play: a second member joins, the first one holds what Kafka asks for, and a second later
+the node that coordinates the group is killed. It leads no partition of the topic, so that only what
+the member itself waits for can slow the reading.
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, closing
+from functools import partial
+from typing import TYPE_CHECKING
+
+from confluent_kafka.admin import NewTopic
+
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.kafka_node import admin_of
+from proofs.bench.entries import Entry, Goal, Sample
+from proofs.bench.hold import LIMIT_S, PARTITIONS, Played, follow, in_background, produce
+from proofs.bench.members import Ours, client_config
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from threading import Event
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+NODES = 3
+_COORDINATOR = 3
+_LEADERS = ([1, 2], [2, 1])
+_SETTLE_S, _DIES_AFTER_S = 1.0, 1.0
+
+
+def measure(
+    kafka: KafkaCluster, *, runs: int, hold_s: float, steady_s: float, step: Callable[[str], None]
+) -> list[Entry]:
+    """Play it several times, in both protocols, on a Kafka of three nodes."""
+    kafka.create_topic("first", 1)
+    entries = []
+    for protocol in ("consumer", "classic"):
+        plays = []
+        for run in range(runs):
+            step(f"without_coordinator, {protocol}, run {run + 1} of {runs}")
+            plays.append(_play(kafka, protocol, hold_s, steady_s))
+        entries.append(
+            Entry(
+                "without_coordinator",
+                f"{protocol}, the coordinator killed in the hold",
+                "ours during the hold over ours before it",
+                "records/s",
+                Goal(">=", 0.98),
+                [Sample(play.held_rate, None, play.ratio) for play in plays],
+                "no other client can hold",
+            )
+        )
+    return entries
+
+
+def _play(kafka: KafkaCluster, protocol: str, hold_s: float, steady_s: float) -> Played:
+    topic = unique_name("kept")
+    leaders = [_LEADERS[partition % len(_LEADERS)] for partition in range(PARTITIONS)]
+    new = NewTopic(topic, num_partitions=PARTITIONS, replica_assignment=leaders)
+    admin_of(kafka.bootstrap_servers).create_topics([new])[topic].result(LIMIT_S)
+    config = client_config(kafka.bootstrap_servers, _coordinated_group(kafka), protocol)
+    with in_background(partial(produce, kafka.bootstrap_servers, topic)):
+        return _read(kafka, partial(Ours, config, topic, hold_s), steady_s)
+
+
+def _coordinated_group(kafka: KafkaCluster) -> str:
+    """The name of a group whose coordinator is the node that is going to be killed."""
+    config = client_config(kafka.bootstrap_servers, "first", "classic")
+    with closing(Ours(config, "first", 0)) as one:
+        while not one.owned():  # the first group makes the topic of offsets
+            one.poll()
+    return next(
+        name
+        for name in (unique_name("group") for _ in range(1000))
+        if kafka.coordinator(name) == _COORDINATOR
+    )
+
+
+def _read(kafka: KafkaCluster, make: Callable[[], Ours], steady_s: float) -> Played:
+    arrivals: list[tuple[float, int]] = []
+    deadline, steady = time.monotonic() + LIMIT_S + steady_s, (0.0, 0.0)
+    with closing(make()) as first, ExitStack() as stack:
+        is_joined = is_dead = False
+        while not first.hold.is_over:
+            came, now = first.poll(), time.monotonic()
+            arrivals.extend((now, partition) for partition in came)
+            if not steady[0] and came and len(first.owned()) == PARTITIONS:
+                steady = (now + _SETTLE_S, now + _SETTLE_S + steady_s)
+            elif steady[0] and now > steady[1] and not is_joined:
+                stack.enter_context(in_background(partial(follow, make)))
+                is_joined = True
+            elif first.hold.began_at and now > first.hold.began_at + _DIES_AFTER_S and not is_dead:
+                stack.callback(kafka.restart, _COORDINATOR)
+                stack.enter_context(in_background(partial(_kill, kafka)))
+                is_dead = True
+            if now > deadline:
+                msg = f"the hold of {first.hold} did not come about in {LIMIT_S:g} s"
+                raise BrokerError(msg)
+    return Played(arrivals, first.hold, steady)
+
+
+def _kill(kafka: KafkaCluster, _stop: Event) -> None:
+    kafka.kill(_COORDINATOR)
