@@ -387,6 +387,14 @@ class Driver:
                 or failure is not seen.WriteFailure.CHANGED
             ):
                 continue
+            if owned.phase is Phase.DRAINING and owned.live_runs:
+                yield do.Note(
+                    f"the stored offset of {write.partition} is not what this member wrote: "
+                    "nothing more is committed for it, and its runs are waited for"
+                )
+                overtaken = replace(owned, pending=None, unrecorded=None, is_overtaken=True)
+                self.partitions[write.partition] = overtaken
+                continue
             yield do.Note(
                 f"the stored offset of {write.partition} is not what this member wrote: it is "
                 "looked up again"

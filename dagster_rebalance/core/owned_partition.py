@@ -128,6 +128,8 @@ class OwnedPartition:
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
         doubted_by: The last run that refused itself, after which the claims were looked up again.
+        is_overtaken: Whether Kafka stores what this member did not write, found while it is given
+            up: nothing more is committed.
         before: What it was until it is taken in again; None the first time, and when Kafka stores
             something else by now.
     """
@@ -154,6 +156,7 @@ class OwnedPartition:
     blocked_by: tuple[str, ...] = ()
     letter: Letter | None = None
     doubted_by: str = ""
+    is_overtaken: bool = False
     before: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
@@ -283,7 +286,7 @@ class OwnedPartition:
         """The range whose commit is due, or not confirmed by Kafka; None when there is none."""
         if self.pending is not None and self.pending.commits is not None:
             return self.pending.commits
-        return self.ledger.committable if self.ledger else None
+        return self.ledger.committable if self.ledger and not self.is_overtaken else None
 
     @property
     def has_new_leader(self) -> bool:
@@ -339,6 +342,7 @@ class OwnedPartition:
         if (
             self.ledger is None
             or self.pending
+            or self.is_overtaken
             or self.is_record_due(now)
             or not self.phase.may_commit
         ):

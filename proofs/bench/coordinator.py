@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 NODES = 3
-_COORDINATOR = 3
-_LEADERS = ([1, 2], [2, 1])
 _SETTLE_S, _DIES_AFTER_S = 1.0, 1.0
 
 
@@ -59,29 +57,25 @@ def measure(
 
 
 def _play(kafka: KafkaCluster, protocol: str, hold_s: float, steady_s: float) -> Played:
-    topic = unique_name("kept")
-    leaders = [_LEADERS[partition % len(_LEADERS)] for partition in range(PARTITIONS)]
-    new = NewTopic(topic, num_partitions=PARTITIONS, replica_assignment=leaders)
-    admin_of(kafka.bootstrap_servers).create_topics([new])[topic].result(LIMIT_S)
-    config = client_config(kafka.bootstrap_servers, _coordinated_group(kafka), protocol)
-    with in_background(partial(produce, kafka.bootstrap_servers, topic)):
-        return _read(kafka, partial(Ours, config, topic, hold_s), steady_s)
-
-
-def _coordinated_group(kafka: KafkaCluster) -> str:
-    """The name of a group whose coordinator is the node that is going to be killed."""
-    config = client_config(kafka.bootstrap_servers, "first", "classic")
-    with closing(Ours(config, "first", 0)) as one:
+    first = client_config(kafka.bootstrap_servers, "first", "classic")
+    with closing(Ours(first, "first", 0)) as one:
         while not one.owned():  # the first group makes the topic of offsets
             one.poll()
-    return next(
-        name
-        for name in (unique_name("group") for _ in range(1000))
-        if kafka.coordinator(name) == _COORDINATOR
-    )
+    topic, group = unique_name("kept"), unique_name("group")
+    coordinator = kafka.coordinator(group)
+    others = [node for node in range(1, NODES + 1) if node != coordinator]
+    leaders = [others[number % 2 :] + others[: number % 2] for number in range(PARTITIONS)]
+    admin = admin_of(kafka.bootstrap_servers)
+    new = NewTopic(topic, num_partitions=PARTITIONS, replica_assignment=leaders)
+    admin.create_topics([new])[topic].result(LIMIT_S)
+    config = client_config(kafka.bootstrap_servers, group, protocol)
+    with in_background(partial(produce, kafka.bootstrap_servers, topic)):
+        return _read(kafka, coordinator, partial(Ours, config, topic, hold_s), steady_s)
 
 
-def _read(kafka: KafkaCluster, make: Callable[[], Ours], steady_s: float) -> Played:
+def _read(
+    kafka: KafkaCluster, coordinator: int, make: Callable[[], Ours], steady_s: float
+) -> Played:
     arrivals: list[tuple[float, int]] = []
     deadline, steady = time.monotonic() + LIMIT_S + steady_s, (0.0, 0.0)
     with closing(make()) as first, ExitStack() as stack:
@@ -95,8 +89,8 @@ def _read(kafka: KafkaCluster, make: Callable[[], Ours], steady_s: float) -> Pla
                 stack.enter_context(in_background(partial(follow, make)))
                 is_joined = True
             elif first.hold.began_at and now > first.hold.began_at + _DIES_AFTER_S and not is_dead:
-                stack.callback(kafka.restart, _COORDINATOR)
-                stack.enter_context(in_background(partial(_kill, kafka)))
+                stack.callback(kafka.restart, coordinator)
+                stack.enter_context(in_background(partial(_kill, kafka, coordinator)))
                 is_dead = True
             if now > deadline:
                 msg = f"the hold of {first.hold} did not come about in {LIMIT_S:g} s"
@@ -104,5 +98,5 @@ def _read(kafka: KafkaCluster, make: Callable[[], Ours], steady_s: float) -> Pla
     return Played(arrivals, first.hold, steady)
 
 
-def _kill(kafka: KafkaCluster, _stop: Event) -> None:
-    kafka.kill(_COORDINATOR)
+def _kill(kafka: KafkaCluster, coordinator: int, _stop: Event) -> None:
+    kafka.kill(coordinator)

@@ -464,6 +464,23 @@ def test_partitions_lost_during_a_hold_give_one_receipt_and_no_write() -> None:
     assert member.driver.holds == ()
 
 
+def test_a_run_is_waited_for_also_when_somebody_else_has_moved_the_offset() -> None:
+    """Its partition must not be given away under it, and nothing is committed over the offset."""
+    world, member, (run_id,) = at_work()
+    revoke(member, 0)
+    owned = member.driver.partitions[tp(0)]
+    pending = owned.claim_write("b9", 500, world.now)
+    member.driver.partitions[tp(0)] = replace(owned, pending=pending)
+    failed = ((pending.write, seen.WriteFailure.CHANGED),)
+    member.feed(seen.OffsetsWritten((), failed))
+    world.wait(5, member)
+    assert world.released_by == []
+    world.succeed(run_id)
+    world.wait(2, member)
+    assert world.released_by == [(member, (tp(0),))]
+    assert world.kafka.commits == []
+
+
 def test_a_receipt_of_a_loss_names_only_what_was_lost() -> None:
     """The rest of the hold goes on, and gets its own."""
     world, member, (first, second) = at_work(partitions=2)
