@@ -161,9 +161,7 @@ class Driver:
         self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float
     ) -> None:
         epochs = {}
-        for owned in [
-            self.partitions[partition] for partition in partitions if partition in self.partitions
-        ]:
+        for owned in self._known(partitions):
             held_since = now if owned.held_since is None else owned.held_since
             asked_back = owned.asked_back()
             self.partitions[owned.partition] = replace(
@@ -175,18 +173,14 @@ class Driver:
 
     def _on_revoked(self, event: seen.PartitionsRevoked, now: float) -> Iterable[do.Command]:
         """What was not released was taken away."""
-        taken = tuple(partition for partition in event.partitions if partition in self.partitions)
+        taken = tuple(owned.partition for owned in self._known(event.partitions))
         return self._on_lost(seen.PartitionsLost(taken), now) if taken else ()
 
     def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
         is_superseded = event.reason is seen.LostReason.SUPERSEDED
         change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
         outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
-        gone = [
-            self.partitions[partition].changed(change)
-            for partition in event.partitions
-            if partition in self.partitions
-        ]
+        gone = [owned.changed(change) for owned in self._known(event.partitions)]
         for owned in gone:
             del self.partitions[owned.partition]
         yield do.Note(
@@ -507,19 +501,20 @@ class Driver:
         """
         advanced = []
         for hold in self.holds:
-            step = advance(hold, self._in_hold(hold), self.settings, now)
+            step = advance(hold, self._known(hold.epochs), self.settings, now)
             advanced.append(step.hold)
             self.partitions.update({owned.partition: owned for owned in step.drained})
             yield from step.cancels
         self.holds = tuple(advanced)
         for hold in sorted(self.holds, key=lambda hold: hold.cause is Cause.LEAVE):
-            held = self._in_hold(hold)
+            held = self._known(hold.epochs)
             if is_over(held):
                 yield from self._end(hold, held, now)
 
-    def _in_hold(self, hold: Hold) -> list[OwnedPartition]:
+    def _known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
+        """Those of the partitions that this member has."""
         return [
-            self.partitions[partition] for partition in hold.epochs if partition in self.partitions
+            self.partitions[partition] for partition in partitions if partition in self.partitions
         ]
 
     def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
