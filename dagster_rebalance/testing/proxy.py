@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -34,11 +35,13 @@ class Proxy:
         self._target_port = target_port
         self._speaks = threading.Event()
         self._speaks.set()
-        self._sockets: list[socket.socket] = []
+        self._is_over = False
+        self._ends: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.accepted = 0
-        threading.Thread(target=self._accept, name="proxy", daemon=True).start()
+        self._start("proxy", self._accept)
 
     def fall_silent(self) -> None:
         """Pass nothing on from now on."""
@@ -57,33 +60,44 @@ class Proxy:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End all connections."""
-        self._server.close()
-        for end in tuple(self._sockets):
+        """End all connections, and wait for the threads that serve them.
+
+        Each thread closes its own sockets. To close a socket does not wake the thread that waits
+        at it, to shut it down does.
+        """
+        self._is_over = True
+        for end in (self._server, *self._ends):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-            end.close()
+        self._server.close()
         self.speak()
+        while self._threads:
+            self._threads.pop().join()
+
+    def _start(self, name: str, work: Callable[..., None], *ends: socket.socket) -> None:
+        thread = threading.Thread(target=work, args=ends, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with suppress(OSError):  # the end of the proxy
             while True:
                 client, _ = self._server.accept()
                 self.accepted += 1
-                threading.Thread(
-                    target=self._serve, args=(client,), name="proxy connection", daemon=True
-                ).start()
+                self._start("proxy connection", self._serve, client)
 
     def _serve(self, client: socket.socket) -> None:
-        self._sockets.append(client)
-        self._speaks.wait()
-        with suppress(OSError):
-            server = socket.create_connection(("127.0.0.1", self._target_port))
-            self._sockets.append(server)
-            threading.Thread(
-                target=self._pass_on, args=(client, server), name="proxy to", daemon=True
-            ).start()
-            self._pass_on(server, client)
+        with client, suppress(OSError):
+            self._ends.append(client)
+            self._speaks.wait()
+            with socket.create_connection(("127.0.0.1", self._target_port)) as server:
+                self._ends.append(server)
+                if self._is_over:  # it may have been shut down before it stood in the list
+                    return
+                onward = threading.Thread(target=self._pass_on, args=(client, server), daemon=True)
+                onward.start()
+                self._pass_on(server, client)
+                onward.join()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
         with suppress(OSError):

@@ -1,0 +1,41 @@
+"""The proxy leaves nothing behind: what it forgets fails a test that has nothing to do with it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+
+import pytest
+
+from dagster_rebalance.testing.proxy import Proxy
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_the_end_of_a_proxy_ends_its_connections_and_its_threads(*, is_silent: bool) -> None:
+    """A socket that stays open is a warning of Python, in whatever test runs by then."""
+    before = set(threading.enumerate())
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        target.settimeout(20)
+        with Proxy(target.getsockname()[1]) as proxy:
+            client = socket.create_connection(("127.0.0.1", proxy.port), timeout=20)
+            with client:
+                peer, _ = target.accept()
+                with peer:
+                    client.sendall(b"there")
+                    assert peer.recv(5) == b"there"
+                    peer.sendall(b"back")
+                    assert client.recv(4) == b"back"
+                    if is_silent:
+                        proxy.fall_silent()
+                        client.sendall(b"kept")
+                    proxy.__exit__(None, None, None)
+                    assert set(threading.enumerate()) <= before
+                    assert client.recv(1) == b""
+
+
+def test_a_proxy_that_nobody_reached_ends_as_well() -> None:
+    """Its thread waits for a first connection."""
+    before = set(threading.enumerate())
+    with Proxy(1) as proxy:
+        assert proxy.accepted == 0
+    assert set(threading.enumerate()) <= before
