@@ -8,7 +8,7 @@ count as a failed attempt, and fails with the reason.
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its
 # evaluated annotation.
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dagster as dg
@@ -151,7 +151,13 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise dg.Failure(msg, allow_retries=False)
         heartbeat = Heartbeat(instance, run, timeout_s=self.kafka.heartbeat_timeout_s)
         heartbeat.begin()
-        why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
+        try:
+            why_not = self._refusal(instance, run.run_id) or heartbeat.why_too_late()
+        except Exception:
+            # It has not worked. Without this word its owner waits for the time-out.
+            with suppress(Exception):
+                set_mark(instance, run, Mark.REFUSED)
+            raise
         if why_not is not None:
             set_mark(instance, run, Mark.REFUSED)
             instance.add_run_tags(

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import Claimed
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _WORKING = {dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.CANCELING}
 _BEATS_PER_TIMEOUT = 6
 _LOOKS_PER_TIMEOUT = 30
@@ -84,16 +84,18 @@ class Heartbeat:
     def begin(self) -> None:
         """Give the first sign of life. From here on only a proof ends the run.
 
-        It comes before the process looks whether it may work: a member that sees no sign of a run
-        that has ended in Dagster knows that this process will look later, and find that end.
+        It comes before the process looks whether it may work: a member that sees no mark of a run
+        that has ended in Dagster knows that this process will look later, and find that end. The
+        mark comes behind the sign, so that a process that can write only one of them, and fails,
+        has not begun.
 
         Raises:
             IllegalStateError: The run is not in Dagster.
         """
         self._number = self._check_that_it_is_there().storage_id
         run_process.claim_children(self._run.run_id)
-        set_mark(self._instance, self._run, Mark.BEGAN)
         self._beat(self._instance)
+        set_mark(self._instance, self._run, Mark.BEGAN)
 
     def why_too_late(self) -> str | None:
         """Why others may take this run for dead although it has not begun to work, or None."""
@@ -174,8 +176,8 @@ class Heartbeat:
         """The storage may be away for a moment; if it stays away, the lease ends the run."""
         try:
             yield
-        except Exception:  # noqa: BLE001 - whatever Dagster's storage raises
-            _log.warning("run %s could not give a sign of life", self._run.run_id, exc_info=True)
+        except Exception:
+            logger.warning("run %s could not give a sign of life", self._run.run_id, exc_info=True)
             self._pause()
 
     def _turn(self, instance: dg.DagsterInstance) -> None:
@@ -234,7 +236,7 @@ class Heartbeat:
             ):
                 continue
             if self._has_own_process and (is_silent or not self._told.is_set()):
-                _log.critical(
+                logger.critical(
                     "run %s was interrupted and has not ended: its process is killed",
                     self._run.run_id,
                 )
@@ -260,6 +262,8 @@ class Heartbeat:
     def _interrupt(self, why: str) -> None:
         if self._interrupted_at is None:
             self._interrupted_at, self._interrupted_because = time.monotonic(), why
-            _log.error("run %s %s, so others may do its work: it stops now", self._run.run_id, why)
+            logger.error(
+                "run %s %s, so others may do its work: it stops now", self._run.run_id, why
+            )
             if not self._finished.is_set():
                 os.kill(os.getpid(), signal.SIGTERM)

@@ -133,6 +133,24 @@ def test_a_run_that_is_deleted_before_it_began_does_not_begin(
         Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
 
 
+def test_a_run_that_cannot_give_its_first_sign_has_not_begun(
+    monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """It fails before it looks whether it may work: nobody waits for its time-out."""
+
+    def give(*_: object) -> None:
+        msg = "database is locked"
+        raise OSError(msg)
+
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    monkeypatch.setattr(SignsOfLife, "give", give)
+    with pytest.raises(OSError, match="database is locked"):
+        Heartbeat(instance, run, timeout_s=PATIENT_S).begin()
+    instance.report_run_failed(run)
+    (seen,) = RunLedger(instance, "etl").read([batch_id])
+    assert not seen.is_live
+
+
 def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_begin(
     monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance, batch_id: str
 ) -> None:

@@ -230,6 +230,26 @@ def test_a_run_that_cannot_ask_kafka_refuses_itself_instead_of_failing(
     stage.is_refused("Kafka could not be asked whether its claim stands: no broker answers")
 
 
+def test_a_run_that_cannot_ask_dagster_has_not_worked(
+    monkeypatch: pytest.MonkeyPatch, stage: Stage
+) -> None:
+    """Its storage is away for a moment: nobody waits for the time-out, and it was no attempt."""
+
+    def read(*_: object, **__: object) -> NoReturn:
+        msg = "database is locked"
+        raise OSError(msg)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLedger, "read", read)
+        succeeded, said, run_id = stage.run()
+    assert not succeeded
+    assert "database is locked" in said
+    assert not stage.worked
+    assert marks_of(stage.instance, run_id) == {Mark.BEGAN, Mark.REFUSED}
+    (seen,) = RunLedger(stage.instance, stage.kafka.group_id).read([stage.offer.batch_id])
+    assert (seen.is_live, seen.is_refused) == (False, True)
+
+
 def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:
     """A run processes all of its ranges or none: it cannot leave one out."""
     stage.is_refused(
