@@ -106,6 +106,7 @@ class Member:
         self._answers: dict[int, CommitResult | None] = {}
         self._carried: list[MemberEvent] = []
         self._heard = 0
+        self._woken = False
         self._due: deque[UserCallback] = deque()
         self._left: list[Session] = []
         self._busy = self._closed = False
@@ -169,15 +170,21 @@ class Member:
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order.
 
-        Returns early when something did.
+        Returns early when something did, and after `wake`.
         """
         self._check_usable("poll")
         self._session.want(self._subscription)
-        self._wait(self._has_news, self._clock() + timeout_s)
+        self._wait(lambda: self._has_news() or self._woken, self._clock() + timeout_s)
+        self._woken = False
         self._heard = self._session.heard
         told, self._carried = self._carried, []
         # A client that reported a fatal error does nothing any more, and says no more about it.
         return [*told, RequestFailed(self._session.broken)] if self._session.broken else told
+
+    def wake(self) -> None:
+        """Let the poll that waits, or else the next one, return at once."""
+        self._woken = True
+        self._session.ring()
 
     def release(self) -> None:
         """Let the group complete the held revoke, for all of its partitions at once.
@@ -311,7 +318,7 @@ class Member:
         ):
             session.end(LostReason.EXPIRED)
         if ended is not None:
-            self._give_up(ended)
+            self._end_membership(ended)
         elif session.was_left:  # and the next one could not be made
             self._start_over()
 
@@ -350,7 +357,7 @@ class Member:
             self._busy = False
         return bool(self._carried or self._session.broken)
 
-    def _give_up(self, reason: LostReason) -> None:
+    def _end_membership(self, reason: LostReason) -> None:
         lost = frozenset(self._owned)
         self._refuse_open()
         logger.warning(

@@ -68,10 +68,16 @@ class GroupMember(Protocol):
     def poll(self, timeout_s: float) -> list[MemberEvent]:
         """Take part in the group for at most `timeout_s`, and tell what happened, in its order.
 
-        Returns early when something did.
+        Returns early when something did, and after `wake`.
 
         Raises:
             IllegalStateError: Called from inside itself.
+        """
+
+    def wake(self) -> None:
+        """Let the poll that waits, or else the next one, return at once.
+
+        Any thread and a signal handler may call it.
         """
 
     def release(self) -> None:

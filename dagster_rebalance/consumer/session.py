@@ -20,7 +20,9 @@ import logging
 import threading
 from collections import deque
 from concurrent.futures import TimeoutError as NotAnsweredError
+from contextlib import suppress
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import confluent_kafka
@@ -43,7 +45,7 @@ from dagster_rebalance.consumer.leaving import leave, unassign
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.probe import Probe
-from dagster_rebalance.consumer.session_view import Hold, UserCallback
+from dagster_rebalance.consumer.session_view import HeldRevoke, UserCallback
 from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.core.events import (
     LostReason,
@@ -114,11 +116,11 @@ class Session:
         self._statistics = ""
         self._missing = MissingTopics()
         self._told: deque[Told] = deque()
-        self._has_news = threading.Event()
+        self._bell: SimpleQueue[None] = SimpleQueue()
         self._polled = threading.Event()
         self._attempt = Attempt(f"membership in group '{settings.group_id}'", settings.brokers)
         self.troubles: deque[KafkaError] = deque(maxlen=TROUBLES_KEPT)
-        self.hold: Hold | None = None
+        self.hold: HeldRevoke | None = None
         self.broken: BrokerError | None = None
         self.seen_at = clock()
         self.heard = 0
@@ -142,7 +144,7 @@ class Session:
         The first reason stays.
         """
         self._ends.append(reason)
-        self._has_news.set()
+        self.ring()
 
     def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part for these topics."""
@@ -160,9 +162,17 @@ class Session:
         self._thread.submit(partial(self._attempted, function))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for something to tell."""
-        if self._has_news.wait(timeout_s):
-            self._has_news.clear()
+        """Wait for something to tell, or for `ring`."""
+        with suppress(Empty):
+            self._bell.get(timeout=timeout_s)
+            while True:
+                self._bell.get_nowait()
+
+    def ring(self) -> None:
+        """End the wait of the caller. Any thread and a signal handler may do so."""
+        # A queue that is written in C: an event's lock may be held by the thread that a signal
+        # interrupts.
+        self._bell.put(None)
 
     def wait_for_callbacks(self, timeout_s: float) -> None:
         """Wait until the session has polled the client once more; not in a hold.
@@ -235,7 +245,7 @@ class Session:
         """Let the caller's next poll return an event."""
         self._events_told += 1
         self._told.append(event)
-        self._has_news.set()
+        self.ring()
 
     def call_user(self, callback: str, *arguments: object) -> None:
         """Let the caller's next poll call back what the user has set, if anything."""
@@ -377,7 +387,7 @@ class Session:
         if not partitions or not self._goes_on():
             return
         held = tuple(map(ours, partitions))
-        self.hold = hold = Hold(frozenset(held), self._clock(), consumer.memberid() or "")
+        self.hold = hold = HeldRevoke(frozenset(held), self._clock(), consumer.memberid() or "")
         self.tell(RevokeRequested(held))
         self.probe.begin()
         while self._holds(hold) and self._goes_on():
@@ -391,12 +401,12 @@ class Session:
             consumer.unsubscribe()
             unassign(consumer, hold.partitions, eager=self._settings.is_eager)
         except KafkaException as problem:
-            logger.info("group '%s': giving up a hold: %s", self._settings.group_id, problem)
+            logger.info("group '%s': ending a hold: %s", self._settings.group_id, problem)
 
-    def _holds(self, hold: Hold) -> bool:
+    def _holds(self, hold: HeldRevoke) -> bool:
         return self.hold is hold
 
-    def _watch(self, hold: Hold) -> None:
+    def _watch(self, hold: HeldRevoke) -> None:
         """Look for the signs of a hold that went wrong, since the client names none."""
         self.member_id = self.consumer.memberid() or ""
         if self._clock() >= hold.requested_at + self._settings.max_poll_interval_s:
@@ -438,7 +448,7 @@ class Session:
         self.troubles.append(error)
         if is_final(error):
             self.broken = broker_error(error, self._attempt)
-            self._has_news.set()
+            self.ring()
         elif error.code() == POLLED_TOO_LATE:
             # The client tells of the loss by itself, and joins again.
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))

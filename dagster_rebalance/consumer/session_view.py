@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class HeldRevoke:
     """A revoke that was requested and is not released yet."""
 
     partitions: frozenset[TopicPartition]
@@ -43,7 +43,7 @@ class SessionView(Protocol):
         """The client."""
 
     @property
-    def hold(self) -> Hold | None:
+    def hold(self) -> HeldRevoke | None:
         """The revoke that was requested and is not released yet."""
 
     @property

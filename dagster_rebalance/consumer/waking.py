@@ -34,6 +34,7 @@ class WakingConsumer(PausingConsumer):
         """
         # A plain flag: a signal handler must not wait for a lock that the thread it interrupts has.
         self._woken = True
+        self._member.wake()
 
     def __iter__(self) -> Self:
         """Iterate over the records, until `wakeup`."""

@@ -421,6 +421,9 @@ class FakeMember:
         events, self._events = self._events, []
         return events
 
+    def wake(self) -> None:
+        """No poll waits: the group's clock moves at once."""
+
     def release(self) -> None:
         """Hand the held partitions over; nothing is sent for a hold that is not ours any more."""
         if not self.held:

@@ -95,6 +95,9 @@ class SimulatedMember:
             self._process.skew += timeout_s
         return events
 
+    def wake(self) -> None:
+        """No poll waits: time goes on in steps."""
+
     def release(self) -> None:
         """Give the held partitions back; nothing is sent for a hold that is not ours any more."""
         if self._undone is not None:
