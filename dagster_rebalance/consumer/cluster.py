@@ -56,8 +56,8 @@ logger = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 0.1
 _NEW_TOPIC_GRACE_S = 2.0
 _LEADER_PATIENCE_S = 2.0
-"""For so long a leader is waited for before it is looked up again: the client goes on asking one
-that is gone."""
+"""How long to wait for a leader before it is looked up again: the client goes on asking one that is
+gone."""
 _CONTROLLER_PATIENCE_S = 1.0
 """Descriptions come from the node that the metadata names as controller, any broker with KRaft. The
 client does not look for another one when that node is away: it tries to connect without a pause

@@ -96,8 +96,8 @@ class Commits:
     def send(self) -> None:
         """Store what was asked for, in one request, and tell the answers.
 
-        Waited for without a limit (librdkafka gives up by itself, after 46 s with a dead broker): a
-        commit that was given up here could still be sent later, under a newer generation, and
+        Waited for without a limit (librdkafka fails it by itself, after 46 s with a dead broker): a
+        commit that is abandoned here could still be sent later, under a newer generation, and
         overwrite what the next owner has committed.
         """
         request, self._next = self._next, _Request()

@@ -1,4 +1,4 @@
-"""The producer stores one dead letter for each range that was given up.
+"""The producer stores one dead letter for each range whose attempts are exhausted.
 
 All replicas in sync confirm the record.
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 DELIVERY_LIMIT_S = 30.0
-"""A record that was not confirmed for so long has failed, and may be sent again."""
+"""A record that is not confirmed within this time has failed, and may be sent again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class DeadLetterProducer:
         return ended
 
     def close(self) -> None:
-        """Give up the records that are under way.
+        """Drop the records that are under way.
 
         Nothing counts on them, and the next owner of the range sends them again.
         """
@@ -144,7 +144,7 @@ class DeadLetterProducer:
 
     def _end(self, key: str, error: KafkaError | None) -> None:
         if key not in self._under_way:
-            return  # of a client that was given up
+            return  # of a client that was dropped
         self._under_way.remove(key)
         self._ended.append(Delivery(key, "" if error is None else self._problem(error)))
         if error is not None and is_final(error):

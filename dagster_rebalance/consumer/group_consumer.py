@@ -106,7 +106,7 @@ class GroupConsumer(WakingConsumer):
             case RevokeRequested(partitions):
                 self._happened(event)
                 self._lists.request(partitions)
-                self._give_up()
+                self._withhold_revoked()
             case PartitionsLost(partitions, reason):
                 gone = (self._assigned | self._lists.lost).intersection(partitions)
                 # What this very poll has completed is no loss to the caller, though Kafka did not
@@ -115,7 +115,7 @@ class GroupConsumer(WakingConsumer):
                 self._happened(PartitionsLost(tuple(sorted(gone)), reason))
                 self._forget(gone)
                 self._settle_marks(())
-                self._give_up()
+                self._withhold_revoked()
                 if gone:
                     self._callbacks.tell("on_partitions_lost", gone, self)
             case CommitAnswered():
@@ -174,11 +174,11 @@ class GroupConsumer(WakingConsumer):
             if self._member.held and self._member.held <= due.release:
                 self._member.release()
             self._lists.released()
-        self._give_up()
+        self._withhold_revoked()
 
-    def _give_up(self) -> None:
-        if self._giving_up != self._lists.unreleased:
-            self._giving_up = self._lists.unreleased
+    def _withhold_revoked(self) -> None:
+        if self._revoking != self._lists.unreleased:
+            self._revoking = self._lists.unreleased
             self._withhold()
 
     def _leave_behind(self, timeout_s: float) -> float:
@@ -192,7 +192,7 @@ class GroupConsumer(WakingConsumer):
         self._lists = RevokeLists()
         self._forget(self.assignment())
         self._settle_marks(())
-        self._give_up()
+        self._withhold_revoked()
         return left_s
 
     def _finish_commits(self, timeout_s: float) -> float:

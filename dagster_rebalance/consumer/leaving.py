@@ -65,7 +65,7 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
         RuntimeError: It is closed.
     """
     try:
-        _give_everything_up(consumer)
+        _unassign_all(consumer)
     except KafkaException as problem:
         logger.warning(
             "a client leaves its group without giving its partitions up first: %s", problem
@@ -73,7 +73,7 @@ def leave(consumer: confluent_kafka.Consumer) -> None:
     consumer.close()
 
 
-def _give_everything_up(consumer: confluent_kafka.Consumer) -> None:
+def _unassign_all(consumer: confluent_kafka.Consumer) -> None:
     consumer.unsubscribe()
     _call_back(consumer)
     deadline = time.monotonic() + _LEAVE_LIMIT_S

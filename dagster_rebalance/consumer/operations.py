@@ -125,7 +125,7 @@ class ConsumerOperations:
 
         Args:
             offsets: The next offset of each partition.
-            timeout_s: How long to wait for the outcome; by default until the client gives up by
+            timeout_s: How long to wait for the outcome; by default until the client fails it by
                 itself: 46 s without a broker, and in the classic protocol as long as another member
                 holds a revoke that this one waits for in a rebalance. A commit that is not answered
                 in time may yet be stored, before the partition is released.

@@ -68,7 +68,7 @@ class PausingConsumer(ConsumerOperations):
             CarriedMarks(member, self._marks, self.position) if pause_marks == "carry" else None
         )
         self._subscription: Collection[str] | re.Pattern[str] = ()
-        self._giving_up: frozenset[TopicPartition] = frozenset()
+        self._revoking: frozenset[TopicPartition] = frozenset()
 
     @in_turn
     def pause(self, partitions: Collection[AnyPartition]) -> None:
@@ -159,7 +159,7 @@ class PausingConsumer(ConsumerOperations):
         """Let the fetcher be silent about what it has to, and about nothing else."""
         if self._fetcher:
             unread = self._carried.unread if self._carried else frozenset()
-            self._fetcher.withhold(self._marks.among(self._assigned) | self._giving_up | unread)
+            self._fetcher.withhold(self._marks.among(self._assigned) | self._revoking | unread)
 
     def _forget_marks(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions go.

@@ -256,7 +256,7 @@ class ShowStop:
 
     partition: TopicPartition
     reason: str
-    is_given_up: bool = False
+    is_released: bool = False
 
 
 @dataclass(frozen=True, slots=True)

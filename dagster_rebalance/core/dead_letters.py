@@ -1,4 +1,4 @@
-"""A dead letter records in a topic a range that was given up, so that its partition goes on.
+"""A dead letter records in a topic a range whose attempts are exhausted; its partition goes on.
 
 This module owns when a member may record a range, and when the range counts as done. A member
 records only the first range of a partition, so that it passes over nothing. It records none while
@@ -17,7 +17,7 @@ from dagster_rebalance.core.commands import StoreDeadLetter
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.owned_partition import Letter
 from dagster_rebalance.core.restoring import out_of_range
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Progress, Succeeded
+from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, Progress, Succeeded
 from dagster_rebalance.core.setbacks import failures, why_blocked
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _MOST_DOUBLINGS = 10
 def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | None:
     """The letter that is to be stored now, if one is."""
     entry = owned.entries[0] if owned.entries else None
-    if entry is None or not isinstance(entry.progress, GaveUp) or not owned.phase.is_kept:
+    if entry is None or not isinstance(entry.progress, Exhausted) or not owned.phase.is_kept:
         return None
     if entry.progress.is_cancelled or _deleted(owned, entry.range) is not None:
         return None
@@ -83,11 +83,11 @@ def answered(
 def settled(owned: OwnedPartition, range_: OffsetRange, progress: Progress) -> Progress:
     """Return the progress of a range from the look at its runs after its letter was stored.
 
-    A range that is still given up is done.
+    A range that is still exhausted is done.
     """
     return (
         DeadLettered(progress.run_id)
-        if isinstance(progress, GaveUp) and _is_stored(owned, range_)
+        if isinstance(progress, Exhausted) and _is_stored(owned, range_)
         else progress
     )
 
@@ -120,10 +120,10 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
         return None
     entry, progress = blocked
     range_ = entry.range
-    deleted = _deleted(owned, range_) if isinstance(progress, GaveUp) else None
+    deleted = _deleted(owned, range_) if isinstance(progress, Exhausted) else None
     if deleted is not None:
         return deleted
-    if not isinstance(progress, GaveUp) or dead_letter_topic is None or progress.is_cancelled:
+    if not isinstance(progress, Exhausted) or dead_letter_topic is None or progress.is_cancelled:
         return why_blocked(range_, progress)
     letter = owned.letter
     if (

@@ -564,7 +564,7 @@ def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Comm
     holds.
     """
     return [
-        do.ShowStop(owned.partition, "", is_given_up=True)
+        do.ShowStop(owned.partition, "", is_released=True)
         for owned in partitions
         if owned.stop_reason
     ]

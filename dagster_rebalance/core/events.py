@@ -30,7 +30,7 @@ class LostReason(enum.Enum):
     """Another rebalance overtook a hold, without a callback: the held partitions were given to
     somebody else."""
     EXPIRED = "expired"
-    """A hold was not released within `max.poll.interval.ms`, and the member gave up its membership
+    """A hold was not released within `max.poll.interval.ms`, and the member ended its membership
     by itself."""
 
 

@@ -15,7 +15,7 @@ from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.runs import (
     DeadLettered,
-    GaveUp,
+    Exhausted,
     InFlight,
     RunState,
     ToRequest,
@@ -175,7 +175,7 @@ def _of_stopped(entry: Entry, now: float) -> str:
     """What is done about a range of a stopped partition; empty when a person has to act."""
     if isinstance(entry.progress, InFlight):
         return _entry(entry, now)
-    is_tried = isinstance(entry.progress, GaveUp | ToRequest) and entry.due_at != NEVER
+    is_tried = isinstance(entry.progress, Exhausted | ToRequest) and entry.due_at != NEVER
     return f"{_span(entry.range)} is tried again{_when(entry, now)}" if is_tried else ""
 
 
@@ -212,8 +212,8 @@ def _entry(entry: Entry, now: float) -> str:
             return _request(entry, wanted, now)
         case InFlight():
             return _in_flight(entry.progress, span)
-        case GaveUp() as gave_up:
-            return f"{gave_up.attempts} run{_s(gave_up.attempts)} failed on {span}"
+        case Exhausted() as exhausted:
+            return f"{exhausted.attempts} run{_s(exhausted.attempts)} failed on {span}"
         case DeadLettered():
             return f"{span} is in the dead-letter topic and is committed in its turn"
         case _:

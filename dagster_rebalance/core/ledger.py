@@ -17,7 +17,7 @@ from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import (
     DeadLettered,
-    GaveUp,
+    Exhausted,
     InFlight,
     Progress,
     Succeeded,
@@ -106,7 +106,7 @@ class OffsetLedger:
         return frozenset(run for progress in self._in_flight for run in progress.started)
 
     @property
-    def blocked(self) -> tuple[Entry, GaveUp | Trouble] | None:
+    def blocked(self) -> tuple[Entry, Exhausted | Trouble] | None:
         """The first range that a person has to look at, and for what; None when there is none."""
         return next(
             (

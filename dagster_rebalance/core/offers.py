@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.runs import GaveUp, InFlight, RunSeen, ToRequest
+from dagster_rebalance.core.runs import Exhausted, InFlight, RunSeen, ToRequest
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -72,7 +72,7 @@ def offers_of(
             case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
                 together.setdefault((entry.batch_id, attempt), []).append(entry.range)
             case (
-                ToRequest(attempt, failures=failures) | GaveUp(attempt=attempt, attempts=failures)
+                ToRequest(attempt, failures=failures) | Exhausted(attempt=attempt, attempts=failures)
             ) if failures:
                 again.append((entry.due_at, Offer(entry.batch_id, attempt, (entry.range,))))
     offers |= dict.fromkeys(
@@ -145,11 +145,11 @@ def _attempt(entry: Entry) -> int:
     progress = (
         entry.progress.unsubmitted if isinstance(entry.progress, InFlight) else entry.progress
     )
-    return progress.attempt if isinstance(progress, RunSeen | ToRequest | GaveUp) else 0
+    return progress.attempt if isinstance(progress, RunSeen | ToRequest | Exhausted) else 0
 
 
 def _is_asked_for(entry: Entry) -> bool:
-    return isinstance(entry.progress, ToRequest | GaveUp) or not _at_work(entry)
+    return isinstance(entry.progress, ToRequest | Exhausted) or not _at_work(entry)
 
 
 def _at_work(entry: Entry) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ class BatchLimits:
         if self.min_records > 1 and self.max_wait_s <= 0:
             msg = (
                 f"min_records={self.min_records} needs a max_wait_s above 0: how long a partition "
-                "may wait for so many records"
+                "may wait for that many records"
             )
             raise ConfigurationError(msg)
 

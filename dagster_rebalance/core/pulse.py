@@ -46,8 +46,8 @@ class Pulse:
     """The last sign of each run and its age.
 
     Attributes:
-        heartbeat_timeout_s: A run that has begun its work and shows the same sign for so long is
-            dead.
+        heartbeat_timeout_s: A run that has begun its work and shows the same sign for this long
+            is dead.
         start_timeout_s: The same for a run that has not begun yet.
         signs: By run id.
         observed_at: When the runs were last looked at.

@@ -51,7 +51,7 @@ class Receipt:
         committed: The offsets committed meanwhile, by partition.
         run_ids: The runs that were waited for, or left at work for the successor.
         cancelled: The runs that were cancelled.
-        handed_over: Partitions that were given up with claims in place.
+        handed_over: Partitions that were released with claims in place.
     """
 
     outcome: Outcome

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core import dead_letters
-from dagster_rebalance.core.runs import GaveUp, ToRequest, progress_of, refused_last
+from dagster_rebalance.core.runs import Exhausted, ToRequest, progress_of, refused_last
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import RunsRead
@@ -55,7 +55,7 @@ def taken_in(
             settled, has_dead_letters=settings.dead_letter_topic is not None
         )
         ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
-        if isinstance(progress, ToRequest | GaveUp):
+        if isinstance(progress, ToRequest | Exhausted):
             refused = refused or refused_last(entry.range, entry.batch_id, event.runs)
         obsolete = dead_letters.obsolete(owned, entry, progress)
         if obsolete is not None:

@@ -45,7 +45,7 @@ LIVE = frozenset(
 WORKING = frozenset({RunState.STARTED, RunState.CANCELING})
 NOT_BEGUN = frozenset({RunState.CREATED, RunState.WAITING})
 MOST_IN_A_ROW = 5
-"""After so many runs in a row that did not start, or that refused themselves, people are told."""
+"""People are told after this many runs in a row that did not start, or that refused themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ class InFlight:
     unconfirmed: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
     unsubmitted: RunSeen | None = None
-    despite: GaveUp | Trouble | None = None
+    despite: Exhausted | Trouble | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ class Succeeded:
 
 
 @dataclass(frozen=True, slots=True)
-class GaveUp:
+class Exhausted:
     """As many runs as the limit allows have failed on the range.
 
     Attributes:
@@ -265,7 +265,7 @@ class DeadLettered:
     run_id: str
 
 
-Progress = ToRequest | InFlight | Succeeded | GaveUp | DeadLettered
+Progress = ToRequest | InFlight | Succeeded | Exhausted | DeadLettered
 
 
 def named_runs(run_ids: Collection[str]) -> str:
@@ -317,7 +317,7 @@ def _is_left_behind(run: RunSeen, runs: Iterable[RunSeen]) -> bool:
 
 def _without_live(
     ended: list[RunSeen], left_out: tuple[str, ...], max_attempts: int
-) -> ToRequest | GaveUp:
+) -> ToRequest | Exhausted:
     """What the runs that have ended say.
 
     People delete runs, so the next number is not the count of those that are left.
@@ -329,7 +329,7 @@ def _without_live(
         return ToRequest(attempt, len(failed), left_out=left_out)
     if len(failed) >= max_attempts:
         cancelled = any(run.state is RunState.CANCELED for run in failed)
-        return GaveUp(tuple(run.run_id for run in failed), cancelled, attempt, left_out)
+        return Exhausted(tuple(run.run_id for run in failed), cancelled, attempt, left_out)
     return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
 
 
@@ -358,10 +358,10 @@ def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
     )
 
 
-def blocking(progress: Progress) -> GaveUp | Trouble | None:
+def blocking(progress: Progress) -> Exhausted | Trouble | None:
     """What a person has to know of a range; None when it gets on by itself."""
     match progress:
-        case GaveUp():
+        case Exhausted():
             return progress
         case ToRequest(trouble=Trouble(is_stop=True) as trouble):
             return trouble
@@ -371,7 +371,7 @@ def blocking(progress: Progress) -> GaveUp | Trouble | None:
             return None
 
 
-def _in_flight(live: list[RunSeen], otherwise: ToRequest | GaveUp) -> InFlight:
+def _in_flight(live: list[RunSeen], otherwise: ToRequest | Exhausted) -> InFlight:
     unsubmitted = all(run.state is RunState.CREATED and run.is_requested for run in live)
     despite = blocking(otherwise)
     if (

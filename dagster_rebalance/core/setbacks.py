@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.runs import GaveUp, Progress, Setback, ToRequest, Trouble
+from dagster_rebalance.core.runs import Exhausted, Progress, Setback, ToRequest, Trouble
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange
@@ -56,9 +56,9 @@ class RetryPace:
         match progress:
             case ToRequest(trouble=trouble) if trouble is not None:
                 return self._after(trouble.count)
-            case GaveUp(is_cancelled=False) if self.retry_stopped and not has_dead_letters:
+            case Exhausted(is_cancelled=False) if self.retry_stopped and not has_dead_letters:
                 return self._after(progress.attempts)
-            case GaveUp():
+            case Exhausted():
                 return NEVER
             case _:
                 return 0.0
@@ -67,17 +67,17 @@ class RetryPace:
         return min(self.limit_s, self.first_s * _GROWTH ** min(setbacks - 1, _MOST_STEPS))
 
 
-def failures(gave_up: GaveUp, what: object) -> str:
+def failures(exhausted: Exhausted, what: object) -> str:
     """Which runs have failed on a range, as a part of a sentence."""
-    if gave_up.attempts == 1:
-        return f"run {gave_up.run_id} failed on {what}"
-    return f"{gave_up.attempts} runs failed on {what}, the last one is {gave_up.run_id}"
+    if exhausted.attempts == 1:
+        return f"run {exhausted.run_id} failed on {what}"
+    return f"{exhausted.attempts} runs failed on {what}, the last one is {exhausted.run_id}"
 
 
-def why_blocked(range_: OffsetRange, blocked: GaveUp | Trouble) -> str:
+def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble) -> str:
     """Why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
-    if isinstance(blocked, GaveUp):
+    if isinstance(blocked, Exhausted):
         text = f"{partition}: {failures(blocked, range_)}. "
         if blocked.left_out:
             text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "

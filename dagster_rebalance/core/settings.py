@@ -92,22 +92,22 @@ class DriverSettings:
         on_deadline: What happens to live runs at the deadline of a hold.
         on_leave: Whether a member that leaves for its successor waits for live runs.
         on_lost: What happens to live runs of partitions that were lost.
-        max_attempts: Runs that may fail on a range before it is given up. Dagster's own retries are
-            not counted.
-        dead_letter_topic: Where a range that was given up is recorded, so that its partition goes
-            on; without it, the partition is stopped.
+        max_attempts: Attempts of a range: runs that may fail on it. Dagster's own retries are not
+            counted.
+        dead_letter_topic: Where a range whose attempts are exhausted is recorded, so that its
+            partition goes on; without it, the partition is stopped.
         start_from: Where a group without a committed offset begins.
         foreign_metadata: What to do with offsets that another application committed.
-        lease_s: Without a tick for so long, the member drains and leaves.
-        plan_patience_s: Without a tick for so long, nothing new is claimed, because nobody would
-            start its run.
+        lease_s: After this time without a tick the member drains and leaves.
+        plan_patience_s: After this time without a tick nothing new is claimed, because nobody
+            would start its run.
         poll_s: How often runs and end offsets are read; runs twice as often while more is there to
             be claimed, and four times as often during a hold.
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.
         pace: How long a range waits before it is tried again.
-        record_every_s: The commits of a partition are joined into one record for so long.
+        record_every_s: The commits of a partition within this time are joined into one record.
         unanswered_s: When a person is told of a run that Dagster is asked for and does not start.
     """
 

@@ -33,6 +33,6 @@ class MadeWay:
     def may_join(self, now: float) -> bool:
         """Tell whether nobody has the seat any more.
 
-        The successor gave it up, or its sign has not changed for `PATIENCE_S`.
+        The successor left it, or its sign has not changed for `PATIENCE_S`.
         """
         return not self.sign or now - self.since >= PATIENCE_S

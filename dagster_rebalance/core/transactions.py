@@ -25,7 +25,7 @@ class OpenTransaction:
         offset: Its first offset, as far as known.
         records: How many offsets lie behind, its own included.
         since: When it was first seen, on the caller's clock.
-        is_hanging: Whether no broker would have let it live for so long.
+        is_hanging: Whether it is older than any broker lets a transaction live.
     """
 
     offset: int

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
-"""For so long a member waits for what only some of its partitions need."""
+"""How long a member waits at most for an answer that only some of its partitions need."""
 _LONGEST_PATIENCE_S = 6.0
 """To verify an offset takes about seven round trips, because each look begins with a new
 connection."""
 _AGAIN_S = 1.5
 _PATIENCE_AGAIN_S = 0.5
-"""A leader that did not answer is asked again so often, and waited for so long: it comes back some
-day, and the others must not feel it."""
+"""How often a leader that did not answer is asked again, and how long for. Short, so that the other
+partitions do not feel it."""
 _SELDOM_S = 30.0
-"""What moves slowly is asked for so often: the first offset, and what lies behind an open
+"""How often to ask for what moves slowly: the first offset, and what lies behind an open
 transaction."""
 
 

@@ -88,7 +88,7 @@ class Seat:
         """Give a sign of life of the member that lives in a process."""
         self._storage.set_cursor_values({self._key: f"{incarnation} {time.time():.0f}"})
 
-    def give_up(self, incarnation: str) -> None:
+    def release(self, incarnation: str) -> None:
         """Free the seat, unless another process has it by now."""
         if self.sign().startswith(f"{incarnation} "):
             self._storage.set_cursor_values({self._key: ""})
@@ -134,7 +134,7 @@ class Catalogue:
 
     def give_seat_up(self) -> None:
         """Let another process of the code location join at once."""
-        self._seat.give_up(self._host.incarnation)
+        self._seat.release(self._host.incarnation)
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
         """Make topic-partitions known as partitions of the offsets asset."""
@@ -232,8 +232,8 @@ class Catalogue:
             description = f"{description} in {len(commit.ends)} commits"
         if commit.is_dead_letter:
             description = (
-                f"{commit.range} given up after failed runs, the last one is {commit.run_id}: the "
-                "dead-letter topic has it"
+                f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: "
+                "the dead-letter topic has it"
             )
             metadata["dead_letter"] = True
             self._observe(

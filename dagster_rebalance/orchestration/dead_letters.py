@@ -1,4 +1,4 @@
-"""A dead letter is one JSON record for each range that was given up, keyed by the range.
+"""A dead letter is one JSON record for each range whose attempts are exhausted, keyed by the range.
 
 This module owns the fields of the record, and which range a record that comes back may name: others
 may write to the topic as well. A dead letter holds no record of the range itself: those stay in
@@ -107,10 +107,10 @@ class DeadLetters:
         )
 
 
-def given_up_range(
+def dead_lettered_range(
     instance: dg.DagsterInstance, kafka: KafkaConsumerResource, letter: str | bytes
 ) -> OffsetRange:
-    """Return the range that a dead letter names, if the group really gave it up.
+    """Return the range that a dead letter names, if the group really recorded it.
 
     The caller may process that range again, under the same range. The letter alone proves nothing,
     because whoever may write to its topic could name a range that is done, or one of another topic.
@@ -121,8 +121,8 @@ def given_up_range(
         letter: The value of the record.
 
     Raises:
-        BatchRefusedError: It is no dead letter of the group, or Dagster has no record that the
-            range was given up.
+        BatchRefusedError: It is no dead letter of the group, or Dagster has no record of the
+            dead letter.
     """
     try:
         value = json.loads(letter)
@@ -143,16 +143,16 @@ def given_up_range(
             f"({', '.join(kafka.topics)})"
         )
         raise BatchRefusedError(msg)
-    if not _was_given_up(instance, kafka.group_id, range_):
+    if not _is_recorded(instance, kafka.group_id, range_):
         msg = (
-            f"Dagster has no record that group {kafka.group_id} gave up {range_}: processed again, "
-            "its records could be doubled"
+            f"Dagster has no record of a dead letter of group {kafka.group_id} for {range_}: "
+            "processed again, its records could be doubled"
         )
         raise BatchRefusedError(msg)
     return range_
 
 
-def _was_given_up(instance: dg.DagsterInstance, group_id: str, range_: OffsetRange) -> bool:
+def _is_recorded(instance: dg.DagsterInstance, group_id: str, range_: OffsetRange) -> bool:
     wanted = dg.AssetRecordsFilter(
         GroupAssets.of(group_id).offsets, asset_partitions=[str(range_.topic_partition)]
     )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from contextlib import AbstractContextManager
 
-_log = logging.getLogger("dagster_rebalance")
+logger = logging.getLogger(__name__)
 _EXIT_MARGIN_S = 5.0
 _STANDS_BACK = (
     "another process of this code location is the member of the group, so this one stays out of "
@@ -132,8 +132,8 @@ class HostedMember:
                 pump = Pump(parts, self._mailbox)
                 pump.run()
                 self.made_way = pump.made_way
-        except Exception as error:  # noqa: BLE001 - handed to the next tick, which shows it
-            _log.exception("the member %s failed", self._name)
+        except Exception as error:
+            logger.exception("the member %s failed", self._name)
             self._failure = error
 
 

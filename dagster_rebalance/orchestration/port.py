@@ -98,7 +98,7 @@ class CataloguePort(RecordedCommits, Protocol):
 
 
 class DeadLettersPort(Protocol):
-    """Where ranges that were given up are recorded. Waits for nobody."""
+    """Where ranges whose attempts are exhausted are recorded. Waits for nobody."""
 
     def is_under_way(self, range_: OffsetRange) -> bool:
         """Whether the record of a range waits for its answer."""

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.orchestration.port import CataloguePort, DeadLettersPort, RunsPort
 
-_log = logging.getLogger("dagster_rebalance")
+logger = logging.getLogger(__name__)
 _POLL_S = 0.1
 _SUCCESSOR_POLL_S = 5.0
 _SUCCESSOR_POLL_LEAVING_S = 1.0
@@ -54,20 +54,20 @@ _SUCCESSOR_POLL_LEAVING_S = 1.0
 _SEAT_S = 15.0
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
-"""Within so long a member that was thrown out hears of it."""
+"""A member that Kafka has evicted learns of it within this time."""
 _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
 _SHOW_STOPPED_S = 10.0
-"""At most so often what is stopped is looked up and shown: that asks for all partitions of the
-group, however many of them have news."""
+"""How often stopped partitions are looked up and shown at most: each time asks for all partitions
+of the group, however many of them have news."""
 _SHOWN_IS_PROVEN_S = 30.0
-"""So long after it has shown what is stopped a member looks once more: another one may have shown
-newer things before it, and has no more news."""
+"""When a member looks once more at what it has shown as stopped: another one may have shown newer
+things before it, and has no more news."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
 """How long a member that has left may take to record what it still has to."""
 LETTERS_PER_TURN = 20
-"""Of so many letters at most the answers are taken between two polls: with 1,000 partitions at work
+"""How many answers of letters are taken between two polls at most: with 1,000 partitions at work
 each takes the driver 10 ms."""
 _COMMIT_PATIENCE_S = 10.0
 """In the classic protocol no coordinator answers a member that waits for others in a rebalance, and
@@ -206,7 +206,7 @@ class Pump:
             with self._timed("polling Kafka"):
                 return self.parts.consumer.poll_with_rebalance(timeout_s).events
         except BrokerError as error:
-            self._give_up_unless_retriable(error)
+            self._raise_unless_retriable(error)
             return ()
 
     def _feed(self, event: seen.Event) -> None:
@@ -232,10 +232,10 @@ class Pump:
         except (ConfigurationError, IllegalStateError):
             raise
         except BrokerError as error:
-            self._give_up_unless_retriable(error)
-        except Exception as error:  # noqa: BLE001 - whatever a library raises: it may be better in a while
+            self._raise_unless_retriable(error)
+        except Exception as error:
             self._note(f"{what} failed and is tried again: {error}")
-            _log.warning("%s failed and is tried again", what, exc_info=True)
+            logger.warning("%s failed and is tried again", what, exc_info=True)
         return None
 
     def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901 - one case for each command
@@ -277,10 +277,10 @@ class Pump:
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
-            case do.ShowStop(partition, reason, is_given_up):
+            case do.ShowStop(partition, reason, is_released):
                 ended = (
                     f"{partition} was stopped when it was given up"
-                    if is_given_up
+                    if is_released
                     else f"{partition} goes on"
                 )
                 self._note(f"stopped: {reason}" if reason else ended)
@@ -464,7 +464,7 @@ class Pump:
             if took_s > _SLOW_S:
                 self._note(f"{what} took {took_s:.1f} s")
 
-    def _give_up_unless_retriable(self, error: BrokerError) -> None:
+    def _raise_unless_retriable(self, error: BrokerError) -> None:
         if not error.retriable:
             raise error
         self._note(str(error))
@@ -474,4 +474,4 @@ class Pump:
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)
-        _log.info("%s", text)
+        logger.info("%s", text)

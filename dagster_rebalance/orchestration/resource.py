@@ -151,7 +151,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     max_claims_per_partition: int = Field(
         default=1, description="Batches of one partition in flight at the same time."
     )
-    min_records: int = Field(default=1, description="A partition waits for so many records ...")
+    min_records: int = Field(
+        default=1, description="A partition waits until this many records are there ..."
+    )
     max_wait_s: float = Field(
         default=0.0,
         description="... but no longer than this. Only of use with min_records above 1.",
@@ -159,7 +161,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     max_attempts: int = Field(
         default=3,
         description=(
-            "Runs that may fail on a range before it is given up; Dagster's retries not counted."
+            "Attempts of a range: runs that may fail on it. Dagster's own retries are not counted."
         ),
     )
     retry_delay_s: float = Field(
@@ -173,31 +175,32 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     retry_stopped: bool = Field(
         default=True,
         description=(
-            "Whether a range that was given up, with on_failure=pause, is tried again every "
-            "retry_delay_limit_s."
+            "Whether a range whose attempts are exhausted, with on_failure=pause, is tried again "
+            "every retry_delay_limit_s."
         ),
     )
     on_failure: Literal["pause", "dead_letter"] = Field(
         default="pause",
         description=(
-            "A range that was given up: `pause` stops its partition, `dead_letter` records it in "
-            "`dead_letter_topic` and goes on."
+            "When the attempts of a range are exhausted, `pause` stops its partition; "
+            "`dead_letter` records the range in `dead_letter_topic`, and the partition goes on."
         ),
     )
     dead_letter_topic: str | None = Field(
-        default=None, description="Gets a record for each range that was given up. It must exist."
+        default=None,
+        description="Gets a record for each range whose attempts are exhausted. It must exist.",
     )
     record_every_s: float = Field(
         default=0.0,
         description=(
-            "For so long the commits of a partition are joined into one record. 0: each has its "
-            "own."
+            "The commits of a partition within this time are joined into one record. 0: each has "
+            "its own."
         ),
     )
     lease_s: float = Field(
         default=60.0,
         description=(
-            "Without a sensor tick for so long the member drains and leaves. At least 4 sensor "
+            "After this time without a sensor tick the member drains and leaves. At least 4 sensor "
             "intervals."
         ),
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.orchestration.port import RunsToEnd
 
-_log = logging.getLogger("dagster_rebalance")
+logger = logging.getLogger(__name__)
 _Task: TypeAlias = "tuple[str, str, str]"
 """What is done, to which run, and the last sign of life of one that is to be ended as dead."""
 MOST_AT_ONCE = 4
@@ -112,7 +112,7 @@ class RunEnder:
             self._start("ending runs", partial(self._work, number))
 
     def _overtake(self, now: float) -> list[_Task]:
-        """Give up the threads that have hung for too long.
+        """Replace the threads that have hung for too long.
 
         Return their tasks, which other threads may begin again.
         """
@@ -155,6 +155,6 @@ class RunEnder:
                 self._ended(run_id)
             else:
                 self._note(f"run {run_id} is not dead: it has given a sign of life meanwhile")
-        except Exception as error:  # noqa: BLE001 - whatever Dagster raises: the core asks again for as long as the run is live
+        except Exception as error:
             self._note(f"{what} run {run_id} failed: {error}")
-            _log.warning("%s run %s failed", what, run_id, exc_info=True)
+            logger.warning("%s run %s failed", what, run_id, exc_info=True)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import Claimed
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _STATES = {
     dg.DagsterRunStatus.NOT_STARTED: RunState.CREATED,
@@ -67,7 +67,7 @@ _STOP_AGAIN_S = 5.0
 time."""
 _STOPS_KEPT = 1_000
 RETRY_PATIENCE_S = 300.0
-"""For so long a failed run that Dagster announced to retry counts as live; a retry that never came
+"""How long a failed run that Dagster announced to retry counts as live: a retry that never comes
 must not stall a partition."""
 
 
@@ -315,8 +315,8 @@ class RunLedger:
         if run is not None and not run.is_finished:
             try:
                 self._instance.run_launcher.terminate(run_id)
-            except Exception:  # noqa: BLE001 - it may be unable to reach a process that has gone; that is why we are here
-                _log.info(
+            except Exception:
+                logger.info(
                     "the launcher could not end run %s, whose process gives no sign of life",
                     run_id,
                     exc_info=True,

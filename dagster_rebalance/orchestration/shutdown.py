@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _PendingCall = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _pending: list[object] = []
@@ -48,7 +48,7 @@ def call_on_shutdown(action: Callable[[], None]) -> None:
     call = _PendingCall(install)
     _pending.append(call)
     if ctypes.pythonapi.Py_AddPendingCall(call, None) != 0:
-        _log.warning(
+        logger.warning(
             "the end of this process cannot be watched: its members leave only when all runs of "
             "the code server are over"
         )

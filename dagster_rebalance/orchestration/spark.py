@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-_log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CLOSE_LIMIT_S = 5.0
 _PACKAGES = "spark.jars.packages"
@@ -208,7 +208,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         except DagsterRebalanceError:
             # The run ends as its steps did. If it has to be done again, its owner stops its work
             # first.
-            _log.warning(
+            logger.warning(
                 "the Spark work of run %s could not be stopped at its end",
                 self._run_id,
                 exc_info=True,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.events import Event
 
-_log = logging.getLogger("dagster_rebalance")
+logger = logging.getLogger(__name__)
 _PATIENCE_S = 60.0
 _LONGEST_PATIENCE_S = 960.0
 """It doubles with each thread that hangs, so that a database that stays away for a day holds a
@@ -183,10 +183,10 @@ class StorageWorker:
             return partial(job.then, job.work())
         except (ConfigurationError, IllegalStateError) as error:
             return partial(_raise, error)
-        except Exception as error:  # noqa: BLE001 - whatever Dagster's storage raises: it may be away for a while
+        except Exception as error:
             consequence = " and is tried again" if job.is_repeated else ""
             self._note(f"{job.what} failed{consequence}: {error}")
-            _log.warning("%s failed%s", job.what, consequence, exc_info=True)
+            logger.warning("%s failed%s", job.what, consequence, exc_info=True)
             return None
 
 

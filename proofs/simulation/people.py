@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
-from dagster_rebalance.core.runs import LIVE, GaveUp
+from dagster_rebalance.core.runs import LIVE, Exhausted
 from proofs.simulation.progress import is_foreign
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class People:
                 if (
                     owned.phase is Phase.STOPPED
                     and blocked is not None
-                    and isinstance(blocked[1], GaveUp)
+                    and isinstance(blocked[1], Exhausted)
                 ):
                     self._execute_again(blocked[1].run_id)
         for partition, cut in tuple(self._world.group.cuts.items()):
@@ -106,7 +106,7 @@ class People:
     def _execute_again(self, run_id: str) -> None:
         """Execute a run again as Dagster's page does it, with all ranges of the run.
 
-        Some of the ranges may be done, or were given up by moving an offset.
+        Some of the ranges may be done, or were skipped by moving an offset.
         """
         dagster = self._world.dagster
         run = dagster.runs[run_id]

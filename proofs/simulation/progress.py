@@ -17,7 +17,7 @@ from dagster_rebalance.core.offers import batches_under_way
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.runs import (
     DeadLettered,
-    GaveUp,
+    Exhausted,
     InFlight,
     RunSeen,
     Succeeded,
@@ -131,7 +131,7 @@ class Progress:
                 yield Wait(
                     _said_of(entry.progress, span), self._limit_of_runs(entry.progress.run_ids)
                 )
-            case GaveUp():
+            case Exhausted():
                 is_tried_again = owned.letter is not None and bool(owned.letter.problem)
                 yield Wait(
                     f"failed on {span}",

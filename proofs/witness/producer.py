@@ -98,7 +98,7 @@ class NumberedProducer:
         """See that it is at work.
 
         Raises:
-            BrokerError: It has given up, or Kafka did not confirm a record.
+            BrokerError: It has ended, or Kafka did not confirm a record.
         """
         if self._failure:
             msg = f"Kafka did not confirm every produced record: {self._failure}"

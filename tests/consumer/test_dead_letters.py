@@ -174,7 +174,7 @@ def test_a_fatal_error_at_the_end_is_not_raised_into_the_member() -> None:
 
 
 def test_a_record_ends_once() -> None:
-    """A client that was given up may still call back."""
+    """A client that was dropped may still call back."""
     stage = Stage()
     stage.letters.send("k", "v")
     stage.client.end()

@@ -1,4 +1,4 @@
-"""Ranges that were given up and go to the dead-letter topic.
+"""Ranges whose attempts are exhausted go to the dead-letter topic.
 
 When they go there, when not, and what comes before the commit.
 """
@@ -18,7 +18,7 @@ from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.receipts import Outcome
-from dagster_rebalance.core.runs import GaveUp, RunState
+from dagster_rebalance.core.runs import Exhausted, RunState
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from tests.core.world import Member, World, span, tp
 
@@ -48,7 +48,7 @@ def fails(
     return run_id
 
 
-def given_up(world: World, member: Member) -> tuple[str, ...]:
+def exhausted(world: World, member: Member) -> tuple[str, ...]:
     """As many runs fail as the settings allow, and Dagster's answer is in."""
     first = fails(world, member)
     world.wait(1, member)
@@ -76,7 +76,7 @@ def letters(member: Member) -> list[do.Command]:
 def test_a_range_that_fails_too_often_is_stored_then_committed_and_the_partition_goes_on() -> None:
     """The record comes first: a crash in between repeats it, and loses nothing."""
     world, member = stage()
-    runs = given_up(world, member)
+    runs = exhausted(world, member)
     assert letters(member) == [do.StoreDeadLetter(FIRST, 1, "b1", runs)]
     assert world.kafka.commits == [(tp(0), 10)]
     order = [
@@ -101,7 +101,7 @@ def test_a_range_that_fails_too_often_is_stored_then_committed_and_the_partition
 def test_nothing_is_committed_before_the_topic_has_the_record() -> None:
     """The answer is late, and the letter is asked for again meanwhile."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     world.wait(5, member)
     assert world.kafka.commits == []
     assert len(letters(member)) == 6
@@ -117,7 +117,7 @@ def test_a_letter_is_wanted_until_it_is_stored_or_its_partition_must_be_given_up
     assert not is_wanted(
         member.driver.partitions.get(tp(0)), do.StoreDeadLetter(FIRST, 1, "b1", ("r1", "r2"))
     )
-    given_up(world, member)
+    exhausted(world, member)
     (asked,) = letters(member)
     assert isinstance(asked, do.StoreDeadLetter)
     assert is_wanted(member.driver.partitions[tp(0)], asked)
@@ -148,7 +148,7 @@ def test_the_next_owner_records_a_dead_letter_that_was_only_committed() -> None:
     """The note beside the offset says what the commit was."""
     world, member = stage()
     member.fails.add(do.RecordCommit)
-    given_up(world, member)
+    exhausted(world, member)
     assert world.dagster.recorded == []
     world.wait(1, world.member(owns=1, settings=SETTINGS))
     (record,) = world.dagster.recorded
@@ -158,7 +158,7 @@ def test_the_next_owner_records_a_dead_letter_that_was_only_committed() -> None:
 def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again() -> None:
     """No silent stall, no busy loop; and it goes on by itself once the topic takes the record."""
     world, member = stage(answers=False)
-    runs = given_up(world, member)
+    runs = exhausted(world, member)
     times = []
     (asked,) = letters(member)
     assert isinstance(asked, do.StoreDeadLetter)
@@ -257,7 +257,7 @@ def test_a_range_behind_one_that_is_at_work_waits_for_its_turn() -> None:
 def test_a_run_that_a_person_started_meanwhile_is_waited_for() -> None:
     """It is looked for once more before the commit."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     again = world.dagster.add("b1", (FIRST,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     (asked,) = set(letters(member))
@@ -289,7 +289,7 @@ def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
     The member would never find that a run of the other partitions has ended.
     """
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     (asked,) = set(letters(member))
     assert isinstance(asked, do.StoreDeadLetter)
     looks = {
@@ -305,7 +305,7 @@ def test_a_letter_that_cannot_be_stored_makes_no_look_at_runs_void() -> None:
 def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored() -> None:
     """Dagster is away, so that the runs cannot be looked at once more before the commit."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     (asked,) = set(letters(member))
     assert isinstance(asked, do.StoreDeadLetter)
     member.feed(seen.DeadLetterFailed(asked, "away"))
@@ -322,7 +322,7 @@ def test_a_letter_is_not_asked_for_again_nor_a_stop_shown_on_once_it_is_stored()
 def test_that_a_letter_is_obsolete_is_said_once() -> None:
     """However long Kafka takes for the commit."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     again = world.dagster.add("b1", (FIRST,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     (asked,) = set(letters(member))
@@ -346,7 +346,7 @@ def test_that_a_letter_is_obsolete_is_said_once() -> None:
 def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_second_letter() -> None:
     """The record is there."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     again = world.dagster.add("b1", (FIRST,))
     world.dagster.move(again, RunState.STARTED, parent_id="r1")
     (asked,) = set(letters(member))
@@ -362,7 +362,7 @@ def test_a_run_that_a_person_started_meanwhile_and_that_fails_too_needs_no_secon
 def test_a_hold_does_not_wait_for_a_letter() -> None:
     """The claim stays: the next owner stores it."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     asked_for = len(letters(member))
     member.feed(seen.RevokeRequested((tp(0),)))
     world.wait(1, member)
@@ -392,7 +392,7 @@ def test_a_letter_that_is_stored_when_the_partition_is_asked_for_is_committed_in
 ):
     """It counts as done."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     (asked,) = set(letters(member))
     assert isinstance(asked, do.StoreDeadLetter)
     member.fails.add(do.ReadRuns)
@@ -417,7 +417,7 @@ def test_a_late_answer_changes_nothing(kind: type[seen.DeadLetterStored], case: 
     """It may come seconds later, when the partition has gone and come back."""
     world, member = stage(answers=False)
     if case != "not asked for":
-        given_up(world, member)
+        exhausted(world, member)
     letter = do.StoreDeadLetter(FIRST, 1, "b1", ("run1", "run2"))
     if case == "another epoch":
         letter = replace(letter, epoch=7)
@@ -433,7 +433,7 @@ def test_a_late_answer_changes_nothing(kind: type[seen.DeadLetterStored], case: 
 def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
     """The partition is taken in anew: what was true of the range before need not be now."""
     world, member = stage(answers=False)
-    given_up(world, member)
+    exhausted(world, member)
     (asked,) = set(letters(member))
     assert isinstance(asked, do.StoreDeadLetter)
     world.kafka.stored[tp(0)] = OffsetAndMetadata(15)
@@ -445,7 +445,7 @@ def test_a_stored_letter_is_forgotten_when_somebody_moved_the_offset() -> None:
 
 def test_a_partition_of_which_no_bounds_are_known_is_judged_by_its_runs() -> None:
     """Bounds come later than claims only in a test; still nothing may be made up from them."""
-    ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).note(1, FIRST, GaveUp(("r1",)))
+    ledger = OffsetLedger(tp(0), 1, 0).claim("b1", 10).note(1, FIRST, Exhausted(("r1",)))
     owned = OwnedPartition(tp(0), 1, Phase.OWNED, ledger=ledger)
     assert why_stopped(owned, "dead") is None
     assert why_stopped(owned, None) is not None

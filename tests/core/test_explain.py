@@ -16,7 +16,7 @@ from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPar
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.runs import (
     DeadLettered,
-    GaveUp,
+    Exhausted,
     InFlight,
     Progress,
     RunSeen,
@@ -198,15 +198,15 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             ),
             "run ab12cd34 for [0, 9) is created but not submitted, and is requested again",
         ),
-        (stopped(due(35.0, GaveUp((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
+        (stopped(due(35.0, Exhausted((RUN,)))), "stopped: no way; [0, 9) is tried again in 25 s"),
         (
-            stopped(due(10.0, GaveUp((RUN,)))),
+            stopped(due(10.0, Exhausted((RUN,)))),
             (
                 "stopped: no way; [0, 9) is tried again, waits for room among the runs in flight "
                 "and for Dagster"
             ),
         ),
-        (stopped(due(NEVER, GaveUp((RUN,)))), "stopped: no way"),
+        (stopped(due(NEVER, Exhausted((RUN,)))), "stopped: no way"),
         (owned(4, ("b", 9, InFlight((RUN,)))), "run ab12cd34 works on [0, 9)"),
         (
             owned(4, ("b", 9, InFlight((RUN,), unconfirmed=(RUN,), deleted=(RUN,)))),
@@ -238,7 +238,7 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             owned(4, ("b", 9, InFlight((RUN,))), ("c", 12, Succeeded("s"))),
             "run ab12cd34 works on [0, 9); [9, 12) has succeeded and is committed in its turn",
         ),
-        (owned(4, ("b", 9, GaveUp(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
+        (owned(4, ("b", 9, Exhausted(("r1", "r2", RUN)))), "3 runs failed on [0, 9)"),
         (
             owned(4, ("b", 9, DeadLettered(RUN))),
             "[0, 9) is in the dead-letter topic and is committed in its turn",

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ledger import OffsetLedger
-from dagster_rebalance.core.runs import DeadLettered, GaveUp, InFlight, Succeeded, ToRequest
+from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, Succeeded, ToRequest
 from tests.core.world import span, tp
 
 EPOCH = 7
@@ -84,11 +84,11 @@ def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> Non
     assert book.unstarted_runs == {"r2", "r1"}
 
 
-def test_the_first_range_that_was_given_up_is_named() -> None:
+def test_the_first_range_that_is_exhausted_is_named() -> None:
     """It is what stops the partition."""
     assert ledger(10).blocked is None
-    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), GaveUp(("r7", "r8", "r9")))
-    assert book.blocked == (book.entries[1], GaveUp(("r7", "r8", "r9")))
+    book = ledger(10, 20).note(EPOCH, span(0, 10, 20), Exhausted(("r7", "r8", "r9")))
+    assert book.blocked == (book.entries[1], Exhausted(("r7", "r8", "r9")))
 
 
 def test_a_range_in_the_dead_letter_topic_is_done_and_stays_so() -> None:

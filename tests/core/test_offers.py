@@ -12,7 +12,7 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.runs import (
     DeadLettered,
-    GaveUp,
+    Exhausted,
     InFlight,
     Progress,
     RunSeen,
@@ -99,7 +99,7 @@ def test_a_stopped_partition_tries_only_its_first_range_that_is_not_done() -> No
     """What stops it may have passed; nothing behind that range can be committed before it."""
     work = (
         ("a", 1, Succeeded("r")),
-        ("b", 2, GaveUp(("r1", "r2"), attempt=3)),
+        ("b", 2, Exhausted(("r1", "r2"), attempt=3)),
         ("c", 3, ToRequest()),
     )
     assert offers_of([owned(0, *work, phase=Phase.STOPPED)]) == (Offer("b", 3, (span(0, 1, 2),)),)
@@ -189,7 +189,7 @@ def test_batches_under_way_are_those_that_take_room() -> None:
         owned(0, ("requested", 1, ToRequest()), ("works", 2, InFlight(("r",)))),
         owned(
             1,
-            ("failed", 1, GaveUp(("r",))),
+            ("failed", 1, Exhausted(("r",))),
             ("behind", 2, ToRequest()),
             phase=Phase.STOPPED,
             due_at=NEVER,

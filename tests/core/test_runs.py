@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.runs import (
-    GaveUp,
+    Exhausted,
     InFlight,
     Progress,
     RunSeen,
@@ -52,11 +52,11 @@ CREATED = run("r1", S.CREATED, attempt=1)
         ([run("r1", S.CANCELED, has_started=False)], ToRequest(2, 1, Trouble(F, 1, "r1"))),
         (
             [run("r1", S.FAILED), run("r2", S.CANCELED), run("r3", S.FAILED)],
-            GaveUp(("r1", "r2", "r3"), is_cancelled=True, attempt=4),
+            Exhausted(("r1", "r2", "r3"), is_cancelled=True, attempt=4),
         ),
         (
             [run("r1", S.FAILED), run("r2", S.FAILED), run("r3", S.FAILED)],
-            GaveUp(("r1", "r2", "r3"), attempt=4),
+            Exhausted(("r1", "r2", "r3"), attempt=4),
         ),
         # What never started is no attempt, however often.
         ([run("r1", S.FAILED, has_started=False)], ToRequest(2, 0, Trouble(N, 1, "r1"))),
@@ -122,7 +122,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r3", S.FAILED),
                 run("r4", S.FAILED),
             ],
-            GaveUp(("r1", "r3", "r4"), attempt=5),
+            Exhausted(("r1", "r3", "r4"), attempt=5),
         ),
         # Dagster's own retries are not attempts of ours.
         ([run("r1", S.FAILED, awaits_retry=True)], InFlight(("r1",))),
@@ -160,7 +160,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 run("r4", S.FAILED, parent_id="r1", is_refused=True),
                 run("r5", S.FAILED),
             ],
-            GaveUp(("r1", "r2", "r3", "r5"), attempt=5),
+            Exhausted(("r1", "r2", "r3", "r5"), attempt=5),
         ),
         # Dagster's own retry says nothing of what a person wants: whatever becomes of it, attempts
         # have their number and their delay.
@@ -176,7 +176,7 @@ CREATED = run("r1", S.CREATED, attempt=1)
                 *(run(f"r{n}", S.FAILED) for n in (1, 2, 3)),
                 run("r4", S.FAILED, parent_id="r3", is_refused=True, is_automatic=True),
             ],
-            GaveUp(("r1", "r2", "r3"), attempt=4),
+            Exhausted(("r1", "r2", "r3"), attempt=4),
         ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
@@ -358,7 +358,7 @@ def test_deleting_any_runs_never_stalls_a_range(lives: list[str], data: st.DataO
         case InFlight(run_ids, unsubmitted=again):
             assert all(left.state is S.CREATED for left in kept if left.run_id in run_ids)
             assert again is not None
-        case ToRequest(attempt=attempt) | GaveUp(attempt=attempt):
+        case ToRequest(attempt=attempt) | Exhausted(attempt=attempt):
             assert attempt not in keys
         case _:
             pytest.fail(f"{found} from {kept}")

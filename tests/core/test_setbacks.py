@@ -12,7 +12,7 @@ from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.runs import (
-    GaveUp,
+    Exhausted,
     InFlight,
     RunState,
     Setback,
@@ -70,11 +70,11 @@ def test_a_range_that_failed_too_often_is_tried_again_unless_its_settings_or_a_p
 
     A range in the dead-letter topic is done with.
     """
-    given_up = GaveUp(("r1", "r2", "r3"), attempt=4)
-    assert PACE.wait_s(given_up, has_dead_letters=False) == 180.0
-    assert PACE.wait_s(given_up, has_dead_letters=True) == NEVER
-    assert PACE.wait_s(GaveUp(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
-    assert RetryPace(retry_stopped=False).wait_s(given_up, has_dead_letters=False) == NEVER
+    exhausted = Exhausted(("r1", "r2", "r3"), attempt=4)
+    assert PACE.wait_s(exhausted, has_dead_letters=False) == 180.0
+    assert PACE.wait_s(exhausted, has_dead_letters=True) == NEVER
+    assert PACE.wait_s(Exhausted(("r1",), is_cancelled=True), has_dead_letters=False) == NEVER
+    assert RetryPace(retry_stopped=False).wait_s(exhausted, has_dead_letters=False) == NEVER
 
 
 @pytest.mark.parametrize(("first_s", "limit_s"), [(-1.0, 5.0), (10.0, 5.0)])
@@ -98,12 +98,12 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
 @pytest.mark.parametrize(
     ("blocked", "words"),
     [
-        (GaveUp((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Mend",)),
+        (Exhausted((RUN,)), ("orders-0: run ab12cd34 failed on orders-0 [0, 10). Mend",)),
         (
-            GaveUp(("r1", RUN)),
+            Exhausted(("r1", RUN)),
             ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run"),
         ),
-        (GaveUp((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
+        (Exhausted((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
         (
             Trouble(Setback.NOT_STARTED, 5, RUN),
             ("do not start", RUN, "no attempt", "tried again by itself"),
@@ -113,7 +113,7 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
     ],
 )
 def test_a_stop_says_what_happened_and_what_to_do(
-    blocked: GaveUp | Trouble, words: tuple[str, ...]
+    blocked: Exhausted | Trouble, words: tuple[str, ...]
 ) -> None:
     """Somebody reads it at night."""
     text = why_blocked(span(0, 0, 10), blocked)

@@ -46,7 +46,7 @@ def test_a_transaction_that_ends_is_forgotten() -> None:
 
 
 def test_a_transaction_that_hangs_stops_the_partition_until_it_has_ended() -> None:
-    """No broker would have let it live for so long: somebody has to abort it."""
+    """No broker lets a transaction live that long: somebody has to abort it."""
     world, member = behind_a_transaction()
     world.wait(LONGER_THAN_BROKERS_ALLOW_S, member, step=5)
     (shown,) = member.shown

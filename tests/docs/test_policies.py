@@ -127,7 +127,7 @@ def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(
     letter = block_with(PAGE, "json", "run_ids")
     job = dg.GraphDefinition(name="mend", node_defs=[process_again]).to_job(resource_defs=resources)
     with dg.DagsterInstance.ephemeral() as instance:
-        given_up = RecordCommit(
+        exhausted = RecordCommit(
             OffsetRange("orders", 3, 1200, 1300),
             1,
             "b",
@@ -138,7 +138,7 @@ def test_the_op_of_the_example_processes_the_range_of_a_dead_letter(
             is_dead_letter=True,
         )
         Catalogue(instance, GroupAssets.of("orders"), Host("blue", "sensor", "p")).record_commit(
-            given_up
+            exhausted
         )
         config = {"ops": {"process_again": {"inputs": {"letter": letter}}}}
         assert job.execute_in_process(instance=instance, run_config=config).success

@@ -177,7 +177,8 @@ def test_a_dead_letter_is_a_commit_without_rows_that_a_person_sees(shown: Shown)
     shown.catalogue.record_commit(replace(COMMIT, is_dead_letter=True))
     (commit,) = shown.commits()
     assert (
-        commit.description == "orders-0 [0, 10) given up after failed runs, the last one is run-1: "
+        commit.description
+        == "the attempts of orders-0 [0, 10) are exhausted, the last run is run-1: "
         "the dead-letter topic has it"
     )
     assert commit.metadata["dead_letter"].value is True

@@ -69,7 +69,7 @@ def outcomes(bench: Bench) -> list[object]:
     return [event["outcome"] for event in bench.observed() if event["event"] == "hold"]
 
 
-def given_up(
+def exhausted(
     instance: dg.DagsterInstance, settings: DriverSettings = LETTERS, records: int = 20
 ) -> tuple[Bench, list[dg.DagsterRun]]:
     """A member whose first range has failed as often as it may."""
@@ -84,7 +84,7 @@ def given_up(
     return bench, runs
 
 
-def two_given_up(instance: dg.DagsterInstance) -> Bench:
+def two_exhausted(instance: dg.DagsterInstance) -> Bench:
     """A member with two partitions, whose first ranges have failed for good.
 
     Their letters are under way.
@@ -195,9 +195,9 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
 ) -> None:
     """`on_failure="dead_letter"` gives the range up, and the partition goes on.
 
-    The record says what was given up and why.
+    The record says what is exhausted and why.
     """
-    bench, runs = given_up(instance)
+    bench, runs = exhausted(instance)
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
     assert bench.offset() == 0, "not confirmed yet"
@@ -228,7 +228,7 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     assert record is not None
     assert (
         record.description
-        == f"orders-0 [0, 10) given up after failed runs, the last one is {runs[-1].run_id}: "
+        == f"the attempts of orders-0 [0, 10) are exhausted, the last run is {runs[-1].run_id}: "
         "the dead-letter topic has it"
     )
     shown = {name: record.metadata[name].value for name in ("dead_letter", "run")}
@@ -243,7 +243,7 @@ def test_a_letter_that_is_refused_stops_the_partition_until_it_is_stored(
     instance: dg.DagsterInstance,
 ) -> None:
     """It is shown with what to do, and tried again by itself."""
-    bench, _ = given_up(instance)
+    bench, _ = exhausted(instance)
     bench.until(lambda: bench.producer.sent)
     bench.producer.end(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
     bench.until(lambda: not check_state(bench)[0])
@@ -260,7 +260,7 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver asks again."""
-    bench, _ = given_up(instance)
+    bench, _ = exhausted(instance)
     tried = []
 
     def away(run_id: str) -> str:
@@ -279,7 +279,7 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver repeats itself each second, perhaps through a long outage of Kafka."""
-    bench, _ = given_up(instance)
+    bench, _ = exhausted(instance)
     asked: list[str] = []
 
     def why(run_id: str) -> str:
@@ -296,7 +296,7 @@ def test_a_letter_that_was_stored_while_dagster_was_asked_once_more_is_not_sent_
     instance: dg.DagsterInstance,
 ) -> None:
     """The driver asked twice because Dagster took long to say why the run failed."""
-    bench, _ = given_up(instance)
+    bench, _ = exhausted(instance)
     bench.until(lambda: bench.producer.sent)
     (owned,) = bench.driver.partitions.values()
     assert owned.letter is not None
@@ -310,7 +310,7 @@ def test_letters_that_are_answered_late_and_together_are_sent_once(
     instance: dg.DagsterInstance,
 ) -> None:
     """What is done about the first answer finds that the second letter is due again."""
-    bench = two_given_up(instance)
+    bench = two_exhausted(instance)
     bench.turn(100)
     bench.producer.end()
     bench.group.clock.advance(5)
@@ -323,7 +323,7 @@ def test_a_member_polls_between_the_answers_to_many_letters(
 ) -> None:
     """A thousand that fail at once would keep it from Kafka for 10 s."""
     monkeypatch.setattr(pump_module, "LETTERS_PER_TURN", 1)
-    bench = two_given_up(instance)
+    bench = two_exhausted(instance)
     bench.producer.end()
     for taken in (1, 2):
         bench.turn()
@@ -334,7 +334,7 @@ def test_a_member_polls_between_the_answers_to_many_letters(
 
 def test_a_revoke_does_not_wait_for_a_letter(instance: dg.DagsterInstance) -> None:
     """The claim stays, and the next owner stores it."""
-    bench = two_given_up(instance)
+    bench = two_exhausted(instance)
     bench.joined_by_another()
     bench.until(lambda: len(bench.driver.partitions) == 1)
     assert outcomes(bench) == ["nothing to do"]
@@ -362,7 +362,7 @@ def test_a_member_without_a_producer_says_so_instead_of_going_on(
     instance: dg.DagsterInstance,
 ) -> None:
     """It would ask for ever."""
-    bench, _ = given_up(instance)
+    bench, _ = exhausted(instance)
     object.__setattr__(bench.pump.parts, "dead_letters", None)
     with pytest.raises(IllegalStateError, match="without a producer of dead letters"):
         bench.turn(100)
@@ -372,7 +372,7 @@ def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A record must fit the topic."""
-    bench, _ = given_up(instance)
+    bench, _ = exhausted(instance)
     monkeypatch.setattr(bench.pump.parts.runs, "why_failed", lambda _run_id: "é" * 100_000)
     bench.until(lambda: bench.producer.sent)
     ((_, _, value),) = bench.producer.sent
