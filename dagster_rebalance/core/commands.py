@@ -241,6 +241,17 @@ class EndDeadRuns:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveClaims:
+    """Tell others what became of claims of the own worker that they may find.
+
+    The partitions are not the member's any more. What is still at work on them is told when it has
+    ended. Without this word the next owner waits until the whole streaming run is over.
+    """
+
+    claims: frozenset[Claimed]
+
+
+@dataclass(frozen=True, slots=True)
 class RecordReceipt:
     """Show how a hold ended."""
 
@@ -282,6 +293,7 @@ Command = (
     | StoreDeadLetter
     | CancelRuns
     | EndDeadRuns
+    | LeaveClaims
     | RecordReceipt
     | ShowStop
     | Note

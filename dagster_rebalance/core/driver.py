@@ -38,6 +38,7 @@ from dagster_rebalance.core.run_news import taken_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, Succeeded, unclaimed_workers
 from dagster_rebalance.core.setbacks import unanswered
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget, LeavePolicy, LossPolicy
+from dagster_rebalance.core.stream_batches import is_batch_of, is_claimed_by
 from dagster_rebalance.core.transactions import noticed, why_hanging
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Driver:
     """Decides for one member. Not safe for several threads: one thread owns it."""
 
     def __init__(
-        self, settings: DriverSettings, *, new_batch_id: Callable[[], str], now: float
+        self, settings: DriverSettings, *, new_batch_id: Callable[[int], str], now: float
     ) -> None:
         self.settings = settings
         self.partitions = AssignedPartitions()
@@ -62,7 +63,7 @@ class Driver:
         self._last_tick_at = self._now = now
         self._asked_since: dict[Offer, float] = {}
         self._lookups = Lookups(settings)
-        self._rechecked_at = float("-inf")
+        self._rechecked_at = self._cancelled_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -89,6 +90,7 @@ class Driver:
         commands += self._commit(now)
         commands += self._record(now)
         commands += self._advance_holds(now)
+        commands += self._claim_again(now) if self.settings.worker else ()
         commands += self._claim(now)
         # A run that works without being the work of a claim has no entry, and may be deleted, or
         # end in Dagster, before it is over.
@@ -100,9 +102,27 @@ class Driver:
 
     @property
     def offers(self) -> tuple[Offer, ...]:
-        """The runs that Dagster shall start, as of the last event."""
+        """The runs that Dagster shall start, as of the last event.
+
+        To the worker of a streaming run: the batches that it shall work on.
+        """
+        worker = self.settings.worker
+        return tuple(o for o in self._wanted if not worker or is_claimed_by(o, worker))
+
+    @property
+    def _wanted(self) -> tuple[Offer, ...]:
         return offers_of(
-            self.partitions.busy, self._now, most_runs=self.settings.limits.max_runs_in_flight
+            self.partitions.busy,
+            self._now,
+            most_runs=self.settings.limits.max_runs_in_flight,
+            worker=self.settings.worker,
+        )
+
+    @property
+    def claimed(self) -> frozenset[str]:
+        """The batches that have claimed a range of an assigned partition."""
+        return frozenset(
+            entry.batch_id for owned in self.partitions.busy for entry in owned.known_entries
         )
 
     @property
@@ -186,9 +206,13 @@ class Driver:
         yield do.Note(
             f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more"
         )
-        runs = tuple(sorted({run for owned in gone for run in owned.live_runs}))
-        if runs and self.settings.on_lost is LossPolicy.CANCEL:
-            yield do.CancelRuns(runs, f"their partitions were {outcome.value}")
+        runs = {run for owned in gone for run in owned.live_runs}
+        if self.settings.on_lost is not LossPolicy.CANCEL:
+            # The worker stops in any case: nobody else can wait for a part of its batch.
+            runs &= {self.settings.worker}
+        if runs:
+            yield do.CancelRuns(tuple(sorted(runs)), f"their partitions were {outcome.value}")
+        yield from self._left_behind(gone)
         yield from _no_longer_stopped(gone)
         kept = []
         for hold in self.holds:
@@ -210,7 +234,7 @@ class Driver:
 
     def _on_time(self, _event: seen.TimePassed, now: float) -> Iterable[do.Command]:
         silence_s = now - self._last_tick_at
-        if self.leaving is None and silence_s > self.settings.lease_s:
+        if self.leaving is None and silence_s > self.settings.lease_s and not self.settings.worker:
             yield from self._on_leave_requested(
                 seen.LeaveRequested(f"its sensor has not ticked for {silence_s:.0f} s"), now
             )
@@ -528,17 +552,61 @@ class Driver:
                 del self.partitions[owned.partition]
         if hold.epochs:
             yield do.RecordReceipt(hold.receipt(held, now, outcome))
+        yield from self._left_behind(held)
         yield from _no_longer_stopped(held)
         if hold.cause is Cause.LEAVE:
             yield do.LeaveGroup(self.leaving or "asked to")
 
+    def _left_behind(self, partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
+        worker = self.settings.worker
+        claims = frozenset(
+            (entry.batch_id, entry.range)
+            for owned in partitions
+            for entry in owned.known_entries
+            if worker and is_batch_of(entry.batch_id, worker)
+        )
+        if claims:
+            yield do.LeaveClaims(claims)
+
+    def _claim_again(self, now: float) -> Iterable[do.Command]:
+        """Write the worker's name into the claims that it is to work on next.
+
+        Another run has claimed them, or an attempt on them has failed. It is written right before
+        the work, so that a claim with its name and attempt has been begun.
+        """
+        worker, busy = self.settings.worker, self.partitions.busy
+        if any(worker in owned.live_runs or owned.is_claiming for owned in busy):
+            return
+        wanted = next(iter(self._wanted), None)
+        if wanted is None or is_claimed_by(wanted, worker):
+            return
+        if wanted.unsubmitted:
+            if now - self._cancelled_at >= self.settings.retry_s:
+                self._cancelled_at = now
+                reason = "Dagster has not submitted it, and a streaming run takes its batch over"
+                yield do.CancelRuns((wanted.unsubmitted,), reason, only_unstarted=True)
+            return
+        batch_id = self._new_batch_id(wanted.failures + 1)
+        writes = []
+        for range_ in wanted.ranges:
+            owned = self.partitions[range_.topic_partition]
+            pending = owned.claim_again_write(range_, batch_id, now)
+            if pending is not None:
+                self.partitions[owned.partition] = replace(owned, pending=pending)
+                writes.append(pending.write)
+        if writes:
+            yield do.WriteOffsets(tuple(writes))
+
     def _claim(self, now: float) -> Iterable[do.Command]:
-        if self.leaving is not None or now - self._last_tick_at > self.settings.plan_patience_s:
+        if self.leaving is not None:
+            return
+        has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
+        if not has_ticks and not self.settings.worker:
             return
         backlogs = [
             backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None
         ]
-        under_way = len(batches_under_way(self.partitions.busy, now))
+        under_way = len(batches_under_way(self.partitions.busy, now, worker=self.settings.worker))
         batches = plan(
             backlogs,
             self.settings.limits,

@@ -129,6 +129,16 @@ class OffsetLedger:
         )
         return replace(self, entries=(*self.entries, Entry(range_, batch_id, claimed_at)))
 
+    def claimed_again(self, range_: OffsetRange, batch_id: str, claimed_at: float) -> OffsetLedger:
+        """Give a claimed range to another batch, with the same bounds."""
+        entries = tuple(
+            replace(entry, batch_id=batch_id, claimed_at=claimed_at)
+            if entry.range == range_
+            else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
     def note(
         self, epoch: int, range_: OffsetRange, progress: Progress, *, due_at: float = float("-inf")
     ) -> OffsetLedger:

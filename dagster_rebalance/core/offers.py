@@ -11,7 +11,7 @@ for at any time: `setbacks` has the delays.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.ownership import Phase
@@ -33,11 +33,15 @@ class Offer:
         batch_id: The batch.
         attempt: How often a run was asked for, this one included.
         ranges: What the run shall process. After a rebalance that may be a part of the batch.
+        failures: The attempts that failed on it.
+        unsubmitted: The run that Dagster has created for it and not submitted; empty for none.
     """
 
     batch_id: str
     attempt: int
     ranges: tuple[OffsetRange, ...]
+    failures: int = field(default=0, compare=False)
+    unsubmitted: str = field(default="", compare=False)
 
     @property
     def run_key(self) -> str:
@@ -47,20 +51,21 @@ class Offer:
 
 
 def offers_of(
-    partitions: Iterable[OwnedPartition], now: float, *, most_runs: int
+    partitions: Iterable[OwnedPartition], now: float, *, most_runs: int, worker: str = ""
 ) -> tuple[Offer, ...]:
     """Return the runs that Dagster shall start now.
 
     One run takes the ranges of a batch that are at the same attempt, and one run takes each range
     that has failed. A batch is not offered while one of its claims is still being written, so that
     it is not split over two runs. Failed ranges are offered in the order in which they have waited,
-    the longest first, while fewer than `most_runs` runs are at work or requested.
+    the longest first, while fewer than `most_runs` runs are at work or requested; with a `worker`,
+    no other run counts.
     """
     partitions = tuple(partitions)
     in_part = {
-        owned.pending.claims[0]
+        batch_id
         for owned in partitions
-        if owned.phase.may_plan and owned.pending and owned.pending.claims
+        if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claiming)
     }
     together: dict[tuple[str, int], list[OffsetRange]] = {}
     again: list[tuple[float, Offer]] = []
@@ -68,13 +73,16 @@ def offers_of(
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
             case InFlight(unsubmitted=RunSeen() as run):
-                offers[Offer(run.batch_id, run.attempt, run.ranges)] = None
+                offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = None
             case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
                 together.setdefault((entry.batch_id, attempt), []).append(entry.range)
             case (
-                ToRequest(attempt, failures=failures) | Exhausted(attempt=attempt, attempts=failures)
+                ToRequest(attempt, failures=failures)
+                | Exhausted(attempt=attempt, attempts=failures)
             ) if failures:
-                again.append((entry.due_at, Offer(entry.batch_id, attempt, (entry.range,))))
+                if entry.batch_id not in in_part:
+                    offer = Offer(entry.batch_id, attempt, (entry.range,), failures)
+                    again.append((entry.due_at, offer))
     offers |= dict.fromkeys(
         Offer(batch_id, attempt, tuple(sorted(found)))
         for (batch_id, attempt), found in together.items()
@@ -84,6 +92,7 @@ def offers_of(
         for owned in partitions
         for entry in owned.known_entries
         for run_id in _at_work(entry)
+        if worker in {"", run_id}
     }
     room = max(0, most_runs - len(live) - len(offers))
     again.sort(key=lambda waiting: (waiting[0], waiting[1].ranges))
@@ -109,19 +118,24 @@ def asked_for_in(
     return next(((range_, offer) for range_, offer in asked if offer is not None), None)
 
 
-def batches_under_way(partitions: Iterable[OwnedPartition], now: float) -> frozenset[str]:
+def batches_under_way(
+    partitions: Iterable[OwnedPartition], now: float, *, worker: str = ""
+) -> frozenset[str]:
     """Return the batches that take room among the runs in flight.
 
     A run works on them, or is or will be requested. A batch that is not requested, because its
     delay is not over, or its partition is stopped or has to be given up, takes no room from the
-    others.
+    others. With a `worker`, neither does one that another run works on.
     """
     found = set()
     for owned in partitions:
-        if owned.pending is not None and owned.pending.claims is not None:
-            found.add(owned.pending.claims[0])
+        if owned.pending is not None and owned.pending.claiming:
+            found.add(owned.pending.claiming)
         found |= {
-            entry.batch_id for entry in owned.known_entries if isinstance(entry.progress, InFlight)
+            entry.batch_id
+            for entry in owned.known_entries
+            if isinstance(entry.progress, InFlight)
+            and (not worker or worker in entry.progress.run_ids)
         }
         found |= {entry.batch_id for entry in _requestable(owned, now)}
     return frozenset(found)

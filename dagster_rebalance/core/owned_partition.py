@@ -36,12 +36,14 @@ if TYPE_CHECKING:
 class PendingWrite:
     """A pending write is one that Kafka has not confirmed.
 
-    It also says what it means for the ledger: a commit, a claim, or the first position of a group.
+    It also says what it means for the ledger: a commit, a claim, a claim that changes hands, or the
+    first position of a group.
 
     Attributes:
         write: What is to be written.
         commits: The entry whose end it commits.
         claims: The claim that it adds, as (batch id, until).
+        claims_again: The claimed range that it gives to another batch, and the id of that batch.
         asked_at: When it was given to the shell first.
         again_at: When it was given to the shell again, the last time.
         refused: Why Kafka refuses it, for a reason that waiting does not mend; empty while that is
@@ -52,8 +54,16 @@ class PendingWrite:
     asked_at: float
     commits: Entry | None = None
     claims: tuple[str, int] | None = None
+    claims_again: tuple[OffsetRange, str] | None = None
     again_at: float | None = None
     refused: str = ""
+
+    @property
+    def claiming(self) -> str:
+        """The batch that it claims a range for; empty when it claims none."""
+        if self.claims is not None:
+            return self.claims[0]
+        return "" if self.claims_again is None else self.claims_again[1]
 
     @property
     def last_asked_at(self) -> float:
@@ -240,6 +250,11 @@ class OwnedPartition:
         )
 
     @property
+    def is_claiming(self) -> bool:
+        """Whether the claim of a batch is being written."""
+        return self.pending is not None and self.pending.claiming != ""
+
+    @property
     def entries(self) -> tuple[Entry, ...]:
         """The claimed ranges."""
         return self.ledger.entries if self.ledger else ()
@@ -364,6 +379,17 @@ class OwnedPartition:
             claims=(batch_id, until),
         )
 
+    def claim_again_write(
+        self, range_: OffsetRange, batch_id: str, now: float
+    ) -> PendingWrite | None:
+        """The same claim for another batch; None while something else is written."""
+        if self.ledger is None or self.pending is not None:
+            return None
+        ledger = self.ledger.claimed_again(range_, batch_id, now)
+        return PendingWrite(
+            self._write(ledger, self.last_commit), now, claims_again=(range_, batch_id)
+        )
+
     def first_write(self, now: float) -> PendingWrite | None:
         """Return the first write of a partition that the member has taken in.
 
@@ -390,6 +416,8 @@ class OwnedPartition:
             return replace(
                 done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None
             )
+        if pending.claims_again is not None:
+            return replace(done, ledger=self.ledger.claimed_again(*pending.claims_again, now))
         entry = pending.commits
         if entry is None:
             return done

@@ -101,7 +101,7 @@ def plan(
     limits: BatchLimits,
     *,
     runs_in_flight: int,
-    new_batch_id: Callable[[], str],
+    new_batch_id: Callable[[int], str],
     now: float,
 ) -> tuple[Batch, ...]:
     """Choose the next batches, spread over as many runs as there is room for.
@@ -125,7 +125,7 @@ def plan(
         for b in ready[: room * limits.max_ranges_per_run]
     ]
     runs = min(room, len(chosen))
-    return tuple(Batch(new_batch_id(), tuple(sorted(chosen[run::runs]))) for run in range(runs))
+    return tuple(Batch(new_batch_id(1), tuple(sorted(chosen[run::runs]))) for run in range(runs))
 
 
 def _is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:

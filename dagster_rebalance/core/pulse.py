@@ -63,13 +63,14 @@ class Pulse:
 
         A deleted run is one that has begun its work and is not in Dagster any more.
         """
-        found = {run.run_id: run for run in runs}
+        read = tuple(runs)
+        found = {run.run_id for run in read}
         deleted = {
             run_id: replace(sign.run, state=RunState.DELETED, is_over=False)
             for run_id, sign in self.signs.items()
             if run_id not in found and sign.run.batch_id in batch_ids and sign.run.has_begun
         }
-        return (*found.values(), *deleted.values())
+        return (*read, *deleted.values())
 
     def observe(self, runs: Iterable[RunSeen], now: float) -> tuple[Pulse, tuple[str, ...]]:
         """The pulse after looking at all live runs, and the ids of those that are dead.

@@ -109,6 +109,8 @@ class DriverSettings:
         pace: How long a range waits before it is tried again.
         record_every_s: The commits of a partition within this time are joined into one record.
         unanswered_s: When a person is told of a run that Dagster is asked for and does not start.
+        worker: The streaming run that the member lives in, and that works on its batches; empty for
+            a member that requests a run for each batch.
     """
 
     limits: BatchLimits = field(default_factory=BatchLimits)
@@ -129,3 +131,4 @@ class DriverSettings:
     pace: RetryPace = field(default_factory=RetryPace)
     record_every_s: float = 0.0
     unanswered_s: float = 600.0
+    worker: str = ""

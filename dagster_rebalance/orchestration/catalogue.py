@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.events import LastRecorded
+from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.partition import named
 from dagster_rebalance.orchestration.stopped import evaluation
 
@@ -307,11 +307,19 @@ class Catalogue:
         """Record that this process is no member any more."""
         self._observe("left", f"{self._host.location} left the group: {reason}", {"reason": reason})
 
-    def successor(self) -> str | None:
-        """Return the incarnation of a newer process, if one joined after this one did.
+    def leave_wanted(self) -> LeaveRequested | None:
+        """Make way for a newer process, if one joined after this one did.
 
         Both processes serve the same sensor of the same code location.
         """
+        newer = self._successor()
+        if newer is None:
+            return None
+        return LeaveRequested(
+            f"a newer process of this code location has taken over ({newer})", has_successor=True
+        )
+
+    def _successor(self) -> str | None:
         if self._newest_event is None:
             # Storage was away when this process joined: without the place of its own event, older
             # processes would look like newer ones.

@@ -17,9 +17,10 @@ from dagster_rebalance.core.setbacks import why_blocked
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, find
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.events import Found
     from dagster_rebalance.core.partition import Bounds, OffsetRange
     from dagster_rebalance.core.runs import RunSeen
@@ -101,7 +102,9 @@ def stopped_in(
         for partition, read in judged.items()
         if isinstance(read, StoredPartition)
     }
-    found = _runs(runs, (batch_id for ranges in claimed.values() for _, batch_id in ranges))
+    found = _runs(
+        runs, [(batch_id, range_) for ranges in claimed.values() for range_, batch_id in ranges]
+    )
     stopped = {}
     for partition, verdict in judged.items():
         reason = (
@@ -125,6 +128,6 @@ def _failed(
     return None
 
 
-def _runs(runs: RunsPort, batch_ids: Iterable[str]) -> tuple[RunSeen, ...]:
-    wanted = frozenset(batch_ids)
-    return runs.read(wanted) if wanted else ()
+def _runs(runs: RunsPort, claims: Sequence[Claimed]) -> tuple[RunSeen, ...]:
+    wanted = frozenset(batch_id for batch_id, _ in claims)
+    return runs.read(wanted, claims=claims) if wanted else ()

@@ -97,6 +97,16 @@ class Heartbeat:
         self._beat(self._instance)
         set_mark(self._instance, self._run, Mark.BEGAN)
 
+    @property
+    def number(self) -> int:
+        """Where the run gives its signs of life."""
+        return self._number
+
+    @property
+    def interrupted_because(self) -> str:
+        """Why the run must not go on; empty as long as it may."""
+        return self._interrupted_because
+
     def why_too_late(self) -> str | None:
         """Why others may take this run for dead although it has not begun to work, or None."""
         silence = self._silence()

@@ -13,10 +13,18 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
-    from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored, LastRecorded
+    from dagster_rebalance.core.events import (
+        DeadLetterFailed,
+        DeadLetterStored,
+        LastRecorded,
+        LeaveRequested,
+        RunsRead,
+    )
+    from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.stream_batches import Outcome
 
 
 class RunsToEnd(Protocol):
@@ -50,8 +58,44 @@ class RunsPort(RunsToEnd, Protocol):
             claims: By these, runs that were deleted while they work are found.
         """
 
-    def why_failed(self, run_id: str) -> str:
-        """What a run failed with, in a few words."""
+    def why_failed(self, run_id: str, batch_id: str) -> str:
+        """What a run failed with on a batch, in a few words."""
+
+    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """Tell whoever finds these claims how the work on them ended."""
+
+
+class WorkPort(Protocol):
+    """The worker of a streaming run: it works on batches in this process, one at a time.
+
+    The thread of the pump calls all of this, and none of it waits.
+    """
+
+    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
+        """Begin a batch if none is at work; what there is to know of it then.
+
+        Args:
+            offers: The batches that may be begun.
+            claimed: All batches that the member has claimed.
+        """
+
+    def ended(self) -> Iterator[RunsRead]:
+        """What became of batches, each told once."""
+
+    def known(
+        self, batch_ids: Collection[str], claims: Iterable[Claimed]
+    ) -> tuple[RunSeen, ...] | None:
+        """What is known of batches without Dagster; None when some are not the worker's own."""
+
+    def leave(self, claims: Iterable[Claimed]) -> None:
+        """Others may find these claims."""
+
+    @property
+    def untold(self) -> Mapping[Claimed, Outcome]:
+        """What others have to be told of claims that they may find."""
+
+    def told(self, claims: Iterable[Claimed]) -> None:
+        """Others know."""
 
 
 class RecordedCommits(Protocol):
@@ -93,8 +137,8 @@ class CataloguePort(RecordedCommits, Protocol):
     def give_seat_up(self) -> None:
         """Let another process of this code location begin at once."""
 
-    def successor(self) -> str | None:
-        """A newer process of this code location, if one has joined."""
+    def leave_wanted(self) -> LeaveRequested | None:
+        """Why the member has to make way, if somebody wants that."""
 
 
 class DeadLettersPort(Protocol):

@@ -44,7 +44,12 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.orchestration.port import CataloguePort, DeadLettersPort, RunsPort
+    from dagster_rebalance.orchestration.port import (
+        CataloguePort,
+        DeadLettersPort,
+        RunsPort,
+        WorkPort,
+    )
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -81,6 +86,7 @@ class Parts:
     Attributes:
         clock_with_suspension: A clock that also counts while the machine is suspended; None if
             `clock` does.
+        work: The worker of a streaming run; None for a member that requests runs.
     """
 
     consumer: RebalanceAwareConsumer
@@ -92,6 +98,7 @@ class Parts:
     dead_letters: DeadLettersPort | None = None
     start: Callable[[str, Callable[[], None]], None] = in_thread
     clock_with_suspension: Callable[[], float] | None = None
+    work: WorkPort | None = None
 
 
 class Pump:
@@ -136,10 +143,30 @@ class Pump:
                     "it had not answered for too long, and another member has taken its place"
                 )
         parts.consumer.close()  # first, so that the others need not wait for the storage
+        if parts.work is not None:
+            self._see_to_work(parts.work)
         self._show(partial(parts.catalogue.record_left, self._left))
         if not self.made_way and not self._mailbox.is_abandoned:
             self._show(parts.catalogue.give_seat_up)
         self._storage.finish(_FAREWELL_S)
+
+    def _see_to_work(self, work: WorkPort) -> None:
+        """Let the worker begin what is its turn, and others know what it has left to them."""
+        begun = work.begin(self.parts.driver.offers, self.parts.driver.claimed)
+        if begun is not None:
+            self._feed(begun)
+        untold = work.untold
+        if untold:
+            self._storage.ask(
+                Job(
+                    "telling others what became of claims",
+                    partial(self.parts.runs.tell, untold),
+                    lambda _: work.told(untold),
+                    slot="left",
+                    subject=untold,
+                    is_repeated=True,
+                )
+            )
 
     def _check_dead_letter_topic(self) -> None:
         topic = self.parts.driver.settings.dead_letter_topic
@@ -169,6 +196,8 @@ class Pump:
                     )
                 )
                 self._stop_news += 1
+        for ended in parts.work.ended() if parts.work is not None else ():
+            self._feed(ended)
         told = self._mailbox.take_events()
         for letter in (
             islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ()
@@ -180,6 +209,8 @@ class Pump:
         self._look_for_successor()
         self._keep_seat()
         self._feed(seen.TimePassed())
+        if parts.work is not None:
+            self._see_to_work(parts.work)
         self._show_stop_news()
         self._storage.look_after()
         parts.consumer.delay_revoke(parts.driver.held)
@@ -238,7 +269,7 @@ class Pump:
             logger.warning("%s failed and is tried again", what, exc_info=True)
         return None
 
-    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901 - one case for each command
+    def _answer(self, command: do.Command) -> seen.Event | None:  # noqa: C901, PLR0912 - one case for each command
         parts = self.parts
         match command:
             case do.ReadStoredOffsets(epochs):
@@ -249,6 +280,9 @@ class Pump:
                     slot="offsets",
                 )
             case do.ReadRuns(batch_ids, live_too, look, claims):
+                known = None if live_too or not parts.work else parts.work.known(batch_ids, claims)
+                if known is not None:
+                    return seen.RunsRead(batch_ids, known, look=look)
                 self._ask(
                     command,
                     partial(parts.runs.read, batch_ids, live_too=live_too, claims=claims),
@@ -274,6 +308,9 @@ class Pump:
             case do.EndDeadRuns(signs):
                 self._note(f"sees to it that nothing of {', '.join(signs)} works any more")
                 self._ender.end_dead(signs)
+            case do.LeaveClaims(claims):
+                if parts.work is not None:
+                    parts.work.leave(claims)
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
@@ -345,7 +382,7 @@ class Pump:
     def _ask_why(self, letter: do.StoreDeadLetter) -> None:
         letters = self.parts.dead_letters
         if letters is None or not letters.is_under_way(letter.range):
-            why = partial(self.parts.runs.why_failed, letter.run_ids[-1])
+            why = partial(self.parts.runs.why_failed, letter.run_ids[-1], letter.batch_id)
             self._ask(letter, why, partial(self._store, letter), slot=("letter", letter.range))
 
     def _store(self, letter: do.StoreDeadLetter, error: str) -> None:
@@ -408,15 +445,11 @@ class Pump:
         if now - self._looked_for_successor_at < wait_s:
             return
         self._looked_for_successor_at = now
-        self._show(self.parts.catalogue.successor, self._superseded_by, slot="successor")
+        self._show(self.parts.catalogue.leave_wanted, self._asked_to_leave, slot="successor")
 
-    def _superseded_by(self, newer: str | None) -> seen.Event | None:
-        if newer is None:
-            return None
-        self.made_way = True
-        return seen.LeaveRequested(
-            f"a newer process of this code location has taken over ({newer})", has_successor=True
-        )
+    def _asked_to_leave(self, wanted: seen.LeaveRequested | None) -> seen.Event | None:
+        self.made_way = self.made_way or (wanted is not None and wanted.has_successor)
+        return wanted
 
     def _keep_seat(self) -> None:
         """Show other processes of this code location that the member lives."""

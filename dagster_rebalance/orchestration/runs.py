@@ -16,6 +16,7 @@ import dagster as dg
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
 from dagster_rebalance.orchestration.coverage import Coverage
+from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.run_process import is_gone
@@ -33,9 +34,10 @@ from dagster_rebalance.orchestration.tags import (
 from dagster_rebalance.orchestration.work_notes import WorkNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.stream_batches import Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -94,6 +96,7 @@ class RunLedger:
         self._stop_spark_work = stop_spark_work
         self._signs = SignsOfLife(instance)
         self._notes = WorkNotes(instance)
+        self._left = LeftClaims(instance)
         self._noted: dict[str, list[Claimed]] = {}
         self._final_marks: dict[str, frozenset[Mark]] = {}
         self._ask_again_at: OrderedDict[str, float] = OrderedDict()
@@ -164,7 +167,50 @@ class RunLedger:
             for record in ordered
         ]
         seen = tuple(self._coverage.added(found))
-        return (*seen, *self._deleted(claims, {record.dagster_run.run_id for record in records}))
+        claimed = tuple(claims)
+        return (
+            *seen,
+            *self._streams(claimed),
+            *self._deleted(claimed, {record.dagster_run.run_id for record in records}),
+        )
+
+    def _streams(self, claims: Iterable[Claimed]) -> Iterable[RunSeen]:
+        """The streaming runs that have made claims, once for each batch."""
+        batches = streamed(claims)
+        wanted = {batch.run_id for batch in batches.values()}
+        if not wanted:
+            return
+        records = self._instance.get_run_records(dg.RunsFilter(run_ids=sorted(wanted)))
+        runs = {record.dagster_run.run_id: self._stream_seen(record) for record in records}
+        outcomes = self._left.read(batches)
+        for claim, batch in batches.items():
+            run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
+            yield from batch.seen((claim[1],), run, outcomes.get(claim))
+
+    def _stream_seen(self, record: dg.RunRecord) -> RunSeen:
+        run = record.dagster_run
+        marks = self._marks(run.run_id) if run.status in _ENDED else frozenset()
+        signs = self._signs.read({run.run_id: record.storage_id})
+        return self._seen(record, is_retried=True, marks=marks, sign=signs.get(run.run_id, ""))
+
+    def _deleted_stream(self, run_id: str) -> RunSeen:
+        number = self._left.number(run_id)
+        sign = "" if number is None else self._signs.read({run_id: number}).get(run_id, "")
+        if not sign:  # nothing is known of it any more
+            return RunSeen(run_id, "", (), RunState.FAILED)
+        return RunSeen(
+            run_id,
+            "",
+            (),
+            RunState.DELETED,
+            heartbeat=sign,
+            is_gone=is_gone(sign.rpartition(" ")[2], run_id),
+            is_over=False,
+        )
+
+    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """Tell whoever finds these claims how the work on them ended."""
+        self._left.tell(outcomes)
 
     def _deleted(self, claims: Iterable[Claimed], known: Collection[str]) -> Iterable[RunSeen]:
         """The runs that have noted their work on claims, and are not in Dagster any more."""
@@ -178,7 +224,7 @@ class RunLedger:
             for note in notes.values()
             if self._instance.get_run_by_id(note.run_id) is None
         }
-        self._noted = {
+        self._noted |= {
             run_id: [claim for claim, note in notes.items() if note.run_id == run_id]
             for run_id in gone
         }
@@ -203,7 +249,7 @@ class RunLedger:
         known = self._final_marks.get(run_id)
         return marks_of(self._instance, run_id) if known is None else known
 
-    def why_failed(self, run_id: str) -> str:
+    def why_failed(self, run_id: str, batch_id: str) -> str:  # noqa: ARG002 - a run has one batch
         """Return the error that a run failed with, and the causes of that error.
 
         The text is as Dagster has noted it, without stack traces.

@@ -203,5 +203,5 @@ def _location(context: dg.SensorEvaluationContext) -> str:
     return origin.location_name if origin else "unknown"
 
 
-def _new_batch_id() -> str:
+def _new_batch_id(_attempt: int) -> str:
     return f"b-{uuid.uuid4().hex[:16]}"

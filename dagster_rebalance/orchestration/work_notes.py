@@ -43,21 +43,51 @@ class WorkNote:
     is_finished: bool
 
 
-class WorkNotes:
-    """The notes of all runs of an instance."""
+class Places:
+    """A fixed number of values in Dagster's storage that people do not see."""
 
     def __init__(self, instance: dg.DagsterInstance) -> None:
         self._storage = instance.run_storage
 
+    def get(self, places: Iterable[str]) -> Mapping[str, str]:
+        """The values of the places that have one."""
+        wanted = set(places)
+        stored: object = self._storage.get_cursor_values(wanted) if wanted else {}
+        return stored if isinstance(stored, dict) else {}
+
+    def put(self, texts: Mapping[str, str]) -> None:
+        """Write all texts, at best in two steps.
+
+        On SQLite, Dagster drops new places from a write that also has known ones.
+        """
+        known = self.get(texts).keys()
+        for part in (
+            {p: text for p, text in texts.items() if (p in known) is is_known}
+            for is_known in (True, False)
+        ):
+            if part:
+                self._storage.set_cursor_values(part)
+        stored = self.get(texts)
+        for place, text in texts.items():
+            if stored.get(place) != text:
+                self._storage.set_cursor_values({place: text})
+
+
+class WorkNotes:
+    """The notes of all runs of an instance."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._places = Places(instance)
+
     def write(self, note: WorkNote, claims: Collection[Claimed]) -> None:
         """Note that a run is about to work on all that it was given, or is finished with it."""
         end = _FINISHED if note.is_finished else _AT_WORK
-        text = " ".join([note.run_id, str(note.number), end, *map(_name, claims)])
-        self._put({_place(claim): text for claim in claims})
+        text = " ".join([note.run_id, str(note.number), end, *map(name_of, claims)])
+        self._places.put({_place(claim): text for claim in claims})
 
     def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
         """Forget a run of which nothing works any more."""
-        self._put(
+        self._places.put(
             {
                 _place(claim): ""
                 for claim, note in self.read(claims).items()
@@ -68,41 +98,25 @@ class WorkNotes:
     def read(self, claims: Iterable[Claimed]) -> dict[Claimed, WorkNote]:
         """The notes on claimed ranges, of those that have one."""
         places = {claim: _place(claim) for claim in claims}
-        stored = self._get(places.values())
+        stored = self._places.get(places.values())
         found = {}
         for claim, place in places.items():
             run_id, number, end, *names = (stored.get(place) or "- 0 -").split(" ")
-            if _name(claim) in names:
+            if name_of(claim) in names:
                 found[claim] = WorkNote(run_id, int(number), end == _FINISHED)
         return found
 
-    def _get(self, places: Iterable[str]) -> Mapping[str, str]:
-        wanted = set(places)
-        stored: object = self._storage.get_cursor_values(wanted) if wanted else {}
-        return stored if isinstance(stored, dict) else {}
 
-    def _put(self, texts: Mapping[str, str]) -> None:
-        """Write all texts, at best in two steps.
-
-        On SQLite, Dagster drops new places from a write that also has known ones.
-        """
-        known = self._get(texts).keys()
-        for part in (
-            {p: text for p, text in texts.items() if (p in known) is is_known}
-            for is_known in (True, False)
-        ):
-            if part:
-                self._storage.set_cursor_values(part)
-        stored = self._get(texts)
-        for place, text in texts.items():
-            if stored.get(place) != text:
-                self._storage.set_cursor_values({place: text})
-
-
-def _name(claim: Claimed) -> str:
+def name_of(claim: Claimed) -> str:
+    """How a claim is named in a note."""
     batch_id, range_ = claim
     return f"{batch_id}:{spelled(range_)}"
 
 
+def place(kind: str, name: str) -> str:
+    """The place of the note of this kind on something with this name."""
+    return f"dagster_rebalance/{kind}/{zlib.crc32(name.encode()) % PLACES}"
+
+
 def _place(claim: Claimed) -> str:
-    return f"dagster_rebalance/work/{zlib.crc32(_name(claim).encode()) % PLACES}"
+    return place("work", name_of(claim))

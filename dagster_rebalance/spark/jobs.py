@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _MARK = "_dagster_rebalance_interruptible"
+_TAGGED: dict[str, SparkSession] = {}
+"""The sessions that work on batches, by the tags of those."""
 
 
 def is_connect(session: SparkSession) -> bool:
@@ -46,7 +48,21 @@ def tag_batch(session: SparkSession, batch_id: str) -> str:
     """
     tag = batch_tag(batch_id)
     add_tag(session, tag)
+    _TAGGED[tag] = session
     return tag
+
+
+def settle_batch(batch_id: str, *, is_done: bool) -> None:
+    """Let what this thread starts from now on not carry the tag of a batch any more.
+
+    What still works on a batch that is not done is stopped.
+    """
+    tag = batch_tag(batch_id)
+    session = _TAGGED.pop(tag, None)
+    if session is not None:
+        remove_tag(session, tag)
+        if not is_done:
+            interrupt(session, tag)
 
 
 def add_tag(session: SparkSession, tag: str) -> None:
@@ -57,6 +73,14 @@ def add_tag(session: SparkSession, tag: str) -> None:
         # Not session.addTag(): a classic session keeps those tags per thread, so no other thread
         # could stop the jobs by them.
         session.sparkContext.addJobTag(tag)
+
+
+def remove_tag(session: SparkSession, tag: str) -> None:
+    """Let what this thread starts from now on not carry a tag any more."""
+    if is_connect(session):
+        session.removeTag(tag)
+    else:
+        session.sparkContext.removeJobTag(tag)
 
 
 def interrupt(session: SparkSession, tag: str) -> None:

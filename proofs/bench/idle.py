@@ -50,7 +50,7 @@ def measure(*, runs: int, turns: int, step: Callable[[str], None]) -> list[Entry
 
 def _turn_idle(partitions: int, turns: int) -> float:
     """The seconds of CPU that so many turns took, once everything is taken in."""
-    driver = Driver(DriverSettings(), new_batch_id=lambda: "none", now=0.0)
+    driver = Driver(DriverSettings(), new_batch_id=lambda _: "none", now=0.0)
     _feed(driver, seen.TickArrived(), 0.0)
     _feed(
         driver,

@@ -8,7 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored, LastRecorded
+from dagster_rebalance.core.events import (
+    DeadLetterFailed,
+    DeadLetterStored,
+    LastRecorded,
+    LeaveRequested,
+)
 from proofs.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
@@ -18,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.stream_batches import Outcome
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.process import Process
 
@@ -45,10 +51,13 @@ class SimulatedRuns:
         self._process.must_reach("dagster")
         return found
 
-    def why_failed(self, run_id: str) -> str:
+    def why_failed(self, run_id: str, batch_id: str) -> str:
         """What a run failed with."""
         self._process.must_reach("dagster")
         return "it failed"
+
+    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """No streaming run is played."""
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run."""
@@ -126,8 +135,8 @@ class SimulatedCatalogue:
     def give_seat_up(self) -> None:
         """Nothing to free."""
 
-    def successor(self) -> str | None:
-        """A newer process of the same code location."""
+    def leave_wanted(self) -> LeaveRequested | None:
+        """A newer process of the same code location has joined."""
         mine = self._process.incarnation
         side, _, number = mine.partition(".")
         newer = [
@@ -135,7 +144,12 @@ class SimulatedCatalogue:
             for other in self._dagster.joined
             if other.partition(".")[0] == side and int(other.partition(".")[2]) > int(number)
         ]
-        return newer[-1] if newer else None
+        if not newer:
+            return None
+        return LeaveRequested(
+            f"a newer process of this code location has taken over ({newer[-1]})",
+            has_successor=True,
+        )
 
 
 class SimulatedDeadLetters:

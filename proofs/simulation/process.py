@@ -93,7 +93,7 @@ class Process:
         group: ClassicGroup | ConsumerGroup,
         dagster: SimulatedDagster,
         weather: Weather,
-        new_batch_id: Callable[[], str],
+        new_batch_id: Callable[[int], str],
     ) -> None:
         self.incarnation = incarnation
         self.clockwork = clockwork

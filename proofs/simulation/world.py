@@ -90,7 +90,7 @@ class World:
             group=self.group,
             dagster=self.dagster,
             weather=self.weather,
-            new_batch_id=lambda: f"{incarnation}-{next(self._batch_ids)}",
+            new_batch_id=lambda _: f"{incarnation}-{next(self._batch_ids)}",
         )
         process.after_turn = self.check_progress
         process.start_another = lambda: self.ensure(incarnation)
@@ -98,7 +98,7 @@ class World:
         self.processes.append(process)
 
     def ensure(self, incarnation: str) -> None:
-        """Start the side of a process again, unless it has another one or was given up."""
+        """Start the side of a process again, unless it has another one or was abandoned."""
         side = incarnation[0]
         if side in self._sides and not any(
             p.incarnation[0] == side and not p.is_gone and not p.is_retired for p in self.processes

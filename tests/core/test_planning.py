@@ -22,7 +22,7 @@ def planned(
         backlogs,
         limits,
         runs_in_flight=runs_in_flight,
-        new_batch_id=lambda: f"b{next(ids)}",
+        new_batch_id=lambda _: f"b{next(ids)}",
         now=now,
     )
 

@@ -25,6 +25,7 @@ from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -171,7 +172,7 @@ class Member:
     def __init__(self, world: World, settings: DriverSettings) -> None:
         self.world = world
         self.driver = Driver(
-            settings, new_batch_id=lambda: f"b{next(world.batch_ids)}", now=world.now
+            settings, new_batch_id=lambda _: f"b{next(world.batch_ids)}", now=world.now
         )
         self.fails: set[type[do.Command]] = set()
         self.unanswered: set[type[do.Command]] = set()
@@ -265,12 +266,13 @@ class Member:
                         for p in wanted
                     },
                 )
-            case do.ReadRuns(batch_ids, live_too, look):
+            case do.ReadRuns(batch_ids, live_too, look, claims):
                 runs = tuple(
                     run
                     for run in dagster.runs.values()
                     if run.batch_id in batch_ids or (live_too and run.is_live)
                 )
+                runs += self.stream_runs(batch_ids, claims)
                 return seen.RunsRead(batch_ids, runs, live_too, look)
             case do.ReadBounds(partitions):
                 return seen.BoundsRead(
@@ -293,6 +295,19 @@ class Member:
             case _:
                 pass
         return None
+
+    def stream_runs(
+        self, batch_ids: Iterable[str], claims: Iterable[do.Claimed]
+    ) -> tuple[RunSeen, ...]:
+        """What Dagster and the notes say of batches of streaming runs."""
+        found: list[RunSeen] = []
+        for batch_id in batch_ids:
+            batch = StreamBatch.read(batch_id)
+            for claim in claims:
+                if batch is not None and claim[0] == batch_id:
+                    run, outcome = self.world.streams[batch.run_id], self.world.notes.get(claim)
+                    found += batch.seen((claim[1],), run, outcome)
+        return tuple(found)
 
     def _written(self, writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
         if self.is_fenced:
@@ -322,6 +337,9 @@ class World:
         self.dagster = FakeDagster()
         self.batch_ids = count(1)
         self.output: Counter[OffsetRange] = Counter()
+        self.streams: dict[str, RunSeen] = {}
+        self.notes: dict[do.Claimed, Outcome] = {}
+        self.done_by_streams: set[do.Claimed] = set()
         self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []
         for number in range(partitions):
             self.kafka.produce(tp(number), records)
@@ -384,8 +402,9 @@ class World:
             run.state is RunState.SUCCEEDED and run.batch_id == batch_id and range_ in run.ranges
             for run in runs
         )
-        given_up = any(
+        exhausted = any(
             (letter.range, letter.batch_id) == (range_, batch_id) for letter in self.kafka.letters
         )
-        assert covered or given_up, f"{write} commits {range_}, on which no run succeeded"
+        covered = covered or (batch_id, range_) in self.done_by_streams
+        assert covered or exhausted, f"{write} commits {range_}, on which no run succeeded"
         self.kafka.commits.append((write.partition, write.new.offset))

@@ -154,7 +154,7 @@ class Bench:
         self.consumer.refuses = {}
         ids = count(1)
         self.driver = WatchedDriver(
-            settings, new_batch_id=lambda: f"b-{next(ids)}", now=self.group.clock()
+            settings, new_batch_id=lambda _: f"b-{next(ids)}", now=self.group.clock()
         )
         self.driver.told = []
         self.assets = GroupAssets.of("etl")

@@ -279,11 +279,14 @@ def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> No
 def test_a_newer_process_of_the_same_sensor_is_a_successor(shown: Shown) -> None:
     """After a reload the old process gets no ticks: this is how it learns that it shall leave."""
     shown.catalogue.record_joined()
-    assert shown.catalogue.successor() is None
+    assert shown.catalogue.leave_wanted() is None
     newer = shown.of("blue")
     newer.record_joined()
-    assert shown.catalogue.successor() == newer._host.incarnation
-    assert newer.successor() is None, "an older process is none"
+    wanted = shown.catalogue.leave_wanted()
+    assert wanted is not None
+    assert wanted.has_successor
+    assert newer._host.incarnation in wanted.reason
+    assert newer.leave_wanted() is None, "an older process is none"
 
 
 @pytest.mark.parametrize(("location", "sensor"), [("green", "sensor"), ("blue", "another")])
@@ -294,7 +297,7 @@ def test_members_of_other_locations_and_sensors_are_no_successors(
     shown.catalogue.record_joined()
     shown.of(location, sensor).record_joined()
     shown.catalogue.record_assigned([tp(0)], "m")
-    assert shown.catalogue.successor() is None
+    assert shown.catalogue.leave_wanted() is None
 
 
 def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(shown: Shown) -> None:
@@ -303,13 +306,13 @@ def test_an_older_process_is_no_successor_when_storage_was_away_at_the_start(sho
     It needs the place of its own event in the log to tell them apart.
     """
     shown.of("blue").record_joined()
-    assert shown.catalogue.successor() is None
+    assert shown.catalogue.leave_wanted() is None
     assert shown.events()[0]["incarnation"] == shown.catalogue._host.incarnation, (
         "it has joined now"
     )
-    assert shown.catalogue.successor() is None
+    assert shown.catalogue.leave_wanted() is None
     shown.of("blue").record_joined()
-    assert shown.catalogue.successor() is not None
+    assert shown.catalogue.leave_wanted() is not None
 
 
 def test_a_successor_is_found_behind_many_other_events(shown: Shown) -> None:
@@ -318,7 +321,7 @@ def test_a_successor_is_found_behind_many_other_events(shown: Shown) -> None:
     for _ in range(120):
         shown.catalogue.record_left("test")
     shown.of("blue").record_joined()
-    assert [shown.catalogue.successor() is None for _ in range(2)] == [True, False]
+    assert [shown.catalogue.leave_wanted() is None for _ in range(2)] == [True, False]
 
 
 class CountingInstance:

@@ -15,7 +15,7 @@ from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import BatchRefusedError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
-from dagster_rebalance.orchestration.dead_letters import given_up_range
+from dagster_rebalance.orchestration.dead_letters import dead_lettered_range
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from tests.orchestration.parts import span
 
@@ -25,7 +25,7 @@ COMMITS = 130
 
 @pytest.fixture(scope="module")
 def instance() -> dg.DagsterInstance:
-    """A group that gave up [0, 10) long ago.
+    """A group that recorded a dead letter for [0, 10) long ago.
 
     It has committed the following ranges of that partition.
     """
@@ -58,7 +58,7 @@ def found(instance: dg.DagsterInstance, **changed: Any) -> OffsetRange:  # noqa:
         "group_id": "etl",
         **changed,
     }
-    return given_up_range(instance, kafka, json.dumps(letter))
+    return dead_lettered_range(instance, kafka, json.dumps(letter))
 
 
 def test_a_range_that_the_group_gave_up_is_found(instance: dg.DagsterInstance) -> None:
@@ -69,9 +69,9 @@ def test_a_range_that_the_group_gave_up_is_found(instance: dg.DagsterInstance) -
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"start": 5, "until": 15}, "no record that group etl gave up orders-0"),
-        ({"start": 10, "until": 20}, "no record that group etl gave up orders-0"),
-        ({"partition": 1}, "no record that group etl gave up orders-1"),
+        ({"start": 5, "until": 15}, "no record of a dead letter of group etl for orders-0"),
+        ({"start": 10, "until": 20}, "no record of a dead letter of group etl for orders-0"),
+        ({"partition": 1}, "no record of a dead letter of group etl for orders-1"),
         ({"topic": "salaries"}, "not of group etl and one of its topics"),
         ({"group_id": "another"}, "not of group etl and one of its topics"),
         ({"topic": "a/../b"}, "not a dead letter"),
@@ -98,4 +98,4 @@ def test_what_is_no_letter_at_all_is_refused(instance: dg.DagsterInstance) -> No
     kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["orders"])
     for letter in ("", "[]", "7", b"\xff"):
         with pytest.raises(BatchRefusedError, match="not a dead letter"):
-            given_up_range(instance, kafka, letter)
+            dead_lettered_range(instance, kafka, letter)

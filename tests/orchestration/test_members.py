@@ -76,7 +76,7 @@ class Farm:
         with RebalanceAwareConsumer(
             config, fetch=False, member=PacedMember(self.group), cluster=self.group, clock=clock
         ) as consumer:
-            driver = Driver(ETERNAL, new_batch_id=lambda: "b", now=clock())
+            driver = Driver(ETERNAL, new_batch_id=lambda _: "b", now=clock())
             catalogue = Catalogue(self.instance, GroupAssets.of("etl"), Host("blue", "sensor", "p"))
             yield Parts(
                 consumer, driver, RunLedger(self.instance, "etl"), catalogue, ["orders"], clock

@@ -263,7 +263,7 @@ def test_while_storage_is_away_no_letter_is_sent_without_its_reason(
     bench, _ = exhausted(instance)
     tried = []
 
-    def away(run_id: str) -> str:
+    def away(run_id: str, _batch_id: str) -> str:
         tried.append(run_id)
         message = "database is locked"
         raise OSError(message)
@@ -282,7 +282,7 @@ def test_while_a_letter_is_under_way_dagster_is_not_asked_again(
     bench, _ = exhausted(instance)
     asked: list[str] = []
 
-    def why(run_id: str) -> str:
+    def why(run_id: str, _batch_id: str) -> str:
         asked.append(run_id)
         return "why"
 
@@ -373,7 +373,7 @@ def test_the_error_in_a_letter_is_that_of_the_asset_and_has_an_end(
 ) -> None:
     """A record must fit the topic."""
     bench, _ = exhausted(instance)
-    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", lambda _run_id: "é" * 100_000)
+    monkeypatch.setattr(bench.pump.parts.runs, "why_failed", lambda *_: "é" * 100_000)
     bench.until(lambda: bench.producer.sent)
     ((_, _, value),) = bench.producer.sent
     assert json.loads(value)["error"] == "é" * MOST_ERROR_CHARACTERS

@@ -429,7 +429,7 @@ def test_events_without_weight_may_fail(
         raise OSError(message)
 
     monkeypatch.setattr(bench.catalogue, "record_assigned", away)
-    monkeypatch.setattr(bench.catalogue, "successor", away)
+    monkeypatch.setattr(bench.catalogue, "leave_wanted", away)
     bench.offers()
     assert any(
         "showing the state of the group in Dagster failed: no connection" in note

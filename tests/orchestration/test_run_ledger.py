@@ -787,7 +787,7 @@ def test_why_a_run_failed_is_its_error_with_the_causes_and_without_the_stack(
         fails()
 
     run_id = failing.execute_in_process(instance=instance, raise_on_error=False).run_id
-    why = RunLedger(instance, "etl").why_failed(run_id)
+    why = RunLedger(instance, "etl").why_failed(run_id, "b")
     assert why.endswith(
         "caused by: ValueError: record 5 cannot be read\ncaused by: LookupError: no such customer: "
         "17"
@@ -801,9 +801,9 @@ def test_why_a_run_was_marked_as_failed_is_the_message_of_the_mark(
     """As it is for a run whose process died; one of which Dagster has no event is said to be so."""
     run = make_run(instance, offer(batch_id), Status.STARTED)
     ledger = RunLedger(instance, "etl")
-    assert ledger.why_failed(run.run_id) == "Dagster has no event of its failure"
+    assert ledger.why_failed(run.run_id, batch_id) == "Dagster has no event of its failure"
     ledger.end_dead(run.run_id, "")
-    assert "gave no sign of life" in ledger.why_failed(run.run_id)
+    assert "gave no sign of life" in ledger.why_failed(run.run_id, batch_id)
 
 
 def test_a_run_that_ended_meanwhile_is_not_reported_dead(

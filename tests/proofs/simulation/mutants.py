@@ -186,11 +186,10 @@ def ask_once(patch: pytest.MonkeyPatch) -> None:
     """A batch whose run failed is not requested again."""
 
     def offered(
-        partitions: Iterable[OwnedPartition], now: float, *, most_runs: int
+        partitions: Iterable[OwnedPartition], now: float, *, most_runs: int, worker: str
     ) -> tuple[Offer, ...]:
-        return tuple(
-            offer for offer in offers_of(partitions, now, most_runs=most_runs) if offer.attempt == 1
-        )
+        found = offers_of(partitions, now, most_runs=most_runs, worker=worker)
+        return tuple(offer for offer in found if offer.attempt == 1)
 
     patch.setattr(driver_module, "offers_of", offered)
 

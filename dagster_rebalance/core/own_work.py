@@ -1,0 +1,125 @@
+"""The work of a streaming run: which batch it works on, and how the last ones ended.
+
+A streaming run is its own list of runs: what other members ask Dagster, it knows. It works on one
+batch at a time. Owns that a batch is begun only when it is the member's at that moment: the thread
+that owns the member begins it. The list is in memory and goes with the run; what others must know
+of a claim that outlives it is in `untold` until it is told.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.partition import OffsetRange
+
+
+@dataclass(frozen=True, slots=True)
+class BegunBatch:
+    """A batch that the run has begun.
+
+    Attributes:
+        batch_id: The batch.
+        ranges: What it works on.
+        outcome: How that ended; None while it is at work.
+    """
+
+    batch_id: str
+    ranges: tuple[OffsetRange, ...]
+    outcome: Outcome | None = None
+
+
+class OwnWork:
+    """The batches of one streaming run. Not safe for several threads.
+
+    Args:
+        run_id: The run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._begun: dict[str, BegunBatch] = {}
+        self._left: dict[Claimed, None] = {}
+        self._looks = 0
+        self.at_work: BegunBatch | None = None
+
+    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> BegunBatch | None:
+        """Begin the first batch that is offered, if none is at work.
+
+        Args:
+            offers: What the member offers.
+            claimed: All batches that the member has claimed. What is known of others is forgotten.
+        """
+        if self.at_work is not None:
+            return None
+        kept = {*claimed, *(batch_id for batch_id, _ in self._left)}
+        self._begun = {known: batch for known, batch in self._begun.items() if known in kept}
+        offer = next(iter(offers), None)
+        if offer is not None:
+            batch = BegunBatch(offer.batch_id, offer.ranges)
+            self.at_work = self._begun[offer.batch_id] = batch
+        return self.at_work
+
+    def end(self, outcome: Outcome) -> BegunBatch | None:
+        """Note how the batch at work ended; None when there was none."""
+        if self.at_work is None:
+            return None
+        ended = BegunBatch(self.at_work.batch_id, self.at_work.ranges, outcome)
+        self._begun[ended.batch_id] = ended
+        self.at_work = None
+        if outcome is Outcome.FAILED:
+            # Whoever shows what is stopped in the whole group must see it, too.
+            self.leave((ended.batch_id, range_) for range_ in ended.ranges)
+        return ended
+
+    def read(self, batch_ids: Iterable[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+        """What is known of the run's own batches, in the words that are used for runs.
+
+        Args:
+            batch_ids: Batches; those of others are passed over.
+            claims: What the member has claimed for them.
+        """
+        self._looks += 1
+        found: list[RunSeen] = []
+        known = tuple(claims)
+        for batch_id in batch_ids:
+            batch = StreamBatch.read(batch_id)
+            if batch is None or batch.run_id != self._run_id:
+                continue
+            begun = self._begun.get(batch_id)
+            ranges = begun.ranges if begun else tuple(r for name, r in known if name == batch_id)
+            # Whoever looks whether a run lives looks whether its sign changes.
+            me = RunSeen(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._looks))
+            seen = batch.seen(ranges, me, begun.outcome if begun else None)
+            found += seen if begun else seen[:-1]
+        return tuple(found)
+
+    def leave(self, claims: Iterable[Claimed]) -> None:
+        """Others may find these claims: they have to be told how the work on them ended."""
+        self._left.update(dict.fromkeys(claims))
+
+    @property
+    def untold(self) -> dict[Claimed, Outcome]:
+        """What others have to be told by now."""
+        ended: dict[Claimed, Outcome] = {}
+        for claim in self._left:
+            batch_id, range_ = claim
+            begun = self._begun.get(batch_id)
+            if begun is None or range_ not in begun.ranges:
+                ended[claim] = Outcome.DROPPED
+            elif begun.outcome is not None:
+                ended[claim] = begun.outcome
+        return ended
+
+    def told(self, claims: Iterable[Claimed]) -> None:
+        """Others know."""
+        for claim in claims:
+            self._left.pop(claim, None)

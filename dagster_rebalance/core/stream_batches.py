@@ -1,0 +1,128 @@
+"""A batch of a streaming run: its id says whose work it is, and which attempt.
+
+A streaming run is a member of the group and works on its own batches, one after the other, without
+a Dagster run for each. So there is no run to look at for a batch. The id of the batch, which is
+stored in Kafka as the claim of each of its ranges, names the run that works on it, and the attempt:
+one above the attempts that have failed on the range. The run writes it before it begins, so that
+whoever finds the claim knows whom to ask, and a record that kills each process that reads it is not
+tried for ever.
+
+Owns the form of the id, and what it means for a range together with the state of that run. The run
+leaves a note of the outcome only where a claim outlives its work (`Outcome`): others find it when
+the partition has moved.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.runs import RunSeen, RunState
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.partition import OffsetRange
+
+_ID = re.compile(
+    r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
+)
+
+
+class Outcome(enum.Enum):
+    """How the work of a streaming run on a batch ended."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    """The body raised: an attempt."""
+    DROPPED = "dropped"
+    """The run was asked to stop, or lost the partition: no attempt."""
+
+
+_STATES = {
+    Outcome.SUCCEEDED: RunState.SUCCEEDED,
+    Outcome.FAILED: RunState.FAILED,
+    Outcome.DROPPED: RunState.CANCELED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBatch:
+    """What the id of a batch says.
+
+    Attributes:
+        run_id: The streaming run that works on it.
+        number: Tells it from the other batches of that run.
+        attempt: One above the attempts that had failed on its ranges when it was begun.
+    """
+
+    run_id: str
+    number: int
+    attempt: int = 1
+
+    def __str__(self) -> str:
+        return f"s.{self.run_id}.{self.number}.{self.attempt}"
+
+    @classmethod
+    def read(cls, batch_id: str) -> StreamBatch | None:
+        """Read the id of a batch; None when it is not one of a streaming run."""
+        found = _ID.fullmatch(batch_id)
+        return found and cls(found["run"], int(found["number"]), int(found["attempt"]))
+
+    def seen(
+        self, ranges: tuple[OffsetRange, ...], run: RunSeen, outcome: Outcome | None
+    ) -> tuple[RunSeen, ...]:
+        """Tell what is known of the batch in the words that are used for runs.
+
+        The attempts that failed before come first. Then comes the run itself: as its note says; or
+        as long as it may work, at work; or dropped where it has ended in order; or failed, since
+        its process died with the batch in hand.
+
+        Args:
+            ranges: What the batch has claimed.
+            run: The streaming run as Dagster shows it.
+            outcome: What the run itself has said of the batch.
+        """
+        mine = replace(
+            run,
+            batch_id=str(self),
+            ranges=ranges,
+            attempt=self.attempt,
+            parent_id="",
+            has_started=True,
+        )
+        if outcome is not None:
+            mine = self._ended(mine, outcome)
+        elif not run.is_live:
+            died = run.state is RunState.FAILED and not run.is_taken_back
+            mine = self._ended(mine, Outcome.FAILED if died else Outcome.DROPPED)
+        before = (
+            replace(self._ended(mine, Outcome.FAILED), attempt=attempt)
+            for attempt in range(1, self.attempt)
+        )
+        return (*before, mine)
+
+    @staticmethod
+    def _ended(run: RunSeen, outcome: Outcome) -> RunSeen:
+        return replace(
+            run,
+            state=_STATES[outcome],
+            is_over=True,
+            is_written_off=False,
+            awaits_retry=False,
+            is_refused=False,
+            is_taken_back=outcome is Outcome.DROPPED,
+        )
+
+
+def is_batch_of(batch_id: str, run_id: str) -> bool:
+    """Whether a batch is one of this streaming run."""
+    batch = StreamBatch.read(batch_id)
+    return batch is not None and batch.run_id == run_id
+
+
+def is_claimed_by(offer: Offer, run_id: str) -> bool:
+    """Whether a streaming run has claimed a batch for this very attempt, and may begin it."""
+    batch = StreamBatch.read(offer.batch_id)
+    return batch is not None and batch.run_id == run_id and batch.attempt == offer.failures + 1

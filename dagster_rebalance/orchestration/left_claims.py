@@ -1,0 +1,73 @@
+"""What a streaming run tells of claims that it has left to others, and where its signs of life are.
+
+Whoever finds a claim that names a streaming run asks whether that run is over. One that lives on
+without the partition says here how its work on the claim ended, or that it has not ended yet, by
+saying nothing. And people may delete a run while it works: then its number says where its signs of
+life are. These notes are kept like `work_notes`, in places of their own: another run may work on
+the same claim later, and note that.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration.work_notes import Places, name_of, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import dagster as dg
+
+    from dagster_rebalance.core.commands import Claimed
+
+
+class LeftClaims:
+    """The notes of all streaming runs of an instance."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self._places = Places(instance)
+
+    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """Note how the work on claims ended."""
+        texts: defaultdict[str, list[str]] = defaultdict(list)
+        for claim, outcome in outcomes.items():
+            texts[_place(claim)] += [outcome.value, name_of(claim)]
+        self._places.put({where: " ".join(words) for where, words in texts.items()})
+
+    def read(self, claims: Iterable[Claimed]) -> dict[Claimed, Outcome]:
+        """How the work on claims ended, of those of which the run has said so."""
+        wanted = {claim: _place(claim) for claim in claims}
+        stored = self._places.get(wanted.values())
+        found = {}
+        for claim, where in wanted.items():
+            words = stored.get(where, "").split(" ")
+            named = dict(zip(words[1::2], words[::2], strict=False))
+            if name_of(claim) in named:
+                found[claim] = Outcome(named[name_of(claim)])
+        return found
+
+    def tell_number(self, run_id: str, number: int) -> None:
+        """Note where a streaming run gives its signs of life."""
+        self._places.put({_place_of(run_id): f"{run_id} {number}"})
+
+    def number(self, run_id: str) -> int | None:
+        """Where a streaming run gives its signs of life; None when that is not known."""
+        whose, _, number = (
+            self._places.get([_place_of(run_id)]).get(_place_of(run_id), "").partition(" ")
+        )
+        return int(number) if whose == run_id and number.isdecimal() else None
+
+
+def streamed(claims: Iterable[Claimed]) -> dict[Claimed, StreamBatch]:
+    """Those of the claims that streaming runs have made."""
+    return {claim: batch for claim in claims if (batch := StreamBatch.read(claim[0])) is not None}
+
+
+def _place(claim: Claimed) -> str:
+    return place("left", name_of(claim))
+
+
+def _place_of(run_id: str) -> str:
+    return place("streams", run_id)

@@ -1,0 +1,146 @@
+"""The bodies of a streaming run: the user's assets, called once for each batch.
+
+Owns that an asset needs nothing new to be streamed: its function gets the batch, its resources and
+the context of the run as in a run of its own, and what it returns becomes a materialisation. What
+cannot work for many batches in one run is refused where it is defined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import dagster as dg
+
+from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from dagster_rebalance.orchestration.batch import KafkaBatch
+
+
+@dataclass(frozen=True)
+class Body:
+    """One asset, or several that one function makes.
+
+    Attributes:
+        asset: The definition.
+        function: What the user wrote.
+        has_context: Whether it takes the context as its first argument.
+        resource_keys: The resources that it takes, the batch left out.
+        batch_key: What it calls the batch.
+    """
+
+    asset: dg.AssetsDefinition
+    function: Callable[..., Any]
+    has_context: bool
+    resource_keys: tuple[str, ...]
+    batch_key: str
+
+    @classmethod
+    def of(cls, asset: dg.AssetsDefinition, batch_key: str) -> Body:
+        """The body of an asset.
+
+        Raises:
+            ConfigurationError: It cannot be called for each batch: it is made of several ops, takes
+                another asset's value or run config, is partitioned, or does not take the batch.
+        """
+        name = ", ".join(sorted(key.to_user_string() for key in asset.keys))
+        op = asset.node_def
+        compute = getattr(op, "compute_fn", None) if isinstance(op, dg.OpDefinition) else None
+        function = getattr(compute, "decorated_fn", None)
+        if compute is None or function is None:
+            raise _refused(
+                name, "is not made by one decorated function (@dg.asset, @dg.multi_asset)"
+            )
+        if asset.partitions_def is not None:
+            raise _refused(name, "has partitions: the batch says what is to be processed")
+        has_context = bool(compute.has_context_arg())
+        parameters = list(inspect.signature(function).parameters)[int(has_context) :]
+        if batch_key not in parameters:
+            raise _refused(
+                name, f"does not take the batch: give it a parameter `{batch_key}: KafkaBatch`"
+            )
+        resource_keys = tuple(
+            key for key in parameters if key in asset.required_resource_keys and key != batch_key
+        )
+        others = [key for key in parameters if key not in {batch_key, *resource_keys}]
+        if others:
+            raise _refused(
+                name,
+                f"takes {others[0]!r}, which is neither a resource nor the batch: read what "
+                "another asset has written from where it is stored, and name that asset in deps",
+            )
+        return cls(asset, function, has_context, resource_keys, batch_key)
+
+    def __call__(
+        self, context: dg.AssetExecutionContext, batch: KafkaBatch, resources: Mapping[str, object]
+    ) -> Iterator[dg.MaterializeResult[Any]]:
+        """Process a batch; what it made, each asset once.
+
+        Raises:
+            ConfigurationError: It returned something that a streaming run cannot keep.
+        """
+        given = {key: resources[key] for key in self.resource_keys}
+        said = self.function(
+            *([context] if self.has_context else []), **given, **{self.batch_key: batch}
+        )
+        if inspect.iscoroutine(said):
+            said = asyncio.run(said)
+        results = {result.asset_key or self.asset.key: result for result in self._results(said)}
+        for spec in self.asset.specs:
+            result = results.pop(spec.key, None)
+            if result is None and not spec.skippable:
+                result = dg.MaterializeResult(asset_key=spec.key)
+            if result is not None:
+                yield result._replace(asset_key=spec.key)
+        if results:
+            surplus = next(iter(results)).to_user_string()
+            self._refuse(f"a result for {surplus}")
+
+    def _results(self, said: object) -> Iterator[dg.MaterializeResult[Any]]:
+        if said is None:
+            return
+        several = isinstance(said, Iterable) and not isinstance(said, dg.MaterializeResult)
+        for result in said if several else (said,):  # type: ignore[attr-defined]
+            if not isinstance(result, dg.MaterializeResult):
+                self._refuse(f"a {type(result).__name__}")
+            yield result
+
+    def _refuse(self, what: str) -> NoReturn:
+        name = ", ".join(sorted(key.to_user_string() for key in self.asset.keys))
+        msg = (
+            f"{name} returned {what}: an asset of a streaming run writes its output itself, and "
+            "returns nothing or dg.MaterializeResult"
+        )
+        raise ConfigurationError(msg)
+
+
+def in_order(bodies: Sequence[Body]) -> tuple[Body, ...]:
+    """The bodies, each behind those that it depends on."""
+    made = {key: body for body in bodies for key in body.asset.keys}
+    found: dict[int, Body] = {}
+
+    def add(body: Body) -> None:
+        if id(body) in found:
+            return
+        for spec in body.asset.specs:
+            for dep in spec.deps:
+                upstream = made.get(dep.asset_key)
+                if upstream is not None and upstream is not body:
+                    add(upstream)
+        found[id(body)] = body
+
+    for body in bodies:
+        add(body)
+    return tuple(found.values())
+
+
+def _refused(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"asset {name} {why}. A streaming run calls the function of each asset once for each batch"
+    )

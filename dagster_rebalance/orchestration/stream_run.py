@@ -1,0 +1,324 @@
+"""A streaming run: a Dagster run that is a member of the group and works on batch after batch.
+
+The member lives in a thread of its own, so that membership depends on no batch. The main thread
+works, because Spark and signals belong there. Owns how the run ends: SIGTERM (a cancel, a drained
+node) is a request to leave, which finishes the batch at work; what must not go on is interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.events import LeaveRequested
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.left_claims import LeftClaims
+from dagster_rebalance.orchestration.mailbox import Mailbox
+from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.own_jobs import JobName
+from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.stream_work import StreamWork
+from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.spark.jobs import settle_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import FrameType
+
+    from dagster_rebalance.core.own_work import BegunBatch
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+    from dagster_rebalance.orchestration.stream_body import Body
+
+logger = logging.getLogger(__name__)
+_WAIT_S = 1.0
+_LOOK_S = 0.1
+"""How often the end of the log is looked up: a record waits for that."""
+_MOST_RANGES = 10_000
+_PROGRESS_S = 60.0
+_RECORD_EVERY_S = 10.0
+_JOIN_LIMIT_S = 30.0
+
+
+class BatchInterruptedError(BaseException):
+    """The batch at work must not go on. No `Exception`: a body's own handlers must not keep it."""
+
+
+@dataclass
+class Progress:
+    """What a streaming run has done since it was last told."""
+
+    since: float
+    batches: int = 0
+    offsets: int = 0
+
+    def __str__(self) -> str:
+        took_s = max(time.monotonic() - self.since, 1e-3)
+        return f"{self.batches} batches, {self.offsets / took_s:,.0f} records/s"
+
+
+class StreamRun:
+    """The work of one streaming run.
+
+    Args:
+        context: The step that it is.
+        kafka: The group.
+        spark: Where the bodies work, if they use Spark.
+        bodies: What processes a batch, in order.
+    """
+
+    def __init__(
+        self,
+        context: dg.AssetExecutionContext,
+        kafka: KafkaConsumerResource,
+        spark: KafkaSparkResource | None,
+        bodies: Sequence[Body],
+    ) -> None:
+        self._context = context
+        self._kafka = kafka
+        self._spark = spark
+        self._bodies = bodies
+        self._run = context.run
+        self._mailbox = Mailbox()
+        self._heartbeat = Heartbeat(
+            context.instance, self._run, timeout_s=kafka.heartbeat_timeout_s
+        )
+        self._main = threading.current_thread()
+        self._is_in_body = False
+        self._is_cancelled = False
+        self._failure: BaseException | None = None
+        self._wakers: list[Any] = []
+        self._work = StreamWork(
+            self._run.run_id,
+            RunLedger(
+                context.instance,
+                kafka.group_id,
+                own_job=JobName.of(self._run),
+                stop_spark_work=spark.stop_abandoned_work if spark else None,
+            ),
+            wake=self._wake,
+            interrupt=self._interrupt,
+        )
+
+    def work(self) -> None:
+        """Work until the member has left.
+
+        Raises:
+            DagsterExecutionInterruptedError: The run was cancelled, or others may do its work.
+            DagsterRebalanceError: The member failed; the message says why and what to do.
+        """
+        instance = self._context.instance
+        self._heartbeat.begin()
+        LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
+        with self._heartbeat, self._signals():
+            member = threading.Thread(
+                target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
+            )
+            member.start()
+            progress = Progress(time.monotonic())
+            while member.is_alive():
+                batch = self._work.next(_WAIT_S)
+                if batch is not None:
+                    self._process(batch, progress)
+                progress = self._tell(progress)
+            member.join(_JOIN_LIMIT_S)
+        if self._failure is not None:
+            raise self._failure
+        if self._is_cancelled:
+            set_mark(instance, self._run, Mark.TAKEN_BACK)
+            raise dg.DagsterExecutionInterruptedError
+
+    # The batch
+
+    def _process(self, batch: BegunBatch, progress: Progress) -> None:
+        ranges = [spelled(range_) for range_ in batch.ranges]
+        given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges)
+        outcome, error = Outcome.DROPPED, ""
+        try:
+            self._is_in_body = True
+            self._call(given)
+            self._is_in_body = False
+            outcome = Outcome.SUCCEEDED
+            progress.batches += 1
+            progress.offsets += given.records
+        except BatchInterruptedError:
+            self._context.log.warning("batch %s was interrupted", batch.batch_id)
+        except dg.DagsterExecutionInterruptedError:
+            raise
+        except Exception as problem:
+            outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
+            shown = ", ".join(map(str, batch.ranges))
+            self._context.log.exception("batch %s failed on %s", batch.batch_id, shown)
+        finally:
+            self._is_in_body = False
+            self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
+            self._work.end(outcome, error)
+
+    def _call(self, batch: KafkaBatch) -> None:
+        shown = batch.metadata()
+        resources = self._context.resources._asdict()
+        for body in self._bodies:
+            for result in body(self._context, batch, resources):
+                key = result.asset_key or body.asset.key
+                self._context.log_event(
+                    dg.AssetMaterialization(
+                        asset_key=key,
+                        metadata={**shown, **(result.metadata or {})},
+                        tags=result.tags,
+                    )
+                )
+                for check in result.check_results or ():
+                    self._context.instance.report_runless_asset_event(
+                        dg.AssetCheckEvaluation(
+                            asset_key=check.asset_key or key,
+                            check_name=check.check_name or "",
+                            passed=check.passed,
+                            metadata=check.metadata,
+                            severity=check.severity,
+                            description=check.description,
+                        )
+                    )
+
+    def _settle_spark(self, batch_id: str, *, is_done: bool) -> None:
+        try:
+            settle_batch(batch_id, is_done=is_done)
+        except Exception:
+            logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
+
+    def _tell(self, progress: Progress) -> Progress:
+        for note in self._mailbox.take_notes():
+            self._context.log.info(note)
+        if time.monotonic() - progress.since < _PROGRESS_S:
+            return progress
+        self._context.log.info("%s; %s", progress, "; ".join(self._mailbox.mail.summary))
+        return Progress(time.monotonic())
+
+    # The member
+
+    def _be_member(self) -> None:
+        try:
+            with self._parts() as parts:
+                Pump(parts, self._mailbox).run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._failure = error
+        finally:
+            self._work.close()
+
+    @contextmanager
+    def _parts(self) -> Iterator[Parts]:
+        kafka, run = self._kafka, self._run
+        settings = kafka.driver_settings()
+        limits = replace(settings.limits, max_runs_in_flight=1, max_ranges_per_run=_MOST_RANGES)
+        settings = replace(
+            settings,
+            worker=run.run_id,
+            limits=limits,
+            poll_s=_LOOK_S,
+            record_every_s=settings.record_every_s or _RECORD_EVERY_S,
+        )
+        numbers = count(1)
+        producer = kafka.dead_letters()
+        with (
+            dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
+            kafka.connect() as consumer,
+            closing(producer) if producer else _nothing(),
+        ):
+            self._wakers.append(consumer.wakeup)
+            yield Parts(
+                consumer=consumer,
+                driver=Driver(
+                    settings,
+                    new_batch_id=lambda attempt: str(
+                        StreamBatch(run.run_id, next(numbers), attempt)
+                    ),
+                    now=time.monotonic(),
+                ),
+                runs=self._work,
+                work=self._work,
+                dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
+                catalogue=StreamCatalogue(instance, kafka.group_id, run),
+                topics=kafka.topics,
+            )
+
+    def _wake(self) -> None:
+        for wake in self._wakers:
+            wake()
+
+    # The end
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        if self._main is not threading.main_thread():  # only that one may handle signals
+            yield
+            return
+        handlers = {
+            signal.SIGTERM: self._on_cancel,
+            signal.SIGINT: self._on_cancel,
+            signal.SIGUSR2: self._on_interrupt,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _on_cancel(self, _number: int, _frame: FrameType | None) -> None:
+        if self._heartbeat.interrupted_because:
+            self._mailbox.is_abandoned = True
+            raise dg.DagsterExecutionInterruptedError
+        self._is_cancelled = True
+        self._mailbox.tell(LeaveRequested("its run is cancelled", self._kafka.shutdown_timeout_s))
+        self._wake()
+
+    def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_in_body:
+            raise BatchInterruptedError
+
+    def _interrupt(self) -> None:
+        if self._main is threading.main_thread() and self._main.ident is not None:
+            signal.pthread_kill(self._main.ident, signal.SIGUSR2)
+
+
+class StreamCatalogue(Catalogue):
+    """Reports for the member of a streaming run, which has no seat and no successor of its own."""
+
+    def __init__(self, instance: dg.DagsterInstance, group_id: str, run: dg.DagsterRun) -> None:
+        origin = run.remote_job_origin
+        location = origin.repository_origin.code_location_origin.location_name if origin else ""
+        super().__init__(
+            instance,
+            GroupAssets.of(group_id),
+            Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id),
+        )
+        self._run_id = run.run_id
+        self._cursor: str | None = None
+
+    def keep_seat(self) -> None:
+        """A streaming run has none."""
+
+    def give_seat_up(self) -> None:
+        """A streaming run has none."""
+
+    def leave_wanted(self) -> LeaveRequested | None:
+        """Whether somebody has asked this very run to leave."""
+        return None
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

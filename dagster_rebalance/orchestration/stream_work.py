@@ -1,0 +1,157 @@
+"""The worker of a streaming run, between the thread of its member and the thread that works.
+
+Owns that the two agree on what is at work. The member begins a batch and hears how it ended; the
+worker takes it, and wakes the member when it is done, so that nothing waits for a look. To the
+member it is also the list of runs: it knows its own batches itself, and asks Dagster for those of
+others.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.events import RunsRead
+from dagster_rebalance.core.own_work import OwnWork
+from dagster_rebalance.core.stream_batches import is_batch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.own_work import BegunBatch
+    from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.core.stream_batches import Outcome
+    from dagster_rebalance.orchestration.port import RunsPort
+
+
+class StreamWork:
+    """Plays `WorkPort` and `RunsPort` for the member of a streaming run.
+
+    Args:
+        run_id: The run.
+        others: The runs of others.
+        wake: Lets the member turn at once. Called by any thread.
+        interrupt: Ends the batch at work before its time. Called by any thread.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        others: RunsPort,
+        *,
+        wake: Callable[[], None],
+        interrupt: Callable[[], None],
+    ) -> None:
+        self._run_id = run_id
+        self._others = others
+        self._wake = wake
+        self._interrupt = interrupt
+        self._own = OwnWork(run_id)
+        self._lock = threading.Lock()
+        self._todo: SimpleQueue[BegunBatch | None] = SimpleQueue()
+        self._news: SimpleQueue[RunsRead] = SimpleQueue()
+        self._errors: dict[str, str] = {}
+
+    # For the worker
+
+    def next(self, timeout_s: float) -> BegunBatch | None:
+        """The next batch to work on; None when there is none within the time, or ever again."""
+        with suppress(Empty):
+            return self._todo.get(timeout=timeout_s)
+        return None
+
+    def end(self, outcome: Outcome, error: str = "") -> None:
+        """Say how the batch ended, with what it failed with."""
+        with self._lock:
+            batch = self._own.end(outcome)
+            if batch is None:
+                return
+            self._errors = {**dict(list(self._errors.items())[-100:]), batch.batch_id: error}
+            self._news.put(self._read_own(batch.batch_id))
+        self._wake()
+
+    def close(self) -> None:
+        """No batch follows."""
+        self._todo.put(None)
+
+    # WorkPort
+
+    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
+        """Begin a batch if none is at work."""
+        with self._lock:
+            batch = self._own.begin(offers, claimed)
+            if batch is None:
+                return None
+            self._todo.put(batch)
+            return self._read_own(batch.batch_id)
+
+    def ended(self) -> Iterator[RunsRead]:
+        """What became of batches, each told once."""
+        while not self._news.empty():
+            yield self._news.get()
+
+    def known(
+        self, batch_ids: Collection[str], claims: Iterable[Claimed]
+    ) -> tuple[RunSeen, ...] | None:
+        """What is known of batches without Dagster; None when some are not the worker's own."""
+        if not all(is_batch_of(batch_id, self._run_id) for batch_id in batch_ids):
+            return None
+        with self._lock:
+            return self._own.read(batch_ids, claims)
+
+    def leave(self, claims: Iterable[Claimed]) -> None:
+        """Others may find these claims."""
+        with self._lock:
+            self._own.leave(claims)
+
+    @property
+    def untold(self) -> Mapping[Claimed, Outcome]:
+        """What others have to be told of claims that they may find."""
+        with self._lock:
+            return self._own.untold
+
+    def told(self, claims: Iterable[Claimed]) -> None:
+        """Others know."""
+        with self._lock:
+            self._own.told(claims)
+
+    # RunsPort
+
+    def read(
+        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
+        """The own batches from memory, all other runs from Dagster."""
+        wanted, known = set(batch_ids), tuple(claims)
+        mine = {batch_id for batch_id in wanted if is_batch_of(batch_id, self._run_id)}
+        theirs = [claim for claim in known if claim[0] not in mine]
+        others = self._others.read(wanted - mine, live_too=live_too, claims=theirs)
+        with self._lock:
+            return (*others, *self._own.read(mine, known))
+
+    def why_failed(self, run_id: str, batch_id: str) -> str:
+        """What a run failed with on a batch."""
+        if run_id == self._run_id:
+            return self._errors.get(batch_id, "the error is in the log of the run")
+        return self._others.why_failed(run_id, batch_id)
+
+    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """Tell whoever finds these claims how the work on them ended."""
+        self._others.tell(outcomes)
+
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
+        """Cancel a run; of this one, the batch at work."""
+        if run_id != self._run_id:
+            self._others.cancel(run_id, only_unstarted=only_unstarted)
+        elif not only_unstarted:
+            self._interrupt()
+
+    def end_dead(self, run_id: str, sign: str) -> bool:
+        """End the run of another process."""
+        return self._others.end_dead(run_id, sign)
+
+    def _read_own(self, batch_id: str) -> RunsRead:
+        return RunsRead(frozenset({batch_id}), self._own.read([batch_id], ()))

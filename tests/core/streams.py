@@ -1,0 +1,112 @@
+"""A streaming run in the world in memory: a member that works on its batches itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.own_work import OwnWork
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from tests.core.world import AT_ONCE, Member, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from dagster_rebalance.core.own_work import BegunBatch
+    from dagster_rebalance.core.setbacks import RetryPace
+    from tests.core.world import World
+
+TOGETHER = BatchLimits(max_ranges_per_run=100, max_runs_in_flight=1)
+
+
+class Stream(Member):
+    """A streaming run; the test plays its body."""
+
+    def __init__(
+        self,
+        world: World,
+        run_id: str,
+        *,
+        owns: Iterable[int] = (),
+        settings: DriverSettings | None = None,
+        pace: RetryPace = AT_ONCE,
+    ) -> None:
+        super().__init__(world, settings or DriverSettings())
+        self.run_id = run_id
+        self.work = OwnWork(run_id)
+        numbers = count(1)
+        self.driver = Driver(
+            replace(settings or DriverSettings(), worker=run_id, limits=TOGETHER, pace=pace),
+            new_batch_id=lambda attempt: str(StreamBatch(run_id, next(numbers), attempt)),
+            now=world.now,
+        )
+        self.interrupts = 0
+        world.streams[run_id] = RunSeen(run_id, "", (), RunState.STARTED, heartbeat="1")
+        if owned := tuple(tp(number) for number in owns):
+            self.feed(seen.PartitionsAssigned(owned))
+
+    def turn(self, seconds: float = 0.25) -> BegunBatch | None:
+        """One turn of the pump; what the body has to work on from now on."""
+        self.world.now += seconds
+        self.pass_time()
+        self._tell()
+        begun = self.work.begin(self.driver.offers, self.driver.claimed)
+        if begun is not None:
+            self._feed_own(begun.batch_id)
+        return begun
+
+    def end(self, outcome: Outcome = Outcome.SUCCEEDED) -> BegunBatch:
+        """The body has ended."""
+        ended = self.work.end(outcome)
+        assert ended is not None, "no batch is at work"
+        if outcome is Outcome.SUCCEEDED:
+            self.world.done_by_streams |= {(ended.batch_id, range_) for range_ in ended.ranges}
+            self.world.output.update(ended.ranges)
+        self._feed_own(ended.batch_id)
+        self._tell()
+        return ended
+
+    def die(self) -> None:
+        """The process is killed, and known to be gone."""
+        self.world.streams[self.run_id] = replace(
+            self.world.streams[self.run_id], state=RunState.FAILED
+        )
+
+    def _feed_own(self, batch_id: str) -> None:
+        self.feed(seen.RunsRead(frozenset({batch_id}), self.work.read([batch_id], ())))
+
+    def _tell(self) -> None:
+        told = self.work.untold
+        self.world.notes |= told
+        self.work.told(told)
+
+    def stream_runs(
+        self, batch_ids: Iterable[str], claims: Iterable[do.Claimed]
+    ) -> tuple[RunSeen, ...]:
+        """Its own batches from memory, those of others from Dagster."""
+        own = self.work.read(batch_ids, claims)
+        mine = {run.batch_id for run in own}
+        others = [
+            b
+            for b in batch_ids
+            if b not in mine and (s := StreamBatch.read(b)) and s.run_id != self.run_id
+        ]
+        return (*own, *super().stream_runs(others, claims))
+
+    def _carry_out(self, command: do.Command) -> seen.Event | None:
+        match command:
+            case do.CancelRuns(run_ids) if self.run_id in run_ids:
+                self.interrupts += 1
+                return None
+            case do.LeaveClaims(claims):
+                self.work.leave(claims)
+                return None
+            case _:
+                return super()._carry_out(command)

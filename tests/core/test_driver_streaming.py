@@ -1,0 +1,371 @@
+"""A streaming run: a member that works on its batches itself, through a driver of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.settings import DriverSettings, HoldBudget
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from tests.core.streams import Stream
+from tests.core.world import Member, World, span, tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.partition import OffsetRange
+
+
+def move(world: World, source: Member, target: Member, *numbers: int) -> None:
+    """Kafka moves partitions, and the source releases them in order."""
+    partitions = tuple(tp(number) for number in numbers)
+    source.feed(seen.RevokeRequested(partitions))
+    for _ in range(20):
+        source.pass_time()
+        world.now += 0.25
+    target.feed(seen.PartitionsAssigned(partitions))
+
+
+def lose(source: Member, target: Member, *numbers: int) -> None:
+    """Kafka takes partitions away and gives them to another member."""
+    partitions = tuple(tp(number) for number in numbers)
+    source.feed(seen.PartitionsLost(partitions))
+    target.feed(seen.PartitionsAssigned(partitions))
+
+
+def test_all_ready_partitions_are_one_batch_and_the_next_one_follows_its_commit() -> None:
+    """A micro-batch: what came meanwhile is the next one."""
+    world = World(records=5, partitions=3)
+    stream = Stream(world, "r1", owns=range(3))
+    begun = stream.turn()
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5), span(1, 0, 5), span(2, 0, 5))
+    world.kafka.produce(tp(1), 2)
+    assert stream.turn(1.0) is None
+    stream.end()
+    assert [world.kafka.offset(number) for number in range(3)] == [5, 5, 5]
+    following = stream.turn(1.0)
+    assert following is not None
+    assert following.ranges == (span(1, 5, 7),)
+
+
+def test_the_id_of_a_batch_names_its_run_and_its_attempt() -> None:
+    """Whoever finds the claim knows whom to ask."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0])
+    stream.turn()
+    assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
+
+
+def test_a_range_that_fails_is_tried_again_alone_under_the_next_attempt() -> None:
+    """Each attempt is written before it begins, and after its delay; the others go on."""
+    world = World(records=5, partitions=2)
+    stream = Stream(world, "r1", owns=range(2), pace=RetryPace(10.0, 10.0))
+    stream.turn()
+    stream.end(Outcome.FAILED)
+    world.kafka.produce(tp(0), 1)
+    assert stream.turn(1.0) is None, "no delay is over"
+    again = stream.turn(10.0) or stream.turn()
+    assert again is not None
+    assert again.ranges == (span(0, 0, 5),)
+    assert world.kafka.claims(0) == [(5, "s.r1.2.2")]
+    assert world.kafka.claims(1) == [(5, "s.r1.1.1")], "not begun, so not written"
+    stream.end()
+    second = stream.turn() or stream.turn()
+    assert second is not None
+    assert second.ranges == (span(1, 0, 5),)
+    stream.end()
+    assert (world.kafka.offset(0), world.kafka.offset(1)) == (5, 5)
+
+
+def test_new_records_of_other_partitions_go_on_while_a_range_waits() -> None:
+    """A delay takes no room from the others."""
+    world = World(records=5)
+    world.kafka.produce(tp(1), 0)
+    stream = Stream(world, "r1", owns=range(2), pace=RetryPace(60.0, 60.0))
+    stream.turn()
+    stream.end(Outcome.FAILED)
+    world.kafka.produce(tp(1), 3)
+    begun = stream.turn(1.0) or stream.turn(1.0)
+    assert begun is not None
+    assert begun.ranges == (span(1, 0, 3),)
+
+
+def test_after_all_attempts_the_partition_is_stopped_and_its_next_owner_knows() -> None:
+    """A bad record costs its attempts once, and not once for each owner."""
+    world = World(records=5)
+    first = Stream(world, "r1", owns=[0])
+    for _ in range(3):
+        assert first.turn() or first.turn()
+        first.end(Outcome.FAILED)
+    assert first.driver.partitions[tp(0)].phase is Phase.STOPPED
+    second = Stream(world, "r2")
+    move(world, first, second, 0)
+    second.turn()
+    owned = second.driver.partitions[tp(0)]
+    assert owned.phase is Phase.STOPPED
+    assert "3 runs failed" in owned.stop_reason
+    assert world.notes[("s.r1.3.3", span(0, 0, 5))] is Outcome.FAILED
+
+
+def test_the_claim_of_a_dead_run_is_done_again_as_the_next_attempt() -> None:
+    """A record that kills each process that reads it must not be tried for ever."""
+    world = World(records=5, partitions=2)
+    first = Stream(world, "r1", owns=range(2))
+    first.turn()
+    second = Stream(world, "r2")
+    lose(first, second, 0, 1)
+    assert second.turn() is None, "the first run may be at work"
+    first.die()
+    begun = second.turn(2.0) or second.turn()
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5),), "from the second attempt on each range is alone"
+    assert world.kafka.claims(0) == [(5, "s.r2.1.2")]
+    assert world.kafka.claims(1) == [(5, "s.r1.1.1")], "begun once, and not by the second run"
+    second.end()
+    second.turn()
+    assert second.turn() is not None or second.work.at_work is not None
+    second.end()
+    assert (world.kafka.offset(0), world.kafka.offset(1)) == (5, 5)
+
+
+def test_ranges_that_only_shared_a_batch_with_a_killer_are_not_counted_with_it() -> None:
+    """Only what was begun counts: else good ranges would be stopped, or skipped."""
+    world = World(records=5, partitions=3)
+    streams = []
+    for name in ("r1", "r2", "r3", "r4"):
+        stream = Stream(world, name)
+        streams.append(stream)
+        if len(streams) == 1:
+            stream.feed(seen.PartitionsAssigned(tuple(tp(number) for number in range(3))))
+        else:
+            lose(streams[-2], stream, 0, 1, 2)
+        stream.turn()
+        stream.turn()
+        if stream.work.at_work is not None and span(0, 0, 5) in stream.work.at_work.ranges:
+            stream.die()
+            continue
+        break
+    last = streams[-1]
+    for _ in range(6):
+        if last.work.at_work is not None:
+            last.end()
+        last.turn()
+    assert last.driver.partitions[tp(0)].phase is Phase.STOPPED
+    assert (world.kafka.offset(1), world.kafka.offset(2)) == (5, 5)
+
+
+def test_a_revoke_waits_for_the_batch_at_work_and_the_rest_goes_on() -> None:
+    """Nobody else gets a partition while its records are worked on."""
+    world = World(records=5, partitions=2)
+    first = Stream(world, "r1", owns=range(2))
+    first.turn()
+    first.feed(seen.RevokeRequested((tp(1),)))
+    assert first.turn() is None
+    assert first.driver.held == {tp(1)}
+    world.kafka.produce(tp(0), 1)
+    first.end()
+    assert first.driver.held == frozenset()
+    assert (world.kafka.offset(0), world.kafka.offset(1)) == (5, 5)
+    begun = first.turn(1.0) or first.turn(1.0)
+    assert begun is not None
+    assert begun.ranges == (span(0, 5, 6),)
+
+
+def test_a_batch_that_outlives_its_hold_is_interrupted_and_its_next_owner_is_told() -> None:
+    """Its ranges come back under the same bounds, and it was no attempt."""
+    world = World(records=5)
+    first = Stream(world, "r1", owns=[0], settings=DriverSettings(budget=HoldBudget(10.0, 2.0)))
+    second = Stream(world, "r2")
+    first.turn()
+    first.feed(seen.RevokeRequested((tp(0),)))
+    world.wait(8.5, first)
+    assert first.interrupts > 0
+    world.wait(2.0, first)
+    second.feed(seen.PartitionsAssigned((tp(0),)))
+    assert second.turn() is None
+    assert world.notes == {}, "it is still at work"
+    first.end(Outcome.DROPPED)
+    assert world.notes == {("s.r1.1.1", span(0, 0, 5)): Outcome.DROPPED}
+    begun = second.turn(2.0) or second.turn()
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5),)
+    assert world.kafka.claims(0) == [(5, "s.r2.1.1")]
+
+
+def test_a_success_that_came_too_late_for_its_own_commit_is_committed_by_the_next_owner() -> None:
+    """Nothing is done twice."""
+    world = World(records=5)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    lose(first, second, 0)
+    assert first.interrupts == 1
+    first.end(Outcome.SUCCEEDED)
+    for _ in range(4):
+        assert second.turn(1.0) is None
+    assert world.kafka.offset(0) == 5
+    assert world.output == {span(0, 0, 5): 1}
+
+
+def test_a_claim_of_another_run_that_lives_takes_no_room_from_the_own_batches() -> None:
+    """Everything else keeps full speed."""
+    world = World(records=5, partitions=2)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2", owns=[])
+    first.turn()
+    lose(first, second, 0)
+    second.feed(seen.PartitionsAssigned((tp(1),)))
+    begun = second.turn() or second.turn()
+    assert begun is not None
+    assert begun.ranges == (span(1, 0, 5),)
+
+
+def test_a_frozen_run_is_ended_before_its_claim_is_done_again() -> None:
+    """Its sign of life does not change any more."""
+    world = World(records=5)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    lose(first, second, 0)
+    for _ in range(50):
+        assert second.turn(1.0) is None
+    for _ in range(40):
+        second.turn(1.0)
+    dead = second.given(do.EndDeadRuns)
+    assert dead
+    assert isinstance(dead[0], do.EndDeadRuns)
+    assert dict(dead[0].signs) == {"r1": "1"}
+
+
+def test_a_streaming_run_takes_over_the_batches_of_a_sensor() -> None:
+    """A group moves from a run for each batch to streaming runs with claims in flight."""
+    world = World(records=5, partitions=3)
+    sensor = world.member(owns=3)
+    (working, *others) = sensor.tick(state=RunState.STARTED)
+    stream = Stream(world, "r1")
+    lose(sensor, stream, 0, 1, 2)
+    for run_id in others:
+        world.dagster.move(run_id, RunState.CANCELED, is_taken_back=True)
+    world.dagster.move(working, RunState.STARTED, heartbeat="1")
+    working_on = world.dagster.runs[working].ranges
+    done: list[OffsetRange] = []
+    for _ in range(6):
+        begun = stream.turn(1.0)
+        if begun is not None:
+            done.extend(stream.end().ranges)
+    assert done
+    assert not set(done) & set(working_on), "another run works on them"
+    world.succeed(working)
+    for _ in range(3):
+        stream.turn(1.0)
+    assert [world.kafka.offset(number) for number in range(3)] == [5, 5, 5]
+
+
+def test_a_run_that_dagster_created_and_nobody_submits_is_cancelled_and_its_batch_taken() -> None:
+    """The sensor that could submit it is off."""
+    world = World(records=5)
+    sensor = world.member(owns=1)
+    (run_id,) = sensor.tick(state=RunState.CREATED)
+    world.dagster.move(run_id, RunState.CREATED, attempt=1)
+    stream = Stream(world, "r1")
+    lose(sensor, stream, 0)
+    stream.turn()
+    cancels = [c.run_ids for c in stream.given(do.CancelRuns) if isinstance(c, do.CancelRuns)]
+    assert cancels == [(run_id,)]
+    world.dagster.move(run_id, RunState.CANCELED, is_taken_back=True)
+    assert (stream.turn(1.0) or stream.turn(1.0)) is not None
+
+
+def test_a_sensor_takes_over_the_batches_of_a_streaming_run() -> None:
+    """A group moves back; the attempt of a dead run counts."""
+    world = World(records=5, partitions=1)
+    stream = Stream(world, "r1", owns=[0])
+    stream.turn()
+    sensor = world.member()
+    lose(stream, sensor, 0)
+    assert sensor.tick() == []
+    stream.die()
+    world.wait(2.0, sensor)
+    (run_id,) = sensor.tick()
+    assert world.dagster.runs[run_id].batch_id == "s.r1.1.1"
+    assert world.start(run_id) is None
+    world.succeed(run_id)
+    world.wait(2.0, sensor)
+    assert world.kafka.offset(0) == 5
+
+
+def test_a_streaming_run_needs_no_ticks() -> None:
+    """Dagster's daemon may be away for hours."""
+    world = World()
+    stream = Stream(world, "r1", owns=[0])
+    world.wait(7200.0, stream, step=10.0)
+    world.kafka.produce(tp(0), 3)
+    assert stream.turn(1.0) or stream.turn()
+
+
+def test_a_leave_waits_for_the_batch_at_work() -> None:
+    """A deploy, or a run that is cancelled in Dagster: the batch is not wasted."""
+    world = World(records=5, partitions=2)
+    stream = Stream(world, "r1", owns=range(2))
+    stream.turn()
+    stream.feed(seen.LeaveRequested("asked to", 30.0))
+    assert stream.turn(1.0) is None
+    assert stream.left is None
+    stream.end()
+    stream.turn()
+    assert stream.left == "asked to"
+    assert world.notes == {}
+    assert (world.kafka.offset(0), world.kafka.offset(1)) == (5, 5)
+
+
+def test_a_batch_whose_claims_are_written_in_part_is_not_begun() -> None:
+    """Its id would stand for two different works."""
+    world = World(records=5, partitions=2)
+    first, second = Stream(world, "r1", owns=range(2)), Stream(world, "r2")
+    first.turn()
+    lose(first, second, 0, 1)
+    first.end(Outcome.DROPPED)
+    second.fails.add(do.WriteOffsets)
+    assert second.turn(2.0) is None
+    assert second.turn(0.1) is None
+    second.fails.clear()
+    begun = second.turn(2.0)
+    assert begun is not None
+    assert begun.ranges == (span(0, 0, 5), span(1, 0, 5))
+
+
+@pytest.mark.parametrize(
+    ("run", "outcome", "state"),
+    [
+        (RunState.STARTED, None, RunState.STARTED),
+        (RunState.FAILED, None, RunState.FAILED),
+        (RunState.SUCCEEDED, None, RunState.CANCELED),
+        (RunState.CANCELED, None, RunState.CANCELED),
+        (RunState.STARTED, Outcome.SUCCEEDED, RunState.SUCCEEDED),
+        (RunState.FAILED, Outcome.DROPPED, RunState.CANCELED),
+        (RunState.STARTED, Outcome.FAILED, RunState.FAILED),
+    ],
+)
+def test_what_a_streaming_run_and_its_note_mean_for_a_batch(
+    run: RunState, outcome: Outcome | None, state: RunState
+) -> None:
+    """The note is the word of the run itself; without one its end decides."""
+    world = World()
+    stream = Stream(world, "r1")
+    seen_as = replace(world.streams[stream.run_id], state=run)
+    *before, now = StreamBatch("r1", 7, 3).seen((span(0, 0, 5),), seen_as, outcome)
+    assert (now.state, now.attempt, now.ranges) == (state, 3, (span(0, 0, 5),))
+    assert [(one.state, one.attempt) for one in before] == [
+        (RunState.FAILED, 1),
+        (RunState.FAILED, 2),
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "b-1", "s.r1.1", "s.r1.1.1.1", "s.r 1.1.1", "s.r1.x.1"])
+def test_other_ids_are_no_batches_of_a_streaming_run(text: str) -> None:
+    """Ids of a run for each batch are random."""
+    assert StreamBatch.read(text) is None
+    assert StreamBatch.read("s.r1.12.3") == StreamBatch("r1", 12, 3)
