@@ -55,15 +55,16 @@ class RetryPace:
         """
         match progress:
             case ToRequest(trouble=trouble) if trouble is not None:
-                return self._after(trouble.count)
+                return self.after_s(trouble.count)
             case Exhausted(is_cancelled=False) if self.retry_stopped and not has_dead_letters:
-                return self._after(progress.attempts)
+                return self.after_s(progress.attempts)
             case Exhausted():
                 return NEVER
             case _:
                 return 0.0
 
-    def _after(self, setbacks: int) -> float:
+    def after_s(self, setbacks: int) -> float:
+        """How long to wait after this many setbacks in a row."""
         return min(self.limit_s, self.first_s * _GROWTH ** min(setbacks - 1, _MOST_STEPS))
 
 

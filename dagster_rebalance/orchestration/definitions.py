@@ -1,4 +1,4 @@
-"""`build_kafka_batch_defs` gives a team one `Definitions` to process topics with its assets.
+"""One `Definitions` to process topics with a team's assets, in a run for each batch or streaming.
 
 This module owns how the pieces are put together: the job, its sensor, and the assets that stand for
 the group in the catalogue.
@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.fleet import Fleet
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.code_version import code_version
 from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.job_checks import check_steps
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
+from dagster_rebalance.orchestration.stream_body import Body, in_order
+from dagster_rebalance.orchestration.stream_definitions import stream_asset
+from dagster_rebalance.orchestration.stream_sensor import build_kafka_stream_sensor
+from dagster_rebalance.orchestration.tags import GROUP_TAG
 from dagster_rebalance.orchestration.written_secrets import written_secrets
 
 if TYPE_CHECKING:
@@ -24,6 +30,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+SHORTEST_RUN_S = 60.0
+"""A streaming run that is replaced sooner would hardly have joined."""
 
 
 def build_kafka_batch_defs(
@@ -69,31 +78,14 @@ def build_kafka_batch_defs(
         ConfigurationError: There is no asset, one does not take a batch, a name or a resource key
             is taken, or a secret is written in the code.
     """
-    if not assets:
-        msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
-        raise ConfigurationError(msg)
-    if any(key.path[-1] == name for asset in assets for key in asset.keys):
-        msg = (
-            f"{name} is the name of an asset and of the job: give build_kafka_batch_defs another "
-            "name"
-        )
-        raise ConfigurationError(msg)
+    _check(name, assets, kafka, spark)
     check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
-    for setting in written_secrets(kafka, spark):
-        msg = (
-            f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
-            "Put the secret into an environment variable, and give it as dg.EnvVar with the "
-            "variable's name"
-        )
-        raise ConfigurationError(msg)
-    own: dict[str, Any] = {kafka_key: fixed(kafka), batch_key: KafkaBatch(kafka=kafka)}
-    if spark is not None:
-        own[spark_key] = fixed(spark)
-    taken = sorted(own.keys() & (resources or {}).keys())
-    if taken:
-        msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
-        raise ConfigurationError(msg)
-    group_id = _now(kafka.group_id)
+    own = _own_resources(
+        name,
+        {kafka_key: kafka, spark_key: spark},
+        resources,
+        **{batch_key: KafkaBatch(kafka=kafka)},
+    )
     job = dg.define_asset_job(
         name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {})
     )
@@ -106,6 +98,150 @@ def build_kafka_batch_defs(
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
     )
+    return _definitions(
+        kafka,
+        kafka_key,
+        assets=assets,
+        job=job,
+        sensor=sensor,
+        resources={**own, **(resources or {})},
+    )
+
+
+def build_kafka_stream_defs(
+    *,
+    kafka: KafkaConsumerResource,
+    assets: Sequence[dg.AssetsDefinition],
+    spark: KafkaSparkResource | None = None,
+    runs: int = 1,
+    name: str = "kafka_stream",
+    version: str | None = None,
+    max_run_s: float = 3600.0,
+    kafka_key: str = "kafka",
+    batch_key: str = "kafka_batch",
+    spark_key: str = "spark",
+    resources: Mapping[str, Any] | None = None,
+    job_tags: Mapping[str, str] | None = None,
+    minimum_interval_seconds: int = 5,
+    default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
+) -> dg.Definitions:
+    """Process the topics of a consumer group with assets in streaming runs: one run, many batches.
+
+    A streaming run is a member of the group. It calls the function of each asset for one batch
+    after the other, so that a batch costs hundredths of a second instead of the start of a run.
+    Several runs share the partitions. The assets are the same as for `build_kafka_batch_defs`: they
+    take their offsets from the parameter `kafka_batch` (a `KafkaBatch`).
+
+    Args:
+        kafka: The group to join.
+        assets: What processes a batch. Each is made by one decorated function that returns nothing
+            or `dg.MaterializeResult`.
+        spark: The Spark session of a run: one for all of its batches.
+        runs: How many streaming runs share the partitions.
+        name: The name of the job; the sensor is called the same with `_sensor` behind it.
+        version: Of the code: runs of another version are replaced, one after the other. By default
+            a digest of the source files that the assets come from, and of the settings.
+        max_run_s: How old a run gets before it is replaced in the same way.
+        kafka_key: The resource key of `kafka`.
+        batch_key: What the assets call the batch.
+        spark_key: The resource key of `spark`.
+        resources: More resources that the assets need. They live as long as the run.
+        job_tags: Tags for each run.
+        minimum_interval_seconds: Seconds between ticks of the sensor, which starts the runs.
+        default_status: Whether the sensor runs without being turned on.
+
+    Returns:
+        The assets, the job, the sensor, the assets of the group, their check, and the resources.
+
+    Raises:
+        ConfigurationError: There is no asset, one cannot be called for each batch, a name or a
+            resource key is taken, a limit makes no sense, or a secret is written in the code.
+    """
+    _check(name, assets, kafka, spark)
+    for setting, value, least in (("runs", runs, 0), ("max_run_s", max_run_s, SHORTEST_RUN_S)):
+        if value < least:
+            msg = f"{setting}={value:g} of {name} must be at least {least:g}"
+            raise ConfigurationError(msg)
+    own = _own_resources(name, {kafka_key: kafka, spark_key: spark}, resources)
+    bodies = in_order([Body.of(asset, batch_key) for asset in assets])
+    settings = f"{kafka!r} {spark!r} {sorted(job_tags or {})}"
+    streamed = stream_asset(
+        name, bodies, kafka_key=kafka_key, spark_key=None if spark is None else spark_key
+    )
+    job = dg.define_asset_job(
+        name,
+        selection=[streamed],
+        executor_def=dg.in_process_executor,
+        tags={**(job_tags or {}), GROUP_TAG: _now(kafka.group_id)},
+    )
+    sensor = build_kafka_stream_sensor(
+        name=f"{name}_sensor",
+        job=job,
+        fleet=Fleet(
+            runs=runs,
+            version=version or code_version([body.function for body in bodies], settings),
+            max_run_s=max_run_s,
+        ),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+    )
+    return _definitions(
+        kafka,
+        kafka_key,
+        assets=[streamed],
+        job=job,
+        sensor=sensor,
+        resources={**own, **(resources or {})},
+    )
+
+
+def _check(
+    name: str,
+    assets: Sequence[dg.AssetsDefinition],
+    kafka: KafkaConsumerResource,
+    spark: KafkaSparkResource | None,
+) -> None:
+    if not assets:
+        msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
+        raise ConfigurationError(msg)
+    if any(key.path[-1] == name for asset in assets for key in asset.keys):
+        msg = f"{name} is the name of an asset and of the job: give the definitions another name"
+        raise ConfigurationError(msg)
+    for setting in written_secrets(kafka, spark):
+        msg = (
+            f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
+            "Put the secret into an environment variable, and give it as dg.EnvVar with the "
+            "variable's name"
+        )
+        raise ConfigurationError(msg)
+
+
+def _own_resources(
+    name: str,
+    given: Mapping[str, Any],
+    others: Mapping[str, Any] | None,
+    **more: Any,  # noqa: ANN401 - resources have no common type
+) -> dict[str, Any]:
+    """The resources of the definitions, out of the reach of a run's config."""
+    own = {key: fixed(resource) for key, resource in given.items() if resource is not None} | more
+    taken = sorted(own.keys() & (others or {}).keys())
+    if taken:
+        msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
+        raise ConfigurationError(msg)
+    return own
+
+
+def _definitions(
+    kafka: KafkaConsumerResource,
+    kafka_key: str,
+    *,
+    assets: Sequence[dg.AssetsDefinition],
+    job: Any,  # noqa: ANN401 - dagster exports no name for an asset job
+    sensor: dg.SensorDefinition,
+    resources: Mapping[str, Any],
+) -> dg.Definitions:
+    """All that stands for a group, whatever kind of runs it has."""
+    group_id = _now(kafka.group_id)
     group = GroupAssets.of(group_id)
     offsets = dg.AssetSpec(
         group.offsets,
@@ -136,7 +272,7 @@ def build_kafka_batch_defs(
         ],
         jobs=[job],
         sensors=[sensor],
-        resources={**own, **(resources or {})},
+        resources=dict(resources),
     )
 
 

@@ -52,6 +52,11 @@ class LeftClaims:
         """Note where a streaming run gives its signs of life."""
         self._places.put({_place_of(run_id): f"{run_id} {number}"})
 
+    def forget(self, run_id: str) -> None:
+        """Nothing of a deleted streaming run works any more."""
+        if self.number(run_id) is not None:
+            self._places.put({_place_of(run_id): ""})
+
     def number(self, run_id: str) -> int | None:
         """Where a streaming run gives its signs of life; None when that is not known."""
         whose, _, number = (

@@ -35,6 +35,10 @@ class Mark(enum.Enum):
     attempt."""
     OVER = "over"
     """By a member: the process is gone and its Spark work was stopped."""
+    JOINED = "joined"
+    """By a streaming run: Kafka has assigned partitions to it."""
+    LEAVE = "leave"
+    """By the sensor of a streaming run, which has to make way; with the reason."""
 
 
 _SENTENCES = {
@@ -45,12 +49,15 @@ _SENTENCES = {
         "this run is stopped for a reason that is not its own, and does not count as an attempt"
     ),
     Mark.OVER: "the process of this run is gone, and its Spark work is stopped",
+    Mark.JOINED: "this run has partitions of its group",
+    Mark.LEAVE: "this run is asked to finish its batch and to leave its group",
 }
 
 
-def set_mark(instance: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark) -> None:
-    """Add a mark to a run. Adding one twice is the same as once."""
-    instance.report_engine_event(f"dagster_rebalance [{mark.value}]: {_SENTENCES[mark]}", run)
+def set_mark(instance: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark, why: str = "") -> None:
+    """Add a mark to a run, perhaps with a reason. Adding one twice is the same as once."""
+    sentence = f"{_SENTENCES[mark]}: {why}" if why else _SENTENCES[mark]
+    instance.report_engine_event(f"dagster_rebalance [{mark.value}]: {sentence}", run)
 
 
 def marks_of(instance: dg.DagsterInstance, run_id: str) -> frozenset[Mark]:

@@ -29,6 +29,7 @@ from dagster_rebalance.orchestration.tags import (
     OLD_TAKEN_BACK_TAG,
     REFUSAL_TAG,
     REFUSED_TAG,
+    STREAM_TAG,
     ranges_in,
 )
 from dagster_rebalance.orchestration.work_notes import WorkNotes
@@ -282,7 +283,9 @@ class RunLedger:
         """
         instance = self._instance
         run = instance.get_run_by_id(run_id)
-        if run is None or not self._may_cancel(run, only_unstarted=only_unstarted):
+        if run is None or STREAM_TAG in run.tags:  # a streaming run works on what others own, too
+            return
+        if not self._may_cancel(run, only_unstarted=only_unstarted):
             return
         if run.status is not dg.DagsterRunStatus.CANCELING and Mark.TAKEN_BACK not in marks_of(
             instance, run_id
@@ -370,6 +373,7 @@ class RunLedger:
             run = self._instance.get_run_by_id(run_id)
         if run is None:
             self._notes.erase(run_id, self._noted.get(run_id, ()))
+            self._left.forget(run_id)
         if run is None or run.status is dg.DagsterRunStatus.SUCCESS:
             return True
         if not run.is_finished:  # else it ended meanwhile: what it says of itself stands
@@ -389,9 +393,10 @@ class RunLedger:
         A run that had given none may have begun and been deleted since.
         """
         record = self._instance.get_run_record_by_id(run_id)
-        if record is None:
+        number = self._left.number(run_id) if record is None else record.storage_id
+        if number is None:
             return not sign and run_id not in self._noted
-        return self._signs.read({run_id: record.storage_id}).get(run_id, sign) != sign
+        return self._signs.read({run_id: number}).get(run_id, sign) != sign
 
     def _seen(
         self, record: dg.RunRecord, *, is_retried: bool, marks: frozenset[Mark], sign: str

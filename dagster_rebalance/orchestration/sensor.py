@@ -99,7 +99,7 @@ def build_kafka_batch_sensor(
         seat = Seat(
             context.instance,
             GroupAssets.of(kafka.group_id),
-            _location(context),
+            location_of(context),
             context.sensor_name,
         )
         mail, notes = MEMBERS.tick(key, lambda: _host(context, job.name, kafka, spark), seat.sign)
@@ -158,7 +158,7 @@ def _host(
     origin = context.code_location_origin
     own_job = JobName((context.repository_name or "") if origin else "", job)
     host = Host(
-        location=_location(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
+        location=location_of(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
     )
 
     @contextmanager
@@ -198,7 +198,8 @@ def _clock_with_suspension() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _location(context: dg.SensorEvaluationContext) -> str:
+def location_of(context: dg.SensorEvaluationContext) -> str:
+    """The code location of a sensor."""
     origin = context.code_location_origin
     return origin.location_name if origin else "unknown"
 

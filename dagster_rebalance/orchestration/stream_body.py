@@ -18,7 +18,7 @@ import dagster as dg
 from dagster_rebalance.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from dagster_rebalance.orchestration.batch import KafkaBatch
 
@@ -78,14 +78,14 @@ class Body:
         return cls(asset, function, has_context, resource_keys, batch_key)
 
     def __call__(
-        self, context: dg.AssetExecutionContext, batch: KafkaBatch, resources: Mapping[str, object]
+        self, context: dg.AssetExecutionContext, batch: KafkaBatch, resources: object
     ) -> Iterator[dg.MaterializeResult[Any]]:
         """Process a batch; what it made, each asset once.
 
         Raises:
             ConfigurationError: It returned something that a streaming run cannot keep.
         """
-        given = {key: resources[key] for key in self.resource_keys}
+        given = {key: getattr(resources, key) for key in self.resource_keys}
         said = self.function(
             *([context] if self.has_context else []), **given, **{self.batch_key: batch}
         )

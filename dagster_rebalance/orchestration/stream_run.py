@@ -27,7 +27,7 @@ from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.mailbox import Mailbox
-from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -36,10 +36,11 @@ from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.spark.jobs import settle_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
     from dagster_rebalance.core.own_work import BegunBatch
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.stream_body import Body
@@ -170,9 +171,8 @@ class StreamRun:
 
     def _call(self, batch: KafkaBatch) -> None:
         shown = batch.metadata()
-        resources = self._context.resources._asdict()
         for body in self._bodies:
-            for result in body(self._context, batch, resources):
+            for result in body(self._context, batch, self._context.resources):
                 key = result.asset_key or body.asset.key
                 self._context.log_event(
                     dg.AssetMaterialization(
@@ -305,8 +305,8 @@ class StreamCatalogue(Catalogue):
             GroupAssets.of(group_id),
             Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id),
         )
-        self._run_id = run.run_id
-        self._cursor: str | None = None
+        self._run = run
+        self._has_joined = False
 
     def keep_seat(self) -> None:
         """A streaming run has none."""
@@ -315,8 +315,17 @@ class StreamCatalogue(Catalogue):
         """A streaming run has none."""
 
     def leave_wanted(self) -> LeaveRequested | None:
-        """Whether somebody has asked this very run to leave."""
-        return None
+        """Leave when the sensor has asked this very run to."""
+        if Mark.LEAVE not in marks_of(self._instance, self._run.run_id):
+            return None
+        return LeaveRequested("another streaming run takes its place")
+
+    def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
+        """Show what was assigned, and the first time that this run has joined."""
+        super().record_assigned(partitions, member_id)
+        if not self._has_joined:
+            set_mark(self._instance, self._run, Mark.JOINED)
+            self._has_joined = True
 
 
 @contextmanager

@@ -1,0 +1,53 @@
+"""The version of the code of a streaming run: by it a sensor knows that its runs have old code.
+
+Owns that the same code, loaded again, has the same version. It is a digest of the source files that
+the assets come from, of the settings that everybody may see, and of the image that Dagster runs.
+What else a team deploys (a library, a secret) it does not see: a team can give a version of its
+own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_IMAGE_VARIABLE = "DAGSTER_CURRENT_IMAGE"
+_CHARACTERS = 12
+
+
+def code_version(functions: Iterable[Callable[..., object]], settings: str) -> str:
+    """The version of some functions and their settings.
+
+    Args:
+        functions: Functions of the user.
+        settings: What else makes a difference. It must not have secrets in it.
+    """
+    digest = hashlib.sha256(settings.encode())
+    digest.update(os.environ.get(_IMAGE_VARIABLE, "").encode())
+    files = {file for function in functions for file in _files(function)}
+    for name, file in sorted(files):
+        digest.update(name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:_CHARACTERS]
+
+
+def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
+    """All source files of the package that a function comes from, or of its folder, by name.
+
+    The names are relative: a deploy may put the same files elsewhere.
+    """
+    source = inspect.getsourcefile(inspect.unwrap(function))
+    if source is None or not Path(source).is_file():
+        return
+    folder = Path(source).resolve().parent
+    is_package = (folder / "__init__.py").exists()
+    while (folder.parent / "__init__.py").exists():
+        folder = folder.parent
+    for file in folder.rglob("*.py") if is_package else folder.glob("*.py"):
+        yield str(file.relative_to(folder)), file

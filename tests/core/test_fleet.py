@@ -1,0 +1,154 @@
+"""Which streaming runs a sensor starts and asks to leave, from what Dagster shows alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core.fleet import Fleet, Leave, StreamSeen, moves
+from dagster_rebalance.core.setbacks import RetryPace
+
+NOW = 100_000.0
+TWO = Fleet(2, "v1", pace=RetryPace(5.0, 900.0))
+
+
+def run(name: str, slot: int | None, **said: object) -> StreamSeen:
+    """A streaming run that works since ten minutes, unless told otherwise."""
+    known: dict[str, object] = {
+        "version": "v1",
+        "created_at": NOW - 610,
+        "started_at": NOW - 600,
+        "has_joined": True,
+    }
+    return StreamSeen(run_id=name, slot=slot, **{**known, **said})  # type: ignore[arg-type]
+
+
+def failed(name: str, slot: int, ago_s: float) -> StreamSeen:
+    """A run that ended badly after a second."""
+    return run(
+        name,
+        slot,
+        created_at=NOW - ago_s - 2,
+        started_at=NOW - ago_s - 1,
+        ended_at=NOW - ago_s,
+        has_failed=True,
+        has_joined=False,
+    )
+
+
+def test_each_slot_without_a_run_gets_one() -> None:
+    """Turned on for the first time, or after a run has ended."""
+    assert [start.slot for start in moves(TWO, [], NOW).starts] == [0, 1]
+    assert [start.slot for start in moves(TWO, [run("a", 0)], NOW).starts] == [1]
+
+
+def test_nothing_is_done_while_all_work() -> None:
+    """The same code, loaded again, changes nothing."""
+    assert moves(TWO, [run("a", 0), run("b", 1)], NOW) == moves(Fleet(0, "v1"), [], NOW)
+
+
+def test_a_run_is_requested_under_the_same_key_until_dagster_has_it() -> None:
+    """A tick that times out is thrown away, and a key starts one run at most."""
+    (first, _) = moves(TWO, [], NOW).starts
+    assert moves(TWO, [], NOW + 1).starts[0] == first
+    after = moves(TWO, [run("a", 0, ended_at=NOW - 1)], NOW).starts[0]
+    assert after.key != first.key
+
+
+def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
+    """Dagster ignores a key that it has seen, for ever."""
+    assert moves(TWO, [], NOW).starts[0].key != moves(TWO, [], NOW + 120).starts[0].key
+
+
+@pytest.mark.parametrize(
+    ("new", "asked"),
+    [
+        ({"started_at": None, "has_joined": False, "created_at": NOW - 3}, False),
+        ({"started_at": NOW - 3, "has_joined": False, "created_at": NOW - 5}, False),
+        ({"started_at": NOW - 3, "has_joined": True, "created_at": NOW - 5}, True),
+        ({"started_at": NOW - 70, "has_joined": False, "created_at": NOW - 75}, True),
+        ({"started_at": None, "has_joined": False, "created_at": NOW - 61}, True),
+    ],
+    ids=["queued", "starting", "joined", "too many for the partitions", "stuck in the queue"],
+)
+def test_new_code_joins_before_the_old_run_is_asked_to_leave(
+    new: dict[str, object], *, asked: bool
+) -> None:
+    """No partition waits for a process to start; but a queue must not wait for itself."""
+    old, other = run("old", 0), run("b", 1, version="v2")
+    fleet = replace(TWO, version="v2")
+    assert [start.slot for start in moves(fleet, [old, other], NOW).starts] == [0]
+    found = moves(fleet, [old, other, run("new", 0, version="v2", **new)], NOW)
+    assert found.starts == ()
+    assert found.leaves == ((Leave("old", "run new has newer code"),) if asked else ())
+
+
+def test_one_run_leaves_at_a_time() -> None:
+    """Each revoke waits for one batch, and the rest goes on."""
+    fleet = replace(TWO, version="v2")
+    old = [run("a", 0), run("b", 1)]
+    new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
+    assert [leave.run_id for leave in moves(fleet, [*old, *new], NOW).leaves] == ["a"]
+    leaving = [replace(old[0], is_leaving=True), old[1], *new]
+    assert moves(fleet, leaving, NOW).leaves == ()
+    assert moves(fleet, leaving, NOW).notes == ("run a is leaving",)
+    assert [leave.run_id for leave in moves(fleet, [old[1], *new], NOW).leaves] == ["b"]
+
+
+def test_new_code_that_does_not_come_to_work_replaces_nothing() -> None:
+    """A bad deploy does not take the good runs away."""
+    fleet = replace(TWO, version="v2", runs=1)
+    bad = [replace(failed(f"bad{n}", 0, 1000 - n), version="v2") for n in range(9)]
+    found = moves(fleet, [run("good", 0), *bad], NOW)
+    assert found.leaves == ()
+
+
+def test_a_slot_whose_runs_end_badly_waits_longer_each_time() -> None:
+    """Derived from Dagster's own records; the sensor keeps nothing."""
+    one = replace(TWO, runs=1)
+    assert moves(one, [failed("a", 0, 4)], NOW).starts == ()
+    assert moves(one, [failed("a", 0, 6)], NOW).starts
+    two = [failed("a", 0, 60), failed("b", 0, 20)]
+    assert moves(one, two, NOW).starts == ()
+    (note,) = moves(one, two, NOW).notes
+    assert note == (
+        "slot 0: 2 runs in a row ended badly, the last one is run b; the next one is started in "
+        "10 s"
+    )
+
+
+def test_a_run_that_worked_for_long_does_not_count_with_those_before_it() -> None:
+    """A crash each day is no reason to wait."""
+    worked = run("a", 0, started_at=NOW - 2000, ended_at=NOW - 1, has_failed=True)
+    fresh = [failed("b", 0, 3000), failed("c", 0, 2500), worked]
+    assert moves(replace(TWO, runs=1), fresh, NOW).starts
+
+
+def test_failures_of_other_code_do_not_count() -> None:
+    """What was mended is tried at once."""
+    old = [failed("a", 0, 2), failed("b", 0, 1)]
+    assert moves(Fleet(1, "v2"), old, NOW).starts
+
+
+def test_a_run_that_is_too_old_is_replaced_like_in_a_deploy() -> None:
+    """Logs and memory stay bounded."""
+    fleet = Fleet(1, "v1", max_run_s=500.0)
+    assert [start.slot for start in moves(fleet, [run("a", 0)], NOW).starts] == [0]
+    new = run("b", 0, created_at=NOW - 10, started_at=NOW - 5)
+    assert moves(fleet, [run("a", 0), new], NOW).leaves == (
+        Leave("a", "run b has taken its place"),
+    )
+
+
+@pytest.mark.parametrize("slot", [2, None])
+def test_what_nobody_wants_is_asked_to_leave(slot: int | None) -> None:
+    """Fewer runs are wanted by now, or a person has launched one."""
+    found = moves(TWO, [run("a", 0), run("b", 1), run("c", slot)], NOW)
+    assert found.leaves == (Leave("c", "2 runs are wanted"),)
+
+
+def test_a_run_that_is_leaving_is_replaced_at_once() -> None:
+    """A person has cancelled it, or its node is drained."""
+    found = moves(TWO, [run("a", 0, is_leaving=True), run("b", 1)], NOW)
+    assert [start.slot for start in found.starts] == [0]

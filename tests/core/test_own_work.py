@@ -1,0 +1,75 @@
+"""What a streaming run knows of its own batches."""
+
+from __future__ import annotations
+
+from dagster_rebalance.core.offers import Offer
+from dagster_rebalance.core.own_work import OwnWork
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.stream_batches import Outcome
+from tests.core.world import span
+
+FIRST, SECOND = "s.r1.1.1", "s.r1.2.3"
+RANGE, OTHER = span(0, 0, 5), span(1, 0, 5)
+
+
+def test_one_batch_is_at_work_at_a_time() -> None:
+    """The worker is one thread."""
+    work = OwnWork("r1")
+    assert work.begin([], set()) is None
+    begun = work.begin([Offer(FIRST, 1, (RANGE,)), Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND})
+    assert begun is not None
+    assert begun.batch_id == FIRST
+    assert work.begin([Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}) is None
+
+
+def test_an_end_without_a_batch_changes_nothing() -> None:
+    """An interrupt may come when the body has just ended."""
+    assert OwnWork("r1").end(Outcome.SUCCEEDED) is None
+
+
+def test_its_sign_changes_with_each_look() -> None:
+    """So the member never takes its own run for dead."""
+    work = OwnWork("r1")
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    signs = {work.read([FIRST], ())[-1].heartbeat for _ in range(3)}
+    assert len(signs) == 3
+
+
+def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None:
+    """Nobody works on it, and earlier failures stay counted."""
+    seen = OwnWork("r1").read([SECOND, "b-1", "s.r2.1.1"], [(SECOND, RANGE), ("b-1", OTHER)])
+    assert [(run.batch_id, run.state, run.ranges) for run in seen] == [
+        (SECOND, RunState.FAILED, (RANGE,)),
+        (SECOND, RunState.FAILED, (RANGE,)),
+    ]
+
+
+def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it() -> None:
+    """Memory does not grow with the batches."""
+    work = OwnWork("r1")
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.end(Outcome.SUCCEEDED)
+    work.leave([(FIRST, RANGE)])
+    work.begin([], set())
+    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    work.told([(FIRST, RANGE)])
+    work.begin([], set())
+    assert work.read([FIRST], [(FIRST, RANGE)]) == ()
+
+
+def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
+    """Until then the next owner waits."""
+    work = OwnWork("r1")
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.leave([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
+    assert work.untold == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
+    work.end(Outcome.SUCCEEDED)
+    assert work.untold[(FIRST, RANGE)] is Outcome.SUCCEEDED
+
+
+def test_a_failure_is_told_at_once() -> None:
+    """Whoever shows what is stopped in the whole group has to see it."""
+    work = OwnWork("r1")
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.end(Outcome.FAILED)
+    assert work.untold == {(FIRST, RANGE): Outcome.FAILED}

@@ -1,0 +1,84 @@
+"""By the version of its code a sensor knows that a streaming run has old code."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.orchestration.code_version import code_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def load(folder: Path, name: str) -> Callable[..., object]:
+    """The function `body` of a module in a folder."""
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    body: Callable[..., object] = module.body
+    return body
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with an asset and what it imports."""
+    (tmp_path / "assets.py").write_text("def body(): return 1\n")
+    (tmp_path / "helpers.py").write_text("LIMIT = 1\n")
+    return tmp_path
+
+
+def test_the_same_code_has_the_same_version_wherever_it_is(project: Path, tmp_path: Path) -> None:
+    """A reload changes nothing, and neither does a deploy of the same files."""
+    version = code_version([load(project, "assets")], "a")
+    assert code_version([load(project, "assets")], "a") == version
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("assets.py", "helpers.py"):
+        (copy / name).write_text((project / name).read_text())
+    assert code_version([load(copy, "assets")], "a") == version
+
+
+def test_a_change_of_what_the_asset_imports_is_a_new_version(project: Path) -> None:
+    """Not the function alone makes the output."""
+    body = load(project, "assets")
+    before = code_version([body], "a")
+    (project / "helpers.py").write_text("LIMIT = 2\n")
+    assert code_version([body], "a") != before
+
+
+def test_a_package_counts_as_a_whole(tmp_path: Path) -> None:
+    """From wherever in it the asset comes."""
+    deep = tmp_path / "team" / "assets"
+    deep.mkdir(parents=True)
+    for folder in (tmp_path / "team", deep):
+        (folder / "__init__.py").write_text("")
+    (deep / "orders.py").write_text("def body(): return 1\n")
+    body = load(deep, "orders")
+    before = code_version([body], "a")
+    (tmp_path / "team" / "rates.py").write_text("RATE = 2\n")
+    assert code_version([body], "a") != before
+
+
+def test_settings_and_the_image_are_part_of_it(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library that is new in the image makes new runs, too."""
+    body = load(project, "assets")
+    before = code_version([body], "a")
+    assert code_version([body], "b") != before
+    monkeypatch.setenv("DAGSTER_CURRENT_IMAGE", "team:2")
+    assert code_version([body], "a") != before
+
+
+def test_code_without_a_file_has_its_settings_alone() -> None:
+    """Typed in at a prompt."""
+    body = eval("lambda: 1")  # noqa: S307 - code without a file
+    assert code_version([body], "a") == code_version([], "a")

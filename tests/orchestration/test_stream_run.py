@@ -1,0 +1,260 @@
+"""A streaming run in this very process: a real Dagster run, on a group in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from dagster_rebalance.orchestration.left_claims import LeftClaims
+from dagster_rebalance.orchestration.marks import Mark, marks_of
+from tests.orchestration.parts import GROUPS, kafka_in_memory, span, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.orchestration.batch import KafkaBatch
+
+
+def leave() -> None:
+    """Cancel the run, as Dagster does."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Stage:
+    """A group in memory with records, and a streaming run on it."""
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        body: Callable[[Stage, KafkaBatch], object],
+        **kafka: Any,  # noqa: ANN401 - settings of all kinds
+    ) -> None:
+        self.instance = instance
+        self.kafka = kafka_in_memory(**kafka)
+        self.group = GROUPS[self.kafka.group_id]
+        self.batches: list[tuple[OffsetRange, ...]] = []
+        self.ids: list[str] = []
+
+        @dg.asset
+        def orders(kafka_batch) -> dg.MaterializeResult[Any] | None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+            self.batches.append(kafka_batch.offset_ranges)
+            self.ids.append(kafka_batch.batch_id)
+            return body(self, kafka_batch)  # type: ignore[return-value]
+
+        self.job = build_kafka_stream_defs(
+            kafka=self.kafka, assets=[orders], name="stream"
+        ).resolve_job_def("stream")
+
+    def produce(self, number: int, records: int) -> None:
+        """Append records to `orders-<number>`."""
+        self.group.produce(tp(number), records)
+
+    def run(self) -> str:
+        """Run until the run is cancelled; returns its id."""
+        with pytest.raises(dg.DagsterExecutionInterruptedError):
+            self.job.execute_in_process(instance=self.instance)
+        return self.instance.get_runs(limit=1)[0].run_id
+
+    def committed(self, number: int) -> int:
+        """The committed offset of `orders-<number>`."""
+        stored = self.group.committed[tp(number)]
+        return stored.offset
+
+    def shown(self, key: dg.AssetKey) -> Iterator[dict[str, object]]:
+        """The materialisations of an asset, oldest first."""
+        wanted = dg.AssetRecordsFilter(key)
+        for record in self.instance.fetch_materializations(
+            wanted, limit=100, ascending=True
+        ).records:
+            assert record.asset_materialization is not None
+            said = record.asset_materialization.metadata.items()
+            yield {name: value.value for name, value in said}
+
+
+def test_batch_follows_batch_in_one_run(instance: dg.DagsterInstance) -> None:
+    """Each is committed at once and materialised, and each commit is recorded."""
+
+    def body(stage: Stage, batch: KafkaBatch) -> dg.MaterializeResult[Any]:
+        if len(stage.batches) < 3:
+            stage.produce(0, 2)
+        else:
+            leave()
+        return dg.MaterializeResult(metadata={"size": batch.records})
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert stage.batches == [(span(0, 0, 3),), (span(0, 3, 5),), (span(0, 5, 7),)]
+    assert stage.committed(0) == 7
+    (first, *_) = made = [
+        said for said in stage.shown(dg.AssetKey("orders")) if said["batch"] in stage.ids
+    ]
+    assert [said["size"] for said in made] == [3, 2, 2]
+    assert first["batch"] == f"s.{run_id}.1.1"
+    recorded = list(stage.shown(GroupAssets.of(stage.kafka.group_id).offsets))
+    assert sum(int(str(said["offsets"])) for said in recorded) == 7
+    assert {said["run"] for said in recorded} == {run_id}
+    assert Mark.FINISHED in marks_of(instance, run_id)
+
+
+def test_the_batch_at_work_is_finished_when_the_run_is_cancelled(
+    instance: dg.DagsterInstance,
+) -> None:
+    """SIGTERM is a request to leave."""
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        leave()
+        stage.produce(0, 5)
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    stage.run()
+    assert stage.committed(0) == 3
+    assert len(stage.batches) == 1
+
+
+def test_a_range_that_fails_is_tried_again_alone_and_then_stops(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The other ranges of its batch go on; whoever comes next finds how it ended."""
+
+    def body(stage: Stage, batch: KafkaBatch) -> None:
+        if len(stage.batches) == 5:
+            leave()
+        if span(0, 0, 3) in batch.offset_ranges:
+            msg = "cannot read record 1"
+            raise ValueError(msg)
+
+    stage = Stage(instance, body, retry_delay_s=0.01, retry_delay_limit_s=0.05)
+    stage.produce(0, 3)
+    stage.produce(1, 3)
+    run_id = stage.run()
+    assert stage.batches[0] == (span(0, 0, 3), span(1, 0, 3))
+    assert sorted(stage.batches[1:]) == [(span(0, 0, 3),)] * 3 + [(span(1, 0, 3),)]
+    assert stage.committed(1) == 3
+    claims = decode(stage.group.committed[tp(0)]).ranges(tp(0))
+    ((range_, batch_id),) = claims
+    batch = StreamBatch.read(batch_id)
+    assert batch is not None
+    assert (batch.run_id, batch.attempt) == (run_id, 4)
+    assert LeftClaims(instance).read([(batch_id, range_)]) == {(batch_id, range_): Outcome.FAILED}
+
+
+def test_an_asset_may_not_return_a_value(instance: dg.DagsterInstance) -> None:
+    """There is no IO manager to keep one for each batch: the batch fails, and says so."""
+    seen = []
+
+    def body(stage: Stage, _batch: KafkaBatch) -> object:
+        seen.append(len(stage.batches))
+        leave()
+        return 5
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert stage.group.committed[tp(0)].offset == 0
+    logs = " ".join(
+        entry.user_message
+        for entry in instance.all_logs(run_id)
+        if "failed on" in entry.user_message
+    )
+    assert "orders-0 [0, 3)" in logs
+
+
+def test_several_assets_of_a_batch_are_called_in_their_order(instance: dg.DagsterInstance) -> None:
+    """What comes second may read what the first has written."""
+    kafka = kafka_in_memory()
+    called: list[str] = []
+
+    @dg.asset(deps=["orders"])
+    def customers(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001 - Dagster evaluates it
+        called.append("customers")
+        leave()
+
+    @dg.asset
+    def orders(context, kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001 - as above
+        called.append("orders")
+        context.log.info("a line of the body")
+
+    job = build_kafka_stream_defs(
+        kafka=kafka, assets=[customers, orders], name="stream"
+    ).resolve_job_def("stream")
+    GROUPS[kafka.group_id].produce(tp(0), 3)
+    with pytest.raises(dg.DagsterExecutionInterruptedError):
+        job.execute_in_process(instance=instance)
+    assert called == ["orders", "customers"]
+    run_id = instance.get_runs(limit=1)[0].run_id
+    assert any("a line of the body" in entry.user_message for entry in instance.all_logs(run_id))
+
+
+@dg.asset
+def whole(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+    """Fits."""
+
+
+@dg.asset
+def without_batch() -> None:
+    """Takes no batch."""
+
+
+@dg.asset
+def with_value(kafka_batch, whole) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Takes the value of another asset."""
+
+
+@dg.asset(partitions_def=dg.StaticPartitionsDefinition(["a"]))
+def in_partitions(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Has partitions."""
+
+
+@dg.op
+def _nothing() -> None:
+    """Does nothing."""
+
+
+@dg.graph_asset
+def of_ops() -> None:
+    """Is made of ops."""
+    return _nothing()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("asset", "why"),
+    [
+        (without_batch, "without_batch does not take the batch"),
+        (with_value, "with_value takes 'whole', which is neither a resource nor the batch"),
+        (in_partitions, "in_partitions has partitions"),
+        (of_ops, "of_ops is not made by one decorated function"),
+    ],
+)
+def test_what_cannot_be_called_for_each_batch_is_refused_where_it_is_defined(
+    asset: dg.AssetsDefinition, why: str
+) -> None:
+    """Not in a run, hours later."""
+    with pytest.raises(ConfigurationError, match=why):
+        build_kafka_stream_defs(kafka=kafka_in_memory(), assets=[asset])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"runs": -1}, "runs=-1 of kafka_stream must be at least 0"),
+        ({"max_run_s": 1.0}, "max_run_s=1 of kafka_stream must be at least 60"),
+        ({"resources": {"kafka": object()}}, "the resource key 'kafka' is used"),
+        ({"name": "whole"}, "whole is the name of an asset and of the job"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], why: str) -> None:
+    """With what to do about it."""
+    with pytest.raises(ConfigurationError, match=why):
+        build_kafka_stream_defs(kafka=kafka_in_memory(), assets=[whole], **settings)

@@ -1,0 +1,153 @@
+"""The sensor of streaming runs: what it reads of Dagster's runs, requests, and asks to leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.orchestration import stream_sensor as sensor_module
+from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.stream_sensor import streams_of
+from dagster_rebalance.orchestration.tags import GROUP_TAG, SLOT_TAG, STREAM_TAG, VERSION_TAG
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.parts import kafka_in_memory, nothing
+
+Status = dg.DagsterRunStatus
+
+
+@dg.asset
+def orders(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+    """Never executed."""
+
+
+class Sensor:
+    """A sensor whose ticks can be real or previews."""
+
+    def __init__(
+        self, instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch, version: str = "v1"
+    ) -> None:
+        self.instance = instance
+        self.monkeypatch = monkeypatch
+        self.kafka = kafka_in_memory()
+        self.name = unique_name("stream").replace("-", "_")
+        self.stream = f"unknown:{self.name}_sensor"
+        self.deploy(version)
+
+    def deploy(self, version: str) -> None:
+        """The code location is loaded with code of this version."""
+        self.version = version
+        self.defs = build_kafka_stream_defs(
+            kafka=self.kafka, assets=[orders], name=self.name, version=version, runs=2
+        )
+
+    def tick(self, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
+        """Evaluate it; what it requests becomes runs."""
+        self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
+        made = self.defs.resolve_sensor_def(f"{self.name}_sensor")
+        context = dg.build_sensor_context(
+            instance=self.instance, definitions=self.defs, sensor_name=f"{self.name}_sensor"
+        )
+        with context:
+            result = made.evaluate_tick(context)
+        for request in result.run_requests or ():
+            self.instance.create_run_for_job(
+                _job, status=Status.NOT_STARTED, tags=dict(request.tags)
+            )
+        return result
+
+    def runs(self) -> list[dg.DagsterRun]:
+        """All runs of the stream, oldest first."""
+        found = self.instance.get_runs(dg.RunsFilter(tags={STREAM_TAG: self.stream}))
+        return list(reversed(found))
+
+    def begin(self, run: dg.DagsterRun) -> None:
+        """A run starts, and joins the group."""
+        self.instance.report_dagster_event(
+            dg.DagsterEvent(event_type_value="PIPELINE_START", job_name=run.job_name), run.run_id
+        )
+        set_mark(self.instance, run, Mark.JOINED)
+
+
+@dg.job(resource_defs={"kafka_batch": dg.ResourceDefinition.none_resource()})
+def _job() -> None:
+    nothing()
+
+
+@pytest.fixture
+def sensor(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Sensor:
+    """A sensor that wants two runs of a group of its own."""
+    return Sensor(instance, monkeypatch)
+
+
+def test_a_tick_starts_what_is_missing_and_no_more(sensor: Sensor) -> None:
+    """A run in the queue is there already."""
+    requests = sensor.tick().run_requests
+    assert [request.tags[SLOT_TAG] for request in requests] == ["0", "1"]
+    assert {request.tags[VERSION_TAG] for request in requests} == {"v1"}
+    assert not sensor.tick().run_requests
+    sensor.instance.report_run_canceled(sensor.runs()[0])
+    assert [request.tags[SLOT_TAG] for request in sensor.tick().run_requests] == ["0"]
+
+
+def test_a_preview_changes_nothing_and_says_what_would_be_done(sensor: Sensor) -> None:
+    """'Preview tick result' runs the same function."""
+    result = sensor.tick(real=False)
+    assert not result.run_requests
+    assert "a run for slot 0 would be started, a run for slot 1 would be started" in str(
+        result.skip_message
+    )
+
+
+def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
+    """The new ones join first; each old one leaves when the one before it has left."""
+    sensor.tick()
+    old = sensor.runs()
+    for run in old:
+        sensor.begin(run)
+    sensor.deploy("v2")
+    sensor.tick()
+    assert not sensor.tick().run_requests
+    new = sensor.runs()[2:]
+    assert [run.tags[VERSION_TAG] for run in new] == ["v2", "v2"]
+    assert all(Mark.LEAVE not in marks_of(sensor.instance, run.run_id) for run in old)
+    for run in new:
+        sensor.begin(run)
+    said = str(sensor.tick().skip_message)
+    assert "4 of 4 at work" in said
+    assert [Mark.LEAVE in marks_of(sensor.instance, run.run_id) for run in old] == [True, False]
+    assert f"run {old[0].run_id[:8]} is leaving" in str(sensor.tick().skip_message)
+    sensor.instance.report_run_canceled(old[0])
+    sensor.tick()
+    assert Mark.LEAVE in marks_of(sensor.instance, old[1].run_id)
+    logs = sensor.instance.all_logs(old[1].run_id)
+    assert any(f"run {new[1].run_id[:8]} has newer code" in entry.message for entry in logs)
+
+
+def test_the_same_name_in_another_code_location_is_another_stream(sensor: Sensor) -> None:
+    """Blue and green do not ask each other's runs to leave."""
+    sensor.instance.create_run_for_job(
+        _job, status=Status.STARTED, tags={STREAM_TAG: f"green:{sensor.name}_sensor"}
+    )
+    assert streams_of(sensor.instance, sensor.stream) == ()
+
+
+def test_each_run_of_the_job_is_one_of_its_group(sensor: Sensor) -> None:
+    """Also one that a person launches: its claims count."""
+    assert sensor.defs.resolve_job_def(sensor.name).tags[GROUP_TAG] == sensor.kafka.group_id
+
+
+def test_no_run_is_wanted(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`runs=0` ends them, one by one."""
+    sensor = Sensor(instance, monkeypatch)
+    sensor.tick()
+    for run in sensor.runs():
+        sensor.begin(run)
+    sensor.defs = build_kafka_stream_defs(
+        kafka=sensor.kafka, assets=[orders], name=sensor.name, version="v1", runs=0
+    )
+    assert not sensor.tick().run_requests
+    asked = [Mark.LEAVE in marks_of(instance, run.run_id) for run in sensor.runs()]
+    assert asked == [True, False]

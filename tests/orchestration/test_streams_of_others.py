@@ -1,0 +1,149 @@
+"""What a member finds when a claim names a streaming run of somebody else."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration import run_process
+from dagster_rebalance.orchestration.left_claims import LeftClaims
+from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import STREAM_TAG
+from tests.orchestration.parts import EACH_STORAGE, give_sign, make_run, offer, span, status_of
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.runs import RunSeen
+
+Status = dg.DagsterRunStatus
+GONE = "elsewhere:1:1"
+
+
+@pytest.fixture(params=EACH_STORAGE)
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """An instance on each kind of storage."""
+    made: dg.DagsterInstance = request.getfixturevalue(request.param)
+    return made
+
+
+class Other:
+    """A streaming run that works, and a claim that it has made."""
+
+    def __init__(self, instance: dg.DagsterInstance, attempt: int = 2) -> None:
+        self.instance = instance
+        self.run = make_run(
+            instance, offer("none"), Status.STARTED, tags={STREAM_TAG: "green:stream"}
+        )
+        record = instance.get_run_record_by_id(self.run.run_id)
+        assert record is not None
+        LeftClaims(instance).tell_number(self.run.run_id, record.storage_id)
+        set_mark(instance, self.run, Mark.BEGAN)
+        give_sign(instance, self.run, f"1 {GONE}")
+        self.claim: Claimed = (str(StreamBatch(self.run.run_id, 7, attempt)), span(0))
+
+    def seen(self) -> tuple[RunSeen, ...]:
+        """What another member reads of its claim."""
+        return RunLedger(self.instance, "etl").read([self.claim[0]], claims=[self.claim])
+
+
+@pytest.fixture
+def other(instance: dg.DagsterInstance) -> Other:
+    """A streaming run of somebody else."""
+    return Other(instance)
+
+
+def test_its_batch_is_at_work_as_long_as_the_run_may_work(other: Other) -> None:
+    """It has said nothing of the claim. The attempt before it counts."""
+    before, now = other.seen()
+    assert (before.state, before.attempt, before.is_live) == (RunState.FAILED, 1, False)
+    assert (now.state, now.attempt, now.is_live) == (RunState.STARTED, 2, True)
+    assert now.ranges == (span(0),)
+    assert now.heartbeat == f"1 {GONE}"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "state"),
+    [
+        (Outcome.SUCCEEDED, RunState.SUCCEEDED),
+        (Outcome.FAILED, RunState.FAILED),
+        (Outcome.DROPPED, RunState.CANCELED),
+    ],
+)
+def test_its_word_on_the_claim_counts_while_it_lives(
+    other: Other, outcome: Outcome, state: RunState
+) -> None:
+    """It goes on with other partitions."""
+    LeftClaims(other.instance).tell({other.claim: outcome})
+    assert [run.state for run in other.seen()][-1] is state
+    assert not other.seen()[-1].is_live
+
+
+def test_a_run_that_ended_in_dagster_is_over_only_when_it_is_proven(other: Other) -> None:
+    """Dagster's status alone is an opinion: its process may work."""
+    other.instance.report_run_failed(other.run)
+    assert other.seen()[-1].is_live
+    set_mark(other.instance, other.run, Mark.FINISHED)
+    assert other.seen()[-1].is_gone
+    set_mark(other.instance, other.run, Mark.OVER)
+    assert (other.seen()[-1].state, other.seen()[-1].is_live) == (RunState.FAILED, False)
+
+
+def test_a_cancelled_run_has_dropped_its_claim(other: Other) -> None:
+    """A person has ended it, or its node went: no attempt."""
+    other.instance.report_run_canceled(other.run)
+    set_mark(other.instance, other.run, Mark.OVER)
+    last = other.seen()[-1]
+    assert (last.state, last.is_taken_back, last.is_live) == (RunState.CANCELED, True, False)
+
+
+def test_a_run_that_was_deleted_while_it_works_is_waited_for(
+    other: Other, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its signs of life are found by its number."""
+    other.instance.delete_run(other.run.run_id)
+    last = other.seen()[-1]
+    assert (last.state, last.is_live, last.is_gone) == (RunState.DELETED, True, False)
+    monkeypatch.setattr(run_process, "is_gone", lambda *_: True)
+    monkeypatch.setattr("dagster_rebalance.orchestration.runs.is_gone", lambda *_: True)
+    assert other.seen()[-1].is_gone
+
+
+def test_a_deleted_run_whose_process_is_gone_is_ended_once(other: Other) -> None:
+    """Nobody can mark a run that is not there: its number is forgotten instead."""
+    other.instance.delete_run(other.run.run_id)
+    ledger = RunLedger(other.instance, "etl")
+    assert not ledger.end_dead(other.run.run_id, "an older sign"), "it lives"
+    assert ledger.end_dead(other.run.run_id, f"1 {GONE}")
+    assert (other.seen()[-1].state, other.seen()[-1].is_live) == (RunState.FAILED, False)
+
+
+def test_of_a_run_that_nobody_knows_nothing_works(instance: dg.DagsterInstance) -> None:
+    """It was deleted before it began, or another Dagster has it."""
+    claim = (str(StreamBatch("11111111-2222-3333-4444-555555555555", 1)), span(0))
+    (run,) = RunLedger(instance, "etl").read([claim[0]], claims=[claim])
+    assert (run.state, run.is_live) == (RunState.FAILED, False)
+
+
+def test_nobody_cancels_a_streaming_run_for_one_partition(other: Other) -> None:
+    """It works on what others own, too."""
+    RunLedger(other.instance, "etl").cancel(other.run.run_id)
+    assert status_of(other.instance, other.run) is Status.STARTED
+
+
+def test_notes_of_several_claims_in_one_place_do_not_mix(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Places are shared."""
+    monkeypatch.setattr("dagster_rebalance.orchestration.work_notes.PLACES", 1)
+    notes = LeftClaims(instance)
+    first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
+    notes.tell({first: Outcome.FAILED, second: Outcome.DROPPED})
+    assert notes.read([first, second]) == {first: Outcome.FAILED, second: Outcome.DROPPED}
+    notes.tell_number("r1", 5)
+    assert notes.number("r1") == 5
+    assert notes.number("r2") is None
