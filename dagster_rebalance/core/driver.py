@@ -44,7 +44,7 @@ from dagster_rebalance.core.transactions import noticed, why_hanging
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 
 class Driver:
@@ -586,16 +586,16 @@ class Driver:
                 reason = "Dagster has not submitted it, and a streaming run takes its batch over"
                 yield do.CancelRuns((wanted.unsubmitted,), reason, only_unstarted=True)
             return
-        batch_id = self._new_batch_id(wanted.failures + 1)
-        writes = []
-        for range_ in wanted.ranges:
-            owned = self.partitions[range_.topic_partition]
-            pending = owned.claim_again_write(range_, batch_id, now)
-            if pending is not None:
-                self.partitions[owned.partition] = replace(owned, pending=pending)
-                writes.append(pending.write)
-        if writes:
-            yield do.WriteOffsets(tuple(writes))
+        ranges = [r for r in wanted.ranges if self.partitions[r.topic_partition].pending is None]
+        if ranges:
+            batch_id = self._new_batch_id(wanted.failures + 1)
+            yield do.WriteOffsets(tuple(self._claim_for(batch_id, r, now) for r in ranges))
+
+    def _claim_for(self, batch_id: str, range_: OffsetRange, now: float) -> do.OffsetWrite:
+        owned = self.partitions[range_.topic_partition]
+        pending = owned.claim_again_write(range_, batch_id, now)
+        self.partitions[owned.partition] = replace(owned, pending=pending)
+        return pending.write
 
     def _claim(self, now: float) -> Iterable[do.Command]:
         if self.leaving is not None:

@@ -80,9 +80,8 @@ def offers_of(
                 ToRequest(attempt, failures=failures)
                 | Exhausted(attempt=attempt, attempts=failures)
             ) if failures:
-                if entry.batch_id not in in_part:
-                    offer = Offer(entry.batch_id, attempt, (entry.range,), failures)
-                    again.append((entry.due_at, offer))
+                offer = Offer(entry.batch_id, attempt, (entry.range,), failures)
+                again.append((entry.due_at, offer))
     offers |= dict.fromkeys(
         Offer(batch_id, attempt, tuple(sorted(found)))
         for (batch_id, attempt), found in together.items()

@@ -371,20 +371,23 @@ class OwnedPartition:
     def claim_write(self, batch_id: str, until: int, now: float) -> PendingWrite:
         """The claim of the offsets up to `until` for a batch."""
         if self.ledger is None:
-            msg = f"{self.partition} cannot be claimed before its committed offset is known"
-            raise IllegalStateError(msg)
+            raise self._unknown
         return PendingWrite(
             self._write(self.ledger.claim(batch_id, until), self.last_commit),
             now,
             claims=(batch_id, until),
         )
 
-    def claim_again_write(
-        self, range_: OffsetRange, batch_id: str, now: float
-    ) -> PendingWrite | None:
-        """The same claim for another batch; None while something else is written."""
-        if self.ledger is None or self.pending is not None:
-            return None
+    @property
+    def _unknown(self) -> IllegalStateError:
+        return IllegalStateError(
+            f"{self.partition} cannot be claimed before its committed offset is known"
+        )
+
+    def claim_again_write(self, range_: OffsetRange, batch_id: str, now: float) -> PendingWrite:
+        """The same claim for another batch."""
+        if self.ledger is None:
+            raise self._unknown
         ledger = self.ledger.claimed_again(range_, batch_id, now)
         return PendingWrite(
             self._write(ledger, self.last_commit), now, claims_again=(range_, batch_id)

@@ -337,6 +337,23 @@ def test_a_batch_whose_claims_are_written_in_part_is_not_begun() -> None:
     assert begun.ranges == (span(0, 0, 5), span(1, 0, 5))
 
 
+def test_a_claim_waits_for_the_write_before_it() -> None:
+    """One write of a partition at a time; the first one notes which log the offsets belong to."""
+    world = World(records=5)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    first.feed(seen.PartitionsLost((tp(0),)))
+    first.end(Outcome.DROPPED)
+    world.kafka.topic_id = "made-later"
+    second.unanswered.add(do.WriteOffsets)
+    second.feed(seen.PartitionsAssigned((tp(0),)))
+    assert second.turn(0.1) is None
+    assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
+    second.unanswered.clear()
+    assert second.turn(2.0) or second.turn()
+    assert world.kafka.claims(0) == [(5, "s.r2.1.1")]
+
+
 @pytest.mark.parametrize(
     ("run", "outcome", "state"),
     [

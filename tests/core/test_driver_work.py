@@ -647,10 +647,11 @@ def test_an_illegal_event_raises() -> None:
 
 def test_a_partition_cannot_be_claimed_before_its_offset_is_known() -> None:
     """A claim behind an unknown offset could say anything."""
-    with pytest.raises(
-        IllegalStateError, match="orders-0 cannot be claimed before its committed offset is known"
-    ):
+    why = "orders-0 cannot be claimed before its committed offset is known"
+    with pytest.raises(IllegalStateError, match=why):
         OwnedPartition(tp(0), 1).claim_write("b", 10, now=0.0)
+    with pytest.raises(IllegalStateError, match=why):
+        OwnedPartition(tp(0), 1).claim_again_write(span(0, 0, 10), "b", now=0.0)
 
 
 def test_lag_is_zero_while_nothing_is_known() -> None:
