@@ -99,7 +99,7 @@ class Lookups:
                     if e.batch_id in batch_ids
                 )
                 yield do.ReadRuns(batch_ids, restoring, self._look, claims)
-        if not leaves and now - self._bounds_at >= settings.poll_s:
+        if not leaves and now - self._bounds_at >= settings.look_s:
             readable = [
                 *(o.partition for o in owned if o.ledger is not None),
                 *partitions.next_idle(_IDLE_READ),

@@ -101,8 +101,9 @@ class DriverSettings:
         lease_s: After this time without a tick the member drains and leaves.
         plan_patience_s: After this time without a tick nothing new is claimed, because nobody
             would start its run.
-        poll_s: How often runs and end offsets are read; runs twice as often while more is there to
-            be claimed, and four times as often during a hold.
+        poll_s: How often runs are read: twice as often while more is there to be claimed, and four
+            times as often during a hold.
+        look_s: How often end offsets are read.
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.
@@ -125,6 +126,7 @@ class DriverSettings:
     lease_s: float = 60.0
     plan_patience_s: float = 15.0
     poll_s: float = 1.0
+    look_s: float = 1.0
     retry_s: float = 1.0
     recheck_s: float = 10.0
     pulse: Pulse = field(default_factory=Pulse)

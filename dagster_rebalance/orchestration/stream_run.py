@@ -13,6 +13,7 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.spark.jobs import settle_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
     from dagster_rebalance.core.own_work import BegunBatch
@@ -157,13 +158,13 @@ class StreamRun:
             progress.batches += 1
             progress.offsets += given.records
         except BatchInterruptedError:
-            self._context.log.warning("batch %s was interrupted", batch.batch_id)
+            self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
         except dg.DagsterExecutionInterruptedError:
             raise
-        except Exception as problem:
+        except Exception as problem:  # noqa: BLE001 - whatever the user's code raises
             outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
             shown = ", ".join(map(str, batch.ranges))
-            self._context.log.exception("batch %s failed on %s", batch.batch_id, shown)
+            self._say(self._context.log.exception, "batch %s failed on %s", batch.batch_id, shown)
         finally:
             self._is_in_body = False
             self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
@@ -174,24 +175,46 @@ class StreamRun:
         for body in self._bodies:
             for result in body(self._context, batch, self._context.resources):
                 key = result.asset_key or body.asset.key
-                self._context.log_event(
-                    dg.AssetMaterialization(
-                        asset_key=key,
-                        metadata={**shown, **(result.metadata or {})},
-                        tags=result.tags,
-                    )
+                made = dg.AssetMaterialization(
+                    asset_key=key,
+                    metadata={**shown, **(result.metadata or {})},
+                    tags=result.tags,
                 )
+                self._keep(partial(self._context.log_event, made))
                 for check in result.check_results or ():
-                    self._context.instance.report_runless_asset_event(
-                        dg.AssetCheckEvaluation(
-                            asset_key=check.asset_key or key,
-                            check_name=check.check_name or "",
-                            passed=check.passed,
-                            metadata=check.metadata,
-                            severity=check.severity,
-                            description=check.description,
-                        )
+                    found = dg.AssetCheckEvaluation(
+                        asset_key=check.asset_key or key,
+                        check_name=check.check_name or "",
+                        passed=check.passed,
+                        metadata=check.metadata,
+                        severity=check.severity,
+                        description=check.description,
                     )
+                    self._keep(partial(self._context.instance.report_runless_asset_event, found))
+
+    def _keep(self, report: Callable[[], None]) -> None:
+        """Report something to Dagster, which may be away for a while.
+
+        The body is done, so this is no failed attempt. If Dagster stays away, the lease ends the
+        run.
+        """
+        while not self._is_kept(report):
+            time.sleep(_WAIT_S)
+
+    def _is_kept(self, report: Callable[[], None]) -> bool:
+        try:
+            report()
+        except Exception:
+            logger.warning("Dagster's storage is away: tried again", exc_info=True)
+            return False
+        return True
+
+    def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:
+        """Write to the log of the run, unless Dagster is away."""
+        try:
+            write(text, *arguments)
+        except Exception:
+            logger.warning(text, *arguments, exc_info=True)
 
     def _settle_spark(self, batch_id: str, *, is_done: bool) -> None:
         try:
@@ -201,10 +224,11 @@ class StreamRun:
 
     def _tell(self, progress: Progress) -> Progress:
         for note in self._mailbox.take_notes():
-            self._context.log.info(note)
+            self._say(self._context.log.info, "%s", note)
         if time.monotonic() - progress.since < _PROGRESS_S:
             return progress
-        self._context.log.info("%s; %s", progress, "; ".join(self._mailbox.mail.summary))
+        summary = "; ".join(self._mailbox.mail.summary)
+        self._say(self._context.log.info, "%s; %s", progress, summary)
         return Progress(time.monotonic())
 
     # The member
@@ -217,6 +241,7 @@ class StreamRun:
             self._failure = error
         finally:
             self._work.close()
+            self._interrupt()  # nobody is there any more to commit what is at work
 
     @contextmanager
     def _parts(self) -> Iterator[Parts]:
@@ -227,7 +252,7 @@ class StreamRun:
             settings,
             worker=run.run_id,
             limits=limits,
-            poll_s=_LOOK_S,
+            look_s=_LOOK_S,
             record_every_s=settings.record_every_s or _RECORD_EVERY_S,
         )
         numbers = count(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -148,6 +149,54 @@ def test_a_range_that_fails_is_tried_again_alone_and_then_stops(
     assert batch is not None
     assert (batch.run_id, batch.attempt) == (run_id, 4)
     assert LeftClaims(instance).read([(batch_id, range_)]) == {(batch_id, range_): Outcome.FAILED}
+
+
+def test_a_batch_whose_partitions_are_lost_is_interrupted(instance: dg.DagsterInstance) -> None:
+    """Nobody else may begin it before that; it was no attempt, and it is done again."""
+    ends: list[str] = []
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+            return
+        (member,) = stage.group.members
+        stage.group.fence(member)
+        try:
+            threading.Event().wait(60)
+        except BaseException as end:
+            ends.append(type(end).__name__)
+            raise
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    stage.run()
+    assert ends == ["BatchInterruptedError"]
+    assert stage.batches == [(span(0, 0, 3),)] * 2
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
+
+
+def test_a_batch_is_not_failed_by_a_storage_that_is_away(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output is there: it is kept until Dagster can be told."""
+    fails = [1, 1]
+    real = dg.AssetExecutionContext.log_event
+
+    def log_event(context: dg.AssetExecutionContext, event: Any) -> None:  # noqa: ANN401 - of many kinds
+        if fails:
+            fails.pop()
+            msg = "database is locked"
+            raise OSError(msg)
+        real(context, event)
+
+    monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
+    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    stage = Stage(instance, lambda *_: leave())
+    stage.produce(0, 3)
+    stage.run()
+    assert not fails
+    assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
 
 
 def test_an_asset_may_not_return_a_value(instance: dg.DagsterInstance) -> None:
