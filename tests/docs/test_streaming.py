@@ -1,0 +1,33 @@
+"""docs/streaming.md: its example loads, and what it says has no effect exists."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance import KafkaConsumerResource
+from tests.docs.blocks import ROOT, block_with
+
+if TYPE_CHECKING:
+    import dagster as dg
+    import pytest
+
+PAGE = "docs/streaming.md"
+
+
+def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a user pastes it."""
+    monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
+    names: dict[str, Any] = {"__name__": "pasted"}
+    exec(compile(block_with(PAGE, "python", "build_kafka_stream_defs"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    defs: dg.Definitions = names["defs"]
+    assert defs.resolve_job_def("kafka_stream").name == "kafka_stream"
+    assert defs.resolve_sensor_def("kafka_stream_sensor")
+
+
+def test_each_setting_that_it_names_exists() -> None:
+    """A renamed setting must be renamed here, too."""
+    text = (ROOT / PAGE).read_text()
+    (sentence,) = re.findall(r"- (`max_ranges_per_run`.*?effect\.)", text, re.DOTALL)
+    named = set(re.findall(r"`(\w+)`", sentence))
+    assert named <= KafkaConsumerResource.model_fields.keys()
