@@ -87,6 +87,7 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
             yield Explained(Span(hold.ended_at - hold.seconds, hold.ended_at), "held", name)
     for history in histories:
         yield from _given_to_leaving_members(evidence, history, until)
+        yield from _given_to_dead_members(evidence, history, until)
         yield from _on_its_way(evidence, history)
         yield from _without_ticks(evidence.ticks, history, until)
     yield from (Explained(span, "the machine was busy") for span in evidence.slow)
@@ -150,6 +151,26 @@ def _given_to_leaving_members(
             if owner in ids and cause.began_at <= span.begin < left.at:
                 end = min(span.end, left.at, cause.began_at + GONE_LIMIT_S)
                 yield Explained(Span(span.begin, end), cause.kind.value, history.name)
+
+
+def _given_to_dead_members(
+    evidence: Evidence, history: History, until: float
+) -> Iterator[Explained]:
+    """Kafka gives more to a member that has just gone, until it misses that member."""
+    for fault in evidence.faults:
+        if fault.kind not in OF_MEMBERS:
+            continue
+        ids = {
+            event.metadata["member_id"]
+            for event in evidence.assigned
+            if event.member == fault.target and event.at <= fault.began_at
+        }
+        mended_at = until if fault.mended_at is None else fault.mended_at
+        for span, owner in history.owned(until):
+            if owner in ids and fault.began_at - HEARTBEAT_S <= span.begin <= mended_at:
+                end = min(span.end, fault.began_at + GONE_LIMIT_S)
+                began_at = max(span.begin, fault.began_at)
+                yield Explained(Span(began_at, end), fault.kind.value, history.name)
 
 
 def _on_its_way(evidence: Evidence, history: History) -> Iterator[Explained]:

@@ -295,6 +295,24 @@ def test_a_member_that_is_leaving_may_be_given_more_and_does_not_begin_with_it()
     assert explained((1.0, "id-1"), (25.0, "id-2")) == []
 
 
+def test_a_member_that_has_just_gone_may_be_given_more() -> None:
+    """Kafka misses it after its session time-out, and so does the list of what it had."""
+    fault = Fault(Kind.MEMBER_KILLED, "blue", 20.0, frozenset({5}), 24.0)
+    told = (Event("assigned", "blue", "", (), {"member_id": "id-1"}, 12.0),)
+
+    def explained(*owners: tuple[float, str | None]) -> list[str]:
+        history = replace(WORKED_OFF, owners=owners)
+        found = _reasons(fault, history=history, assigned=told)
+        return [why for why in found if why.startswith("member killed")]
+
+    killed = "member killed (SIGKILL), its runs live on"
+    assert explained((1.0, "id-2"), (19.5, "id-1"), (27.0, "id-2")) == [f"{killed}: 20 to 27"]
+    assert explained((1.0, "id-2"), (21.0, "id-1"), (27.0, "id-2")) == [f"{killed}: 21 to 27"]
+    assert explained((1.0, "id-2"), (10.0, "id-1"), (27.0, "id-2")) == [], "it had it: see above"
+    assert explained((1.0, "id-2"), (25.0, "id-1")) == [], "a new process"
+    assert explained((1.0, "id-2"), (21.0, "id-3")) == []
+
+
 def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
     """After 15 s without a tick a member claims nothing more."""
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
