@@ -387,6 +387,9 @@ class Driver:
             if owned is not None and owned.epoch == write.epoch:
                 self.partitions[write.partition] = after = owned.written(write, now)
                 self._note_committed(owned, after)
+                if owned.is_behind_deletion and not after.is_behind_deletion:
+                    # To other members it looked stopped: its runs had read the records in time.
+                    yield do.ShowStop(after.partition, "")
                 if owned.pending is not None and owned.pending.refused:
                     yield from self._stop_or_go_on(after)
         for write, reason in event.refused:

@@ -297,6 +297,15 @@ class OwnedPartition:
         return max(0, self.bounds.until - self.ledger.next_offset)
 
     @property
+    def is_behind_deletion(self) -> bool:
+        """Whether Kafka has deleted the record at the committed offset."""
+        return (
+            self.ledger is not None
+            and self.bounds is not None
+            and self.ledger.next_offset < self.bounds.start
+        )
+
+    @property
     def committing(self) -> Entry | None:
         """The range whose commit is due, or not confirmed by Kafka; None when there is none."""
         if self.pending is not None and self.pending.commits is not None:

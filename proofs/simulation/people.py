@@ -41,7 +41,10 @@ class People:
                 _AGAIN_S, None, lambda: self.move_behind_what_is_deleted(partition)
             )
             return
-        moved = max([start, *(until for _, until, _ in dagster.outputs.done.get(partition, ()))])
+        done = max([start, *(until for _, until, _ in dagster.outputs.done.get(partition, ()))])
+        moved = min(done, group.ends[partition])
+        if moved < done:  # the log was cut off as well
+            self._world.forget(partition, moved)
         self._world.deleted.add(
             OffsetRange(partition.topic, partition.partition, stored.offset, moved)
         )

@@ -645,6 +645,21 @@ def test_an_illegal_event_raises() -> None:
     assert member.driver.partitions == before
 
 
+def test_a_partition_that_passes_what_was_deleted_is_shown_to_go_on() -> None:
+    """Its run had read the records in time; another member has shown it as stopped meanwhile."""
+    world = World(records=10)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    world.start(run_id)
+    world.kafka.bounds[tp(0)] = Bounds(7, 10)
+    world.wait(2.0, member)
+    assert member.shown == []
+    world.succeed(run_id)
+    world.wait(2.0, member)
+    assert world.kafka.offset(0) == 10
+    assert member.shown == [(tp(0), "")]
+
+
 def test_a_partition_cannot_be_claimed_before_its_offset_is_known() -> None:
     """A claim behind an unknown offset could say anything."""
     why = "orders-0 cannot be claimed before its committed offset is known"
