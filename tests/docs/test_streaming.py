@@ -22,7 +22,7 @@ def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None
     exec(compile(block_with(PAGE, "python", "build_kafka_stream_defs"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
     defs: dg.Definitions = names["defs"]
     assert defs.resolve_job_def("kafka_stream").name == "kafka_stream"
-    assert defs.resolve_sensor_def("kafka_stream_sensor")
+    assert defs.resolve_sensor_def("kafka_stream_sensor").name == "kafka_stream_sensor"
 
 
 def test_each_setting_that_it_names_exists() -> None:

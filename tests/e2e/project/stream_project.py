@@ -1,0 +1,52 @@
+"""The code location of the end-to-end tests of streaming runs, one group for each protocol.
+
+What a run did is one line in a file of its own for each range. The version of the code is what a
+file says, so that a test can deploy.
+"""
+
+import os
+import time
+from pathlib import Path
+from typing import Literal
+
+import dagster as dg
+
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource
+from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+
+ROOT = Path(os.environ["E2E_ROOT"])
+PROTOCOLS: tuple[Literal["consumer", "classic"], ...] = ("consumer", "classic")
+BATCH_S = 0.2
+
+
+def _defs(protocol: Literal["consumer", "classic"]) -> dg.Definitions:
+    name = f"stream_{protocol}"
+
+    @dg.asset(name=f"{name}_orders")
+    def orders(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
+        time.sleep(BATCH_S)
+        with (ROOT / name / context.run_id).open("a") as output:
+            output.writelines(
+                f"{range_.partition} {range_.start} {range_.until}\n"
+                for range_ in kafka_batch.offset_ranges
+            )
+
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
+        group_id=name,
+        topics=[name],
+        group_protocol=protocol,
+        heartbeat_timeout_s=24.0,
+        client_config={"session.timeout.ms": "6000"} if protocol == "classic" else {},
+    )
+    return build_kafka_stream_defs(
+        kafka=kafka,
+        assets=[orders],
+        name=name,
+        runs=2,
+        version=(ROOT / "version").read_text(),
+        kafka_key=f"{name}_kafka",
+    )
+
+
+defs = dg.Definitions.merge(*(_defs(protocol) for protocol in PROTOCOLS))

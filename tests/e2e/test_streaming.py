@@ -1,0 +1,193 @@
+"""Streaming runs on a real Kafka and a real Dagster, in both protocols at the same time.
+
+One story, because starting what it needs takes longest: two runs share the partitions, a deploy
+replaces them, and one is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as Partition
+
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.tags import VERSION_TAG
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+PARTITIONS, RECORDS = 4, 5
+PROTOCOLS = ("consumer", "classic")
+Range = tuple[int, int, int]
+
+
+class Stream:
+    """A group of streaming runs."""
+
+    def __init__(self, protocol: str, kafka: KafkaCluster, dagster: DagsterDeployment) -> None:
+        self.name = f"stream_{protocol}"
+        self.kafka = kafka
+        self.dagster = dagster
+        self.root = Path(dagster.home).parent
+        self.produced = 0
+
+    def produce(self) -> None:
+        """Write some records to each partition."""
+        producer = Producer(self.kafka.client_config())
+        for partition in range(PARTITIONS):
+            for _ in range(RECORDS):
+                producer.produce(self.name, b"x", partition=partition)
+        producer.flush(30)
+        self.produced += PARTITIONS * RECORDS
+
+    def committed(self) -> int:
+        """How many records are committed; 0 while Kafka does not say."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": self.name})
+        wanted = [Partition(self.name, number) for number in range(PARTITIONS)]
+        try:
+            return sum(max(0, found.offset) for found in consumer.committed(wanted, timeout=30))
+        except KafkaException:  # the coordinator of a new group has to be found first
+            return 0
+        finally:
+            consumer.close()
+
+    def output(self) -> dict[str, list[Range]]:
+        """What each run has written."""
+        found = {}
+        for file in (self.root / self.name).iterdir():
+            lines = [line.split() for line in file.read_text().splitlines()]
+            found[file.name] = [(int(a), int(b), int(c)) for a, b, c in lines]
+        return found
+
+    def live(self, instance: dg.DagsterInstance) -> list[dg.DagsterRun]:
+        """Its streaming runs that have not ended."""
+        runs = instance.get_runs(dg.RunsFilter(job_name=self.name))
+        return [run for run in runs if not run.is_finished]
+
+    def works(self, instance: dg.DagsterInstance, version: str) -> bool:
+        """Whether two runs of a version, and no others, share the partitions and have no lag."""
+        live = self.live(instance)
+        if [run.tags.get(VERSION_TAG) for run in live] != [version] * 2:
+            return False
+        before = {run_id: len(ranges) for run_id, ranges in self.output().items()}
+        self.produce()
+        wait_until(lambda: self.committed() == self.produced or None, timeout_s=60, what=self.name)
+        now = self.output()
+        return all(len(now.get(run.run_id, ())) > before.get(run.run_id, 0) for run in live)
+
+
+@pytest.fixture
+def dagster(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
+    """A deployment with one code location, whose server can load new code."""
+    (tmp_path / "version").write_text("v1")
+    for protocol in PROTOCOLS:
+        (tmp_path / f"stream_{protocol}").mkdir()
+        kafka_broker.create_topic(f"stream_{protocol}", PARTITIONS)
+    env = {"E2E_ROOT": str(tmp_path), "KAFKA_BROKERS": kafka_broker.bootstrap_servers}
+    folder = Path(__file__).parent / "project"
+    location = CodeLocation("shop", "stream_project", folder, env, reloads=True)
+    with DagsterDeployment(tmp_path / "home", [location]) as deployment:
+        yield deployment
+
+
+@pytest.mark.timeout(600)
+def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
+) -> None:
+    """Nothing is lost, and nothing is done twice but what a killed run had in hand."""
+    streams = [Stream(protocol, kafka_broker, dagster) for protocol in PROTOCOLS]
+    with dagster.instance() as instance:
+
+        def each(what: str, condition: Callable[[Stream], object]) -> None:
+            for stream in streams:
+                wait_until(
+                    lambda stream=stream: condition(stream) or None,  # type: ignore[misc]
+                    timeout_s=150,
+                    what=f"{stream.name}: {what}",
+                    interval_s=0.5,
+                )
+
+        for stream in streams:
+            dagster.ui.start_sensor("shop", f"{stream.name}_sensor")
+        each("two runs to share the work", lambda stream: stream.works(instance, "v1"))
+
+        (tmp_path / "version").write_text("v2")
+        dagster.ui.reload("shop")
+        each("the new code to take over", lambda stream: stream.works(instance, "v2"))
+        assert {run.status for run in instance.get_runs() if run.is_finished} == {
+            dg.DagsterRunStatus.SUCCESS
+        }
+        for stream in streams:
+            done = Counter(range_ for ranges in stream.output().values() for range_ in ranges)
+            assert set(done.values()) == {1}, "a deploy does nothing twice"
+
+        killed = [stream.live(instance)[0] for stream in streams]
+        for run in killed:
+            os.kill(_process(instance, run), signal.SIGKILL)
+        each(
+            "another run in the place of the killed one",
+            lambda stream: (
+                not {run.run_id for run in killed} & {r.run_id for r in stream.live(instance)}
+                and stream.works(instance, "v2")
+            ),
+        )
+        for stream in streams:
+            _check_output(stream, instance)
+            dagster.ui.stop_sensor("shop", f"{stream.name}_sensor")
+            for run in stream.live(instance):
+                dagster.ui.cancel(run.run_id)
+        each("its runs to end", lambda stream: not stream.live(instance))
+        for stream in streams:
+            assert _recorded(instance, stream.name) == stream.produced
+
+
+def _process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int:
+    messages = " ".join(entry.message for entry in instance.all_logs(run.run_id))
+    found = re.search(r"Executing steps in process \(pid: (\d+)\)", messages)
+    assert found is not None
+    return int(found[1])
+
+
+def _check_output(stream: Stream, instance: dg.DagsterInstance) -> None:
+    """Each offset is in one range, and each range was done by one run; a killed run aside."""
+    ends = {run.run_id: run.status for run in instance.get_runs()}
+    failed = dg.DagsterRunStatus.FAILURE
+    done = Counter(
+        range_
+        for run_id, ranges in stream.output().items()
+        if ends[run_id] is not failed
+        for range_ in ranges
+    )
+    assert set(done.values()) == {1}
+    everything = {range_ for ranges in stream.output().values() for range_ in ranges}
+    for number in range(PARTITIONS):
+        reached = 0
+        for _, start, until in sorted(range_ for range_ in everything if range_[0] == number):
+            assert start == reached, "ranges follow each other"
+            reached = until
+        assert reached * PARTITIONS == stream.produced
+
+
+def _recorded(instance: dg.DagsterInstance, group_id: str) -> int:
+    wanted = dg.AssetRecordsFilter(GroupAssets.of(group_id).offsets)
+    records = instance.fetch_materializations(wanted, limit=1000).records
+    total = 0
+    for record in records:
+        assert record.asset_materialization is not None
+        value = record.asset_materialization.metadata["offsets"].value
+        assert isinstance(value, int)
+        total += value
+    return total
