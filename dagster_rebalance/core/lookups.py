@@ -24,6 +24,7 @@ _IDLE_READ = 1_000
 """So many idle partitions are asked for news at a time, so that a member with very many has not to
 ask for all each second."""
 _AT_ONCE = float("-inf")
+_IDLE_AFTER_S = 3.0
 
 
 class Lookups:
@@ -37,6 +38,7 @@ class Lookups:
         self._settings = settings
         self._look = 0
         self._runs_at = self._quiet_at = self._bounds_at = self._stored_at = _AT_ONCE
+        self._busy_at = _AT_ONCE
 
     def want_stored(self) -> None:
         """Read the stored offsets of what is taken in at once."""
@@ -99,7 +101,11 @@ class Lookups:
                     if e.batch_id in batch_ids
                 )
                 yield do.ReadRuns(batch_ids, restoring, self._look, claims)
-        if not leaves and now - self._bounds_at >= settings.look_s:
+        if any(o.entries or o.backlog_since is not None for o in owned):
+            self._busy_at = now
+        is_idle = now - self._busy_at >= _IDLE_AFTER_S
+        look_s = settings.idle_look_s if is_idle else settings.look_s
+        if not leaves and now - self._bounds_at >= look_s:
             readable = [
                 *(o.partition for o in owned if o.ledger is not None),
                 *partitions.next_idle(_IDLE_READ),

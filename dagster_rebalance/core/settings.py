@@ -104,6 +104,7 @@ class DriverSettings:
         poll_s: How often runs are read: twice as often while more is there to be claimed, and four
             times as often during a hold.
         look_s: How often end offsets are read.
+        idle_look_s: The same while nothing was there to be read for a while.
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.
@@ -127,6 +128,7 @@ class DriverSettings:
     plan_patience_s: float = 15.0
     poll_s: float = 1.0
     look_s: float = 1.0
+    idle_look_s: float = 1.0
     retry_s: float = 1.0
     recheck_s: float = 10.0
     pulse: Pulse = field(default_factory=Pulse)

@@ -50,6 +50,7 @@ logger = logging.getLogger(__name__)
 _WAIT_S = 1.0
 _LOOK_S = 0.1
 """How often the end of the log is looked up: a record waits for that."""
+_IDLE_LOOK_S = 0.5
 _MOST_RANGES = 10_000
 _PROGRESS_S = 60.0
 _RECORD_EVERY_S = 10.0
@@ -253,6 +254,7 @@ class StreamRun:
             worker=run.run_id,
             limits=limits,
             look_s=_LOOK_S,
+            idle_look_s=_IDLE_LOOK_S,
             record_every_s=settings.record_every_s or _RECORD_EVERY_S,
         )
         numbers = count(1)

@@ -306,6 +306,27 @@ def test_a_streaming_run_needs_no_ticks() -> None:
     assert stream.turn(1.0) or stream.turn()
 
 
+def test_end_offsets_are_read_seldom_while_nothing_is_there_to_be_read() -> None:
+    """An idle run costs next to nothing; one with work hears of records at once."""
+    world = World(records=5)
+    settings = DriverSettings(look_s=0.1, idle_look_s=0.5)
+    stream = Stream(world, "r1", owns=[0], settings=settings)
+
+    def looks(seconds: float) -> int:
+        before = len(stream.given(do.ReadBounds))
+        world.wait(seconds, stream, step=0.1)
+        return len(stream.given(do.ReadBounds)) - before
+
+    stream.turn()
+    assert looks(2.0) >= 18, "a batch is at work"
+    stream.end()
+    looks(3.0)
+    assert looks(5.0) <= 10
+    world.kafka.produce(tp(0), 1)
+    looks(1.0)
+    assert looks(2.0) >= 18
+
+
 def test_a_leave_waits_for_the_batch_at_work() -> None:
     """A deploy, or a run that is cancelled in Dagster: the batch is not wasted."""
     world = World(records=5, partitions=2)
