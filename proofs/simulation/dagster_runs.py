@@ -204,12 +204,13 @@ class SimulatedDagster(RunLife):
             known.append(rest)
 
     def forget(self, partition: TopicPartition, at: int) -> None:
-        """The same, and the letters."""
+        """The same, and of the letters what they say of the records from an offset on."""
         super().forget(partition, at)
+        mine = {range_ for range_ in self.letters if range_.topic_partition == partition}
         self.letters = {
-            range_: letter
+            (replace(range_, until=min(range_.until, at)) if range_ in mine else range_): letter
             for range_, letter in self.letters.items()
-            if range_.topic_partition != partition or range_.until <= at
+            if range_ not in mine or range_.start < at
         }
 
     # What people and Dagster itself do
