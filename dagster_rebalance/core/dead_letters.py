@@ -124,7 +124,7 @@ def why_stopped(owned: OwnedPartition, dead_letter_topic: str | None) -> str | N
     if deleted is not None:
         return deleted
     if not isinstance(progress, Exhausted) or dead_letter_topic is None or progress.is_cancelled:
-        return why_blocked(range_, progress)
+        return why_blocked(range_, progress, entry.batch_id)
     letter = owned.letter
     if (
         isinstance(entry.progress, InFlight)

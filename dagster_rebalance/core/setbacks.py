@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import Exhausted, Progress, Setback, ToRequest, Trouble
+from dagster_rebalance.core.stream_batches import StreamBatch
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange
@@ -75,9 +76,15 @@ def failures(exhausted: Exhausted, what: object) -> str:
     return f"{exhausted.attempts} runs failed on {what}, the last one is {exhausted.run_id}"
 
 
-def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble) -> str:
+def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str) -> str:
     """Why the partition of a range is stopped, and what to do."""
     partition = range_.topic_partition
+    if isinstance(blocked, Exhausted) and StreamBatch.read(batch_id) is not None:
+        return (
+            f"{partition}: {blocked.attempts} attempts on {range_} failed, the last one in "
+            f"streaming run {blocked.run_id}, whose log has the error. Mend the cause: it is tried "
+            "again by itself"
+        )
     if isinstance(blocked, Exhausted):
         text = f"{partition}: {failures(blocked, range_)}. "
         if blocked.left_out:

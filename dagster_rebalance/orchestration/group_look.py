@@ -124,7 +124,7 @@ def _failed(
         progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
         blocked = blocking(progress)
         if blocked is not None:
-            return why_blocked(range_, blocked)
+            return why_blocked(range_, blocked, batch_id)
     return None
 
 

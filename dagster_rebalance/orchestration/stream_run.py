@@ -248,10 +248,16 @@ class StreamRun:
     def _parts(self) -> Iterator[Parts]:
         kafka, run = self._kafka, self._run
         settings = kafka.driver_settings()
-        limits = replace(settings.limits, max_runs_in_flight=1, max_ranges_per_run=_MOST_RANGES)
+        limits = replace(
+            settings.limits,
+            max_runs_in_flight=1,
+            max_claims_per_partition=1,
+            max_ranges_per_run=_MOST_RANGES,
+        )
         settings = replace(
             settings,
             worker=run.run_id,
+            pace=replace(settings.pace, retry_stopped=True),  # nobody can execute a batch again
             limits=limits,
             look_s=_LOOK_S,
             idle_look_s=_IDLE_LOOK_S,

@@ -109,7 +109,9 @@ def test_after_all_attempts_the_partition_is_stopped_and_its_next_owner_knows() 
     second.turn()
     owned = second.driver.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
-    assert "3 runs failed" in owned.stop_reason
+    assert "3 attempts on orders-0 [0, 5) failed, the last one in streaming run r1" in (
+        owned.stop_reason
+    )
     assert world.notes[("s.r1.3.3", span(0, 0, 5))] is Outcome.FAILED
 
 

@@ -116,7 +116,7 @@ def test_a_stop_says_what_happened_and_what_to_do(
     blocked: Exhausted | Trouble, words: tuple[str, ...]
 ) -> None:
     """Somebody reads it at night."""
-    text = why_blocked(span(0, 0, 10), blocked)
+    text = why_blocked(span(0, 0, 10), blocked, "b")
     assert text.startswith("orders-0: ")
     assert all(word in text for word in words)
 
