@@ -6,12 +6,12 @@ before any work starts, so the next owner of the partition finds the same ranges
 batch ids.
 
 Format: `dr2 <crc32> <json>`, JSON with `o` = the offset that it is stored beside, `c` = `[[until,
-batch_id], ...]` in offset order, `l` = `[start, batch_id, run_id]`, with a `1` behind it for a
-range that went to the dead-letter topic, `t` = the id of the topic and `e` = the leader epoch (see
-`Log`). What is empty or unknown is left out. Format 1, of release 0.1.0, has `c` and `l` only: it
-is read, and never written. Text that is empty means "no claims". Text by others, by a newer
-version, damaged, or copied to another offset is refused with a reason, never guessed at:
-overwriting it could erase somebody's work.
+batch_id], ...]` in offset order (with a third id for a batch that the range was taken from), `l` =
+`[start, batch_id, run_id]`, with a `1` behind it for a range that went to the dead-letter topic,
+`t` = the id of the topic and `e` = the leader epoch (see `Log`). What is empty or unknown is left
+out. Format 1, of release 0.1.0, has `c` and `l` only: it is read, and never written. Text that is
+empty means "no claims". Text by others, by a newer version, damaged, or copied to another offset is
+refused with a reason, never guessed at: overwriting it could erase somebody's work.
 """
 
 from __future__ import annotations
@@ -59,11 +59,13 @@ TO_CURRENT = (
 class Claim:
     """A claim is a range that a batch works on.
 
-    It starts where the claim before it ends, or at the committed offset.
+    It starts where the claim before it ends, or at the committed offset. `taken_from` is the batch
+    that had claimed it before, as long as runs of that one may work on it.
     """
 
     until: int
     batch_id: str
+    taken_from: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +128,10 @@ def encode(stored: StoredPartition) -> OffsetAndMetadata:
         return OffsetAndMetadata(stored.next_offset)
     body: dict[str, object] = {"o": stored.next_offset}
     if stored.claims:
-        body["c"] = [[claim.until, claim.batch_id] for claim in stored.claims]
+        body["c"] = [
+            [claim.until, claim.batch_id, *([claim.taken_from] if claim.taken_from else [])]
+            for claim in stored.claims
+        ]
     if stored.last_commit is not None:
         last = stored.last_commit
         body["l"] = [last.start, last.batch_id, last.run_id, *([1] if last.is_dead_letter else [])]
@@ -211,9 +216,7 @@ def _fields(body: str, known: set[str]) -> dict[str, object] | None:
 
 def _parse(offset: int, fields: dict[str, Any]) -> StoredPartition | None:
     try:
-        claims = tuple(
-            Claim(_whole(until), _text(batch_id)) for until, batch_id in fields.get("c", ())
-        )
+        claims = tuple(_claim(*parts) for parts in fields.get("c", ()))
         last = None
         if "l" in fields:
             start, batch_id, run_id, *mark = fields["l"]
@@ -226,6 +229,10 @@ def _parse(offset: int, fields: dict[str, Any]) -> StoredPartition | None:
     except (ValueError, TypeError):
         return None
     return StoredPartition(offset, claims, last, log)
+
+
+def _claim(until: object, batch_id: object, taken_from: object = "") -> Claim:
+    return Claim(_whole(until), _text(batch_id), _text(taken_from))
 
 
 def _is_whole(value: object) -> bool:
@@ -264,6 +271,7 @@ def _problem(stored: StoredPartition) -> str | None:
     if log.leader_epoch is not None and not 0 <= log.leader_epoch <= _LARGEST_EPOCH:
         return f"{log.leader_epoch} is not a leader epoch"
     identifiers = [claim.batch_id for claim in stored.claims]
+    identifiers += [claim.taken_from for claim in stored.claims if claim.taken_from]
     if last is not None:
         identifiers += [last.batch_id, last.run_id]
     bad = [identifier for identifier in identifiers if not _IDENTIFIER.fullmatch(identifier)]

@@ -50,12 +50,14 @@ class ReadRuns:
             has to name it.
         claims: What is to be known of the batches: runs that were deleted while they work are found
             by it.
+        own: The batches that the worker has claimed itself: it knows all about them.
     """
 
     batch_ids: frozenset[str]
     live_too: bool = False
     look: int = 0
     claims: frozenset[Claimed] = frozenset()
+    own: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import named
-from dagster_rebalance.core.planning import plan
+from dagster_rebalance.core.planning import is_ready, plan
 from dagster_rebalance.core.receipts import Cause, Outcome
 from dagster_rebalance.core.restoring import (
     is_news,
@@ -35,16 +35,23 @@ from dagster_rebalance.core.restoring import (
     take_in,
 )
 from dagster_rebalance.core.run_news import taken_in
-from dagster_rebalance.core.runs import InFlight, RunSeen, Succeeded, unclaimed_workers
+from dagster_rebalance.core.runs import (
+    InFlight,
+    RunSeen,
+    Succeeded,
+    others_on,
+    unclaimed_workers,
+)
 from dagster_rebalance.core.setbacks import unanswered
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget, LeavePolicy, LossPolicy
-from dagster_rebalance.core.stream_batches import is_batch_of, is_claimed_by
+from dagster_rebalance.core.stream_batches import StreamBatch, is_batch_of, is_claimed_by
 from dagster_rebalance.core.transactions import noticed, why_hanging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.planning import Backlog
 
 
 class Driver:
@@ -62,6 +69,7 @@ class Driver:
         self.pulse = settings.pulse
         self._last_tick_at = self._now = now
         self._asked_since: dict[Offer, float] = {}
+        self._is_new_next = False
         self._lookups = Lookups(settings)
         self._rechecked_at = self._cancelled_at = float("-inf")
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
@@ -275,17 +283,9 @@ class Driver:
         return () if self._lookups.is_stale(event) else self._take_in_runs(event, now)
 
     def _take_in_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
-        event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
-        mine = [
-            run
-            for run in event.runs
-            if run.is_live and any(r.topic_partition in self.partitions for r in run.ranges)
-        ]
-        self.pulse, dead = self.pulse.observe(mine, now)
-        if dead:
-            yield do.EndDeadRuns(
-                {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
-            )
+        if not event.is_own:
+            event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
+            yield from self._feel_pulse(event.runs, now)
         for owned in self.partitions.busy:
             if owned.ledger is not None:
                 news = taken_in(owned, owned.ledger, event, self.settings, now)
@@ -295,6 +295,23 @@ class Driver:
                     yield from self._restore(news.owned, event.runs, now)
                 yield from self._stop_or_go_on(self.partitions[owned.partition])
                 yield from self._doubt(self.partitions[owned.partition], news.refused)
+
+    def _feel_pulse(self, runs: Iterable[RunSeen], now: float) -> Iterable[do.Command]:
+        mine = [
+            run
+            for run in runs
+            if run.is_live
+            and run.run_id != self.settings.worker
+            and (
+                any(r.topic_partition in self.partitions for r in run.ranges)
+                or any(partition in self.partitions for partition in run.may_work_on or ())
+            )
+        ]
+        self.pulse, dead = self.pulse.observe(mine, now)
+        if dead:
+            yield do.EndDeadRuns(
+                {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
+            )
 
     def _doubt(self, owned: OwnedPartition, refused: str) -> Iterable[do.Command]:
         if refused not in {"", owned.doubted_by} and owned.phase.is_kept and owned.pending is None:
@@ -312,8 +329,11 @@ class Driver:
     def _restore(
         self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float
     ) -> Iterable[do.Command]:
-        blocked_by = unclaimed_workers(
-            [owned.ahead], [(entry.range, entry.batch_id) for entry in owned.entries], runs
+        claims = [(entry.range, entry.batch_id) for entry in owned.entries]
+        named = {batch.run_id for _, name in claims if (batch := StreamBatch.read(name))}
+        blocked_by = (
+            *unclaimed_workers([owned.ahead], claims, runs),
+            *others_on(owned.partition, named | {self.settings.worker}, runs),
         )
         if blocked_by:
             self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
@@ -385,13 +405,7 @@ class Driver:
         for write in event.written:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.epoch == write.epoch:
-                self.partitions[write.partition] = after = owned.written(write, now)
-                self._note_committed(owned, after)
-                if owned.is_behind_deletion and not after.is_behind_deletion:
-                    # To other members it looked stopped: its runs had read the records in time.
-                    yield do.ShowStop(after.partition, "")
-                if owned.pending is not None and owned.pending.refused:
-                    yield from self._stop_or_go_on(after)
+                yield from self._take_in_written(owned, owned.written(write, now))
         for write, reason in event.refused:
             owned = self.partitions.get(write.partition)
             if owned is not None and owned.pending is not None and owned.pending.write == write:
@@ -421,6 +435,19 @@ class Driver:
                 "looked up again"
             )
             self.partitions[write.partition] = replace(self._distrusted(owned), before=None)
+
+    def _take_in_written(
+        self, before: OwnedPartition, after: OwnedPartition
+    ) -> Iterable[do.Command]:
+        self.partitions[after.partition] = after
+        if any(entry.taken_from for entry in after.entries):
+            self._lookups.want_runs()
+        self._note_committed(before, after)
+        if before.is_behind_deletion and not after.is_behind_deletion:
+            # To other members it looked stopped: its runs had read the records in time.
+            yield do.ShowStop(after.partition, "")
+        if before.pending is not None and before.pending.refused:
+            yield from self._stop_or_go_on(after)
 
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
         if (
@@ -578,11 +605,19 @@ class Driver:
         the work, so that a claim with its name and attempt has been begun.
         """
         worker, busy = self.settings.worker, self.partitions.busy
-        if any(worker in owned.live_runs or owned.is_claiming for owned in busy):
+        if any(worker in owned.live_runs or owned.is_claiming for owned in busy) or any(
+            entry.is_in_question for owned in busy for entry in owned.entries
+        ):
             return
         wanted = next(iter(self._wanted), None)
         if wanted is None or is_claimed_by(wanted, worker):
             return
+        limits = self.settings.limits
+        if wanted.failures:
+            # New records and ranges that have failed in turn: many bad ones keep nothing back.
+            if self._is_new_next and any(is_ready(b, limits, now) for b in self._backlogs):
+                return
+            self._is_new_next = True
         if wanted.unsubmitted:
             if now - self._cancelled_at >= self.settings.retry_s:
                 self._cancelled_at = now
@@ -606,14 +641,16 @@ class Driver:
         has_ticks = now - self._last_tick_at <= self.settings.plan_patience_s
         if not has_ticks and not self.settings.worker:
             return
-        backlogs = [
-            backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None
-        ]
-        under_way = len(batches_under_way(self.partitions.busy, now, worker=self.settings.worker))
+        worker = self.settings.worker
+        if worker and self.offers:  # what is claimed is begun before anything else is claimed
+            return
+        under_way = batches_under_way(
+            self.partitions.busy, now, worker=worker, retries=not (worker and self._is_new_next)
+        )
         batches = plan(
-            backlogs,
+            self._backlogs,
             self.settings.limits,
-            runs_in_flight=under_way,
+            runs_in_flight=len(under_way),
             new_batch_id=self._new_batch_id,
             now=now,
         )
@@ -625,7 +662,12 @@ class Driver:
                 self.partitions[owned.partition] = replace(owned, pending=pending)
                 writes.append(pending.write)
         if writes:
+            self._is_new_next = False
             yield do.WriteOffsets(tuple(writes))
+
+    @property
+    def _backlogs(self) -> list[Backlog]:
+        return [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None]
 
 
 def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:

@@ -165,12 +165,14 @@ class RunsRead:
         with_live: Whether all live runs of the group are among them.
         look: The look of the command, or None for runs that were read just now. An answer to an
             earlier look is ignored.
+        is_own: Whether a worker tells of its own batches: that says nothing about other runs.
     """
 
     batch_ids: frozenset[str]
     runs: tuple[RunSeen, ...]
     with_live: bool = False
     look: int | None = None
+    is_own: bool = False
 
 
 @dataclass(frozen=True, slots=True)

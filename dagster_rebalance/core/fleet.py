@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 _QUEUED_LIMIT_S = 60.0
 """A run that waits in the queue for longer may wait for the very run that it is to replace."""
 _JOINED_AFTER_S = 60.0
-"""A run counts as joined by then: where there are more runs than partitions, some are given
-none."""
+"""Beside one of the same version that has joined, a run counts as joined by then: where there are
+more runs than partitions, some are given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class StreamSeen:
         ended_at: When it ended; None while it is live.
         has_failed: Whether it ended badly.
         has_joined: Whether Kafka has assigned partitions to it.
+        is_queued: Whether it waits in Dagster's queue.
         is_leaving: Whether it was asked to leave, or is being cancelled.
     """
 
@@ -48,18 +49,13 @@ class StreamSeen:
     ended_at: float | None = None
     has_failed: bool = False
     has_joined: bool = False
+    is_queued: bool = False
     is_leaving: bool = False
 
     @property
     def is_live(self) -> bool:
         """Whether it may still work."""
         return self.ended_at is None
-
-    def is_at_work(self, now: float) -> bool:
-        """Whether its member is in the group, as far as one can tell."""
-        if self.started_at is None or not self.is_live:
-            return False
-        return self.has_joined or now - self.started_at >= _JOINED_AFTER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +131,7 @@ def moves(fleet: Fleet, seen: Iterable[StreamSeen], now: float) -> Moves:
                 # Not by the last run alone: people delete runs, and Dagster ignores a key that it
                 # has seen.
                 starts.append(Start(slot, f"{fleet.version}.{slot}.{last}.{now // 60:.0f}"))
-        elif stays.is_at_work(now) or _is_stuck(stays, now):
+        elif _is_at_work(stays, live, now) or _is_stuck(stays, live, fleet, now):
             surplus += [(run, _why(run, fleet, stays)) for run in old]
     surplus += [
         (run, f"{fleet.runs} runs are wanted")
@@ -155,8 +151,22 @@ def _is_current(run: StreamSeen, fleet: Fleet, now: float) -> bool:
     return run.started_at is None or now - run.started_at < fleet.max_run_s
 
 
-def _is_stuck(run: StreamSeen, now: float) -> bool:
-    return run.started_at is None and now - run.created_at >= _QUEUED_LIMIT_S
+def _is_at_work(run: StreamSeen, live: Sequence[StreamSeen], now: float) -> bool:
+    """Whether the member of a run is in the group, as far as one can tell."""
+    if run.has_joined or run.started_at is None:
+        return run.has_joined
+    return now - run.started_at >= _JOINED_AFTER_S and any(
+        other.has_joined and other.version == run.version for other in live
+    )
+
+
+def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: float) -> bool:
+    """Whether a run may wait in the queue for the very runs that it is to replace.
+
+    One of them makes room for it, while all the others work.
+    """
+    working = sum(other.has_joined and not other.is_leaving for other in live)
+    return run.is_queued and now - run.created_at >= _QUEUED_LIMIT_S and working >= fleet.runs
 
 
 def _wait(before: Sequence[StreamSeen], fleet: Fleet, now: float) -> str:

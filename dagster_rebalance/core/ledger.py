@@ -38,6 +38,8 @@ class Entry:
             over.
         progress: What the runs of the batch say.
         due_at: When a run may be asked for, on this member's clock.
+        taken_from: The batch that this one has taken the range from, until it is known that nothing
+            works under its id; empty for none.
     """
 
     range: OffsetRange
@@ -45,6 +47,40 @@ class Entry:
     claimed_at: float | None = None
     progress: Progress = ToRequest()  # noqa: RUF009 - frozen, so sharing the default is safe
     due_at: float = float("-inf")
+    taken_from: str = ""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this member has written the claim itself, in this ownership."""
+        return self.claimed_at is not None
+
+    def given_to(self, batch_id: str, claimed_at: float) -> Entry:
+        """The entry for another batch, whose first run is the next one."""
+        progress = self.progress
+        if isinstance(progress, ToRequest | Exhausted):
+            failures = progress.failures if isinstance(progress, ToRequest) else progress.attempts
+            progress = ToRequest(failures + 1, failures)
+        return replace(
+            self,
+            batch_id=batch_id,
+            claimed_at=claimed_at,
+            progress=progress,
+            taken_from="" if self.is_own else self.batch_id,
+        )
+
+    @property
+    def is_in_question(self) -> bool:
+        """Whether it was taken from another batch, and its runs were not looked up since."""
+        return (
+            self.taken_from != ""
+            and self.done_by is None
+            and not isinstance(self.progress, InFlight)
+        )
+
+    @property
+    def looked_up_as(self) -> tuple[str, ...]:
+        """The batches whose runs may work on the range."""
+        return (self.batch_id, self.taken_from) if self.taken_from else (self.batch_id,)
 
     @property
     def done_by(self) -> str | None:
@@ -122,19 +158,25 @@ class OffsetLedger:
         """The first range, if it is done: what may be committed next."""
         return self.entries[0] if self.entries and self.entries[0].done_by is not None else None
 
-    def claim(self, batch_id: str, until: int, claimed_at: float | None = None) -> OffsetLedger:
+    def claim(
+        self,
+        batch_id: str,
+        until: int,
+        claimed_at: float | None = None,
+        *,
+        taken_from: str = "",
+    ) -> OffsetLedger:
         """Add the range `[claimed_until, until)` for a batch."""
         range_ = OffsetRange(
             self.partition.topic, self.partition.partition, self.claimed_until, until
         )
-        return replace(self, entries=(*self.entries, Entry(range_, batch_id, claimed_at)))
+        entry = Entry(range_, batch_id, claimed_at, taken_from=taken_from)
+        return replace(self, entries=(*self.entries, entry))
 
     def claimed_again(self, range_: OffsetRange, batch_id: str, claimed_at: float) -> OffsetLedger:
         """Give a claimed range to another batch, with the same bounds."""
         entries = tuple(
-            replace(entry, batch_id=batch_id, claimed_at=claimed_at)
-            if entry.range == range_
-            else entry
+            entry.given_to(batch_id, claimed_at) if entry.range == range_ else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)
@@ -154,6 +196,14 @@ class OffsetLedger:
             replace(entry, progress=progress, due_at=due_at)
             if entry.range == range_ and entry.done_by is None and entry.progress != progress
             else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
+    def taken(self, range_: OffsetRange) -> OffsetLedger:
+        """Nothing works on a range under the id of the batch that it was taken from."""
+        entries = tuple(
+            replace(entry, taken_from="") if entry.range == range_ else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)

@@ -85,22 +85,31 @@ class Lookups:
             # Not up to the time at which a run is due: a person may have begun one a moment before.
             soon = now + settings.recheck_s
             wanted = [
-                e.batch_id
+                batch_id
                 for o in owned
                 for e in o.entries
                 if is_complete or not o.is_quiet(e, soon)
+                for batch_id in e.looked_up_as
             ]
             batch_ids = followed.union(wanted)
             self._quiet_at = now if is_complete else self._quiet_at
             if batch_ids or restoring:
                 self._runs_at = now
                 claims = frozenset(
-                    (e.batch_id, e.range)
+                    (batch_id, e.range)
                     for o in owned
                     for e in o.entries
-                    if e.batch_id in batch_ids
+                    for batch_id in e.looked_up_as
+                    if batch_id in batch_ids
                 )
-                yield do.ReadRuns(batch_ids, restoring, self._look, claims)
+                others = {
+                    batch_id
+                    for o in owned
+                    for e in o.known_entries
+                    for batch_id in (e.looked_up_as if not e.is_own else e.looked_up_as[1:])
+                }
+                own = (batch_ids - others - followed) if settings.worker else frozenset()
+                yield do.ReadRuns(batch_ids, restoring, self._look, claims, own)
         if any(o.entries or o.backlog_since is not None for o in owned):
             self._busy_at = now
         is_idle = now - self._busy_at >= _IDLE_AFTER_S

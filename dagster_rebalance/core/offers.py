@@ -35,6 +35,7 @@ class Offer:
         ranges: What the run shall process. After a rebalance that may be a part of the batch.
         failures: The attempts that failed on it.
         unsubmitted: The run that Dagster has created for it and not submitted; empty for none.
+        is_own: Whether the member has written the claims itself.
     """
 
     batch_id: str
@@ -42,6 +43,7 @@ class Offer:
     ranges: tuple[OffsetRange, ...]
     failures: int = field(default=0, compare=False)
     unsubmitted: str = field(default="", compare=False)
+    is_own: bool = field(default=False, compare=False)
 
     @property
     def run_key(self) -> str:
@@ -67,7 +69,7 @@ def offers_of(
         for owned in partitions
         if owned.phase.may_plan and owned.pending and (batch_id := owned.pending.claiming)
     }
-    together: dict[tuple[str, int], list[OffsetRange]] = {}
+    together: dict[tuple[str, int, bool], list[OffsetRange]] = {}
     again: list[tuple[float, Offer]] = []
     offers: dict[Offer, None] = {}
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
@@ -75,16 +77,19 @@ def offers_of(
             case InFlight(unsubmitted=RunSeen() as run):
                 offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = None
             case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
-                together.setdefault((entry.batch_id, attempt), []).append(entry.range)
+                key = (entry.batch_id, attempt, entry.is_own)
+                together.setdefault(key, []).append(entry.range)
             case (
                 ToRequest(attempt, failures=failures)
                 | Exhausted(attempt=attempt, attempts=failures)
             ) if failures:
-                offer = Offer(entry.batch_id, attempt, (entry.range,), failures)
+                offer = Offer(
+                    entry.batch_id, attempt, (entry.range,), failures, is_own=entry.is_own
+                )
                 again.append((entry.due_at, offer))
     offers |= dict.fromkeys(
-        Offer(batch_id, attempt, tuple(sorted(found)))
-        for (batch_id, attempt), found in together.items()
+        Offer(batch_id, attempt, tuple(sorted(found)), is_own=is_own)
+        for (batch_id, attempt, is_own), found in together.items()
     )
     live = {
         run_id
@@ -118,17 +123,18 @@ def asked_for_in(
 
 
 def batches_under_way(
-    partitions: Iterable[OwnedPartition], now: float, *, worker: str = ""
+    partitions: Iterable[OwnedPartition], now: float, *, worker: str = "", retries: bool = True
 ) -> frozenset[str]:
     """Return the batches that take room among the runs in flight.
 
     A run works on them, or is or will be requested. A batch that is not requested, because its
     delay is not over, or its partition is stopped or has to be given up, takes no room from the
-    others. With a `worker`, neither does one that another run works on.
+    others. With a `worker`, neither does one that another run works on. Ranges that have failed and
+    are due count only with `retries`.
     """
     found = set()
     for owned in partitions:
-        if owned.pending is not None and owned.pending.claiming:
+        if owned.pending is not None and owned.is_claiming:
             found.add(owned.pending.claiming)
         found |= {
             entry.batch_id
@@ -136,8 +142,20 @@ def batches_under_way(
             if isinstance(entry.progress, InFlight)
             and (not worker or worker in entry.progress.run_ids)
         }
-        found |= {entry.batch_id for entry in _requestable(owned, now)}
+        found |= {entry.batch_id for entry in owned.entries if entry.is_in_question}
+        found |= {
+            entry.batch_id
+            for entry in _requestable(owned, now)
+            if retries or not _has_failed(entry)
+        }
     return frozenset(found)
+
+
+def _has_failed(entry: Entry) -> bool:
+    progress = entry.progress
+    return isinstance(progress, Exhausted) or (
+        isinstance(progress, ToRequest) and progress.failures > 0
+    )
 
 
 def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
@@ -150,7 +168,11 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
         undone = undone[:1]
     elif not owned.phase.may_plan:
         undone = []
-    return [entry for entry in undone if entry.due_at <= now and _is_asked_for(entry)]
+    return [
+        entry
+        for entry in undone
+        if entry.due_at <= now and not entry.taken_from and _is_asked_for(entry)
+    ]
 
 
 def _attempt(entry: Entry) -> int:

@@ -48,6 +48,7 @@ class OwnWork:
         self._run_id = run_id
         self._begun: dict[str, BegunBatch] = {}
         self._left: dict[Claimed, None] = {}
+        self._told: dict[Claimed, Outcome] = {}
         self._looks = 0
         self.at_work: BegunBatch | None = None
 
@@ -94,12 +95,17 @@ class OwnWork:
             batch = StreamBatch.read(batch_id)
             if batch is None or batch.run_id != self._run_id:
                 continue
-            begun = self._begun.get(batch_id)
-            ranges = begun.ranges if begun else tuple(r for name, r in known if name == batch_id)
             # Whoever looks whether a run lives looks whether its sign changes.
             me = RunSeen(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._looks))
-            seen = batch.seen(ranges, me, begun.outcome if begun else None)
-            found += seen if begun else seen[:-1]
+            begun = self._begun.get(batch_id)
+            if begun is not None:
+                found += batch.seen(begun.ranges, me, begun.outcome)
+                continue
+            for claim in known:
+                if claim[0] == batch_id:
+                    told = self._told.get(claim)
+                    seen = batch.seen((claim[1],), me, told)
+                    found += seen if told else seen[:-1]
         return tuple(found)
 
     def leave(self, claims: Iterable[Claimed]) -> None:
@@ -120,6 +126,9 @@ class OwnWork:
         return ended
 
     def told(self, claims: Iterable[Claimed]) -> None:
-        """Others know."""
+        """Others know. The run remembers it: the partition may come back with the claim."""
+        ended = self.untold
         for claim in claims:
-            self._left.pop(claim, None)
+            if claim in ended:
+                self._told[claim] = ended[claim]
+                del self._left[claim]

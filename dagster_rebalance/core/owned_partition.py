@@ -251,8 +251,8 @@ class OwnedPartition:
 
     @property
     def is_claiming(self) -> bool:
-        """Whether the claim of a batch is being written."""
-        return self.pending is not None and self.pending.claiming != ""
+        """Whether the claim of a batch is being written, and Kafka does not refuse it."""
+        return self.pending is not None and self.pending.claiming != "" and not self.pending.refused
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -462,6 +462,8 @@ class OwnedPartition:
         return LastCommit(start, entry.batch_id, entry.done_by, entry.is_dead_letter)
 
     def _write(self, ledger: OffsetLedger, last: LastCommit | None) -> OffsetWrite:
-        claims = tuple(Claim(entry.range.until, entry.batch_id) for entry in ledger.entries)
+        claims = tuple(
+            Claim(entry.range.until, entry.batch_id, entry.taken_from) for entry in ledger.entries
+        )
         new = encode(StoredPartition(ledger.next_offset, claims, last, self.log))
         return OffsetWrite(self.partition, self.epoch, self.stored, new)

@@ -110,7 +110,7 @@ def plan(
     """
     room = limits.max_runs_in_flight - runs_in_flight
     ready = sorted(
-        (backlog for backlog in backlogs if _is_ready(backlog, limits, now)),
+        (backlog for backlog in backlogs if is_ready(backlog, limits, now)),
         key=lambda backlog: (backlog.waiting_since, backlog.start - backlog.end, backlog.partition),
     )
     if room <= 0 or not ready:
@@ -128,7 +128,8 @@ def plan(
     return tuple(Batch(new_batch_id(1), tuple(sorted(chosen[run::runs]))) for run in range(runs))
 
 
-def _is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:
+def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:
+    """Whether a batch may take from a backlog now."""
     size = backlog.end - backlog.start
     if size <= 0 or backlog.claims >= limits.max_claims_per_partition:
         return False

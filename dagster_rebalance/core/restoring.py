@@ -87,7 +87,7 @@ def take_in(
         read = StoredPartition(bounds.start if start_from is StartFrom.EARLIEST else bounds.until)
     ledger = OffsetLedger(owned.partition, owned.epoch, read.next_offset)
     for claim in read.claims:
-        ledger = ledger.claim(claim.batch_id, claim.until)
+        ledger = ledger.claim(claim.batch_id, claim.until, taken_from=claim.taken_from)
     taken = replace(
         owned,
         stored=found.stored,

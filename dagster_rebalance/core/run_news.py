@@ -9,7 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core import dead_letters
-from dagster_rebalance.core.runs import Exhausted, ToRequest, progress_of, refused_last
+from dagster_rebalance.core.runs import (
+    Exhausted,
+    InFlight,
+    Succeeded,
+    ToRequest,
+    progress_of,
+    refused_last,
+)
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import RunsRead
@@ -45,11 +52,20 @@ def taken_in(
     """Note what the runs say of the claimed ranges of a partition; `ledger` is its ledger."""
     refused, notes = "", []
     for entry in ledger.entries:
-        if entry.batch_id not in event.batch_ids:
+        if not event.batch_ids.issuperset(entry.looked_up_as):
             continue
         progress = progress_of(
             entry.range, entry.batch_id, event.runs, max_attempts=settings.max_attempts
         )
+        if entry.taken_from:
+            # A run that had looked at the claim before it was taken may work on the range.
+            before = progress_of(
+                entry.range, entry.taken_from, event.runs, max_attempts=settings.max_attempts
+            )
+            if isinstance(before, InFlight | Succeeded):
+                progress = before
+            else:
+                ledger = ledger.taken(entry.range)
         settled = dead_letters.settled(owned, entry.range, progress)
         wait_s = settings.pace.wait_s(
             settled, has_dead_letters=settings.dead_letter_topic is not None
@@ -60,6 +76,8 @@ def taken_in(
         obsolete = dead_letters.obsolete(owned, entry, progress)
         if obsolete is not None:
             notes.append(obsolete)
-    covers_all = event.batch_ids >= {entry.batch_id for entry in ledger.entries}
+    covers_all = event.batch_ids >= {
+        batch_id for entry in ledger.entries for batch_id in entry.looked_up_as
+    }
     known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
     return RunNews(known, covers_all, refused, tuple(notes))

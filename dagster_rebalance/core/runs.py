@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 
 class RunState(enum.Enum):
@@ -83,6 +83,8 @@ class RunSeen:
             next two are known only where a run of the batch left something out.
         done: The assets that it was asked for and that succeeded in it.
         undone: The assets that it began and that did not succeed in it.
+        may_work_on: The partitions on which a streaming run may work, as it says itself; None where
+            it does not say, so that it may be any.
     """
 
     run_id: str
@@ -104,6 +106,7 @@ class RunSeen:
     left_out: tuple[str, ...] = ()
     done: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
+    may_work_on: frozenset[TopicPartition] | None = None
 
     @property
     def is_retry(self) -> bool:
@@ -140,6 +143,23 @@ class RunSeen:
     def may_work(self) -> bool:
         """Whether its process may be at work now."""
         return not self.is_refused and (self.state in WORKING or not self.is_over)
+
+
+def others_on(
+    partition: TopicPartition, known: Collection[str], runs: Iterable[RunSeen]
+) -> tuple[str, ...]:
+    """Return the streaming runs that may work on a partition, by their own word.
+
+    Those in `known` are left out: the claims of the partition name them, or it is the own one.
+    """
+    return tuple(
+        run.run_id
+        for run in runs
+        if run.may_work
+        and run.may_work_on is not None
+        and partition in run.may_work_on
+        and run.run_id not in known
+    )
 
 
 class Setback(enum.Enum):

@@ -75,9 +75,9 @@ class StreamBatch:
     ) -> tuple[RunSeen, ...]:
         """Tell what is known of the batch in the words that are used for runs.
 
-        The attempts that failed before come first. Then comes the run itself: as its note says; or
-        as long as it may work, at work; or dropped where it has ended in order; or failed, since
-        its process died with the batch in hand.
+        The attempts that failed before come first. Then comes the run itself: as its note says; at
+        work, as long as it may work on the partition; dropped, where it does not any more, or has
+        ended in order; or failed, since its process died with the batch in hand.
 
         Args:
             ranges: What the batch has claimed.
@@ -97,6 +97,10 @@ class StreamBatch:
         elif not run.is_live:
             died = run.state is RunState.FAILED and not run.is_taken_back
             mine = self._ended(mine, Outcome.FAILED if died else Outcome.DROPPED)
+        elif run.may_work_on is not None and not any(
+            range_.topic_partition in run.may_work_on for range_ in ranges
+        ):
+            mine = self._ended(mine, Outcome.DROPPED)
         before = (
             replace(self._ended(mine, Outcome.FAILED), attempt=attempt)
             for attempt in range(1, self.attempt)
@@ -125,4 +129,9 @@ def is_batch_of(batch_id: str, run_id: str) -> bool:
 def is_claimed_by(offer: Offer, run_id: str) -> bool:
     """Whether a streaming run has claimed a batch for this very attempt, and may begin it."""
     batch = StreamBatch.read(offer.batch_id)
-    return batch is not None and batch.run_id == run_id and batch.attempt == offer.failures + 1
+    return (
+        batch is not None
+        and offer.is_own
+        and batch.run_id == run_id
+        and batch.attempt == offer.failures + 1 == offer.attempt  # no id is begun twice
+    )

@@ -31,7 +31,7 @@ from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from types import TracebackType
 
     from typing_extensions import Self
@@ -56,6 +56,9 @@ class Heartbeat:
         instance: The instance that the run belongs to; the thread opens it anew.
         run: The run.
         timeout_s: The `heartbeat_timeout_s` of the group.
+
+    Attributes:
+        says: What each sign says besides that the run lives, in one word.
     """
 
     def __init__(
@@ -68,6 +71,8 @@ class Heartbeat:
         self._number = 0
         self._claims: Collection[Claimed] = ()
         self._beats = count()
+        self._beating = threading.Lock()
+        self.says: Callable[[], str] = str
         self._process = run_process.identity()
         self._beaten_at = float("-inf")
         self._interrupted_at: float | None = None
@@ -227,11 +232,17 @@ class Heartbeat:
         self._told.set()
 
     def _beat(self, instance: dg.DagsterInstance) -> None:
-        asked_at = (
-            time.monotonic()
-        )  # a member may see the sign from here on, whenever the answer comes
-        SignsOfLife(instance).give(self._run, self._number, f"{next(self._beats)} {self._process}")
-        self._beaten_at = asked_at
+        with self._beating:  # an older sign must not be written over a newer one
+            asked_at = (
+                time.monotonic()
+            )  # a member may see the sign from here on, whenever the answer comes
+            words = (str(next(self._beats)), self.says(), self._process)
+            SignsOfLife(instance).give(self._run, self._number, " ".join(filter(None, words)))
+            self._beaten_at = asked_at
+
+    def beat(self, instance: dg.DagsterInstance) -> None:
+        """Give a sign now, because of what it says. Any thread may do so."""
+        self._beat(instance)
 
     def _pause(self) -> None:
         self._wake.wait(self._timeout_s / _LOOKS_PER_TIMEOUT)

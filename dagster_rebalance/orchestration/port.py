@@ -82,10 +82,17 @@ class WorkPort(Protocol):
     def ended(self) -> Iterator[RunsRead]:
         """What became of batches, each told once."""
 
-    def known(
-        self, batch_ids: Collection[str], claims: Iterable[Claimed]
-    ) -> tuple[RunSeen, ...] | None:
-        """What is known of batches without Dagster; None when some are not the worker's own."""
+    def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+        """What the worker knows of its own batches, without Dagster."""
+
+    def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether others have heard something else than on which partitions it may work."""
+
+    def say(self, partitions: Collection[TopicPartition]) -> None:
+        """Tell others that it may work on these partitions, and on those of the batch at work.
+
+        Called in the thread of the storage: before anything of a partition is claimed.
+        """
 
     def leave(self, claims: Iterable[Claimed]) -> None:
         """Others may find these claims."""

@@ -155,15 +155,22 @@ class Pump:
         begun = work.begin(self.parts.driver.offers, self.parts.driver.claimed)
         if begun is not None:
             self._feed(begun)
-        untold = work.untold
-        if untold:
+        untold, assigned = work.untold, frozenset(self.parts.driver.partitions)
+        if untold or work.says_all_but(assigned):
+
+            def tell() -> None:
+                if untold:
+                    self.parts.runs.tell(untold)
+                work.say(assigned)  # last: who hears this looks for what was told before
+
+            what = "telling others what this run works on"
             self._storage.ask(
                 Job(
-                    "telling others what became of claims",
-                    partial(self.parts.runs.tell, untold),
+                    what,
+                    tell,
                     lambda _: work.told(untold),
                     slot="left",
-                    subject=untold,
+                    subject=(what, dict(untold), assigned),
                     is_repeated=True,
                 )
             )
@@ -275,14 +282,14 @@ class Pump:
             case do.ReadStoredOffsets(epochs):
                 self._ask(
                     command,
-                    partial(self._last_recorded, epochs),
+                    partial(self._last_recorded, epochs, frozenset(parts.driver.partitions)),
                     partial(self._stored, epochs),
                     slot="offsets",
                 )
-            case do.ReadRuns(batch_ids, live_too, look, claims):
-                known = None if live_too or not parts.work else parts.work.known(batch_ids, claims)
-                if known is not None:
-                    return seen.RunsRead(batch_ids, known, look=look)
+            case do.ReadRuns(batch_ids, live_too, look, claims, own):
+                if parts.work is not None and own == batch_ids and not live_too:
+                    known = parts.work.known(batch_ids, claims)
+                    return seen.RunsRead(batch_ids, known, look=look, is_own=True)
                 self._ask(
                     command,
                     partial(parts.runs.read, batch_ids, live_too=live_too, claims=claims),
@@ -329,8 +336,10 @@ class Pump:
         return None
 
     def _last_recorded(
-        self, partitions: Collection[TopicPartition]
+        self, partitions: Collection[TopicPartition], assigned: Collection[TopicPartition]
     ) -> Mapping[TopicPartition, LastRecorded]:
+        if self.parts.work is not None:
+            self.parts.work.say(assigned)
         self.parts.catalogue.add_partitions(partitions)
         return self.parts.catalogue.last_recorded(partitions)
 

@@ -20,7 +20,7 @@ from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.run_process import is_gone
-from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
 from dagster_rebalance.orchestration.tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
@@ -54,7 +54,7 @@ _STATES = {
     dg.DagsterRunStatus.FAILURE: RunState.FAILED,
     dg.DagsterRunStatus.CANCELED: RunState.CANCELED,
 }
-_LIVE_STATUSES = [status for status, state in _STATES.items() if state in LIVE]
+LIVE_STATUSES = [status for status, state in _STATES.items() if state in LIVE]
 _AT_WORK = {status for status, state in _STATES.items() if state in WORKING}
 _UNSURE = {dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
 """Others than the process of a run write these, too."""
@@ -127,7 +127,7 @@ class RunLedger:
             # Not by the tag as well: that reads all runs that the group ever had, while there are
             # few live ones at any time.
             records += self._instance.get_run_records(
-                dg.RunsFilter(statuses=_LIVE_STATUSES), ascending=True
+                dg.RunsFilter(statuses=LIVE_STATUSES), ascending=True
             )
         unique = {
             record.dagster_run.run_id: record
@@ -170,8 +170,8 @@ class RunLedger:
         seen = tuple(self._coverage.added(found))
         claimed = tuple(claims)
         return (
+            *self._streams(claimed),  # a run that a sensor requested for such a batch came later
             *seen,
-            *self._streams(claimed),
             *self._deleted(claimed, {record.dagster_run.run_id for record in records}),
         )
 
@@ -205,6 +205,7 @@ class RunLedger:
             (),
             RunState.DELETED,
             heartbeat=sign,
+            may_work_on=partitions_in(sign),
             is_gone=is_gone(sign.rpartition(" ")[2], run_id),
             is_over=False,
         )
@@ -422,6 +423,7 @@ class RunLedger:
             is_taken_back=Mark.TAKEN_BACK in marks
             or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
             heartbeat=sign or old_sign,
+            may_work_on=partitions_in(sign),
             is_gone=Mark.FINISHED in marks
             or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
             is_written_off=Mark.OVER in marks,

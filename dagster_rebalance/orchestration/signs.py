@@ -10,14 +10,21 @@ Dagster+ has no such values for user code. There a sign is an event in the run's
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from dagster_rebalance.core.partition import TopicPartition
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 PLACES = 10_000
+_NONE = "-"
+_PART = r"[A-Za-z0-9._-]+:[0-9]+(?:,[0-9]+)*"
+_SAID = re.compile(rf"[0-9]+ ({_NONE}|{_PART}(?:;{_PART})*) [^ ]+")
 _IN_LOG = "dagster_rebalance sign of life: "
 
 
@@ -61,6 +68,31 @@ class SignsOfLife:
             (text.removeprefix(_IN_LOG) for text in reversed(messages) if text.startswith(_IN_LOG)),
             "",
         )
+
+
+def spelled_partitions(partitions: Iterable[TopicPartition]) -> str:
+    """Partitions as a part of a sign: `orders:0,1;payments:3`."""
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for partition in sorted(partitions):
+        numbers[partition.topic].append(partition.partition)
+    return (
+        ";".join(f"{topic}:{','.join(map(str, those))}" for topic, those in numbers.items())
+        or _NONE
+    )
+
+
+def partitions_in(sign: str) -> frozenset[TopicPartition] | None:
+    """The partitions that a sign names: on which its streaming run may work; None without any."""
+    said = _SAID.fullmatch(sign)
+    if said is None:
+        return None
+    return frozenset(
+        TopicPartition(topic, int(number))
+        for part in said[1].split(";")
+        if part != _NONE
+        for topic, _, numbers in [part.partition(":")]
+        for number in numbers.split(",")
+    )
 
 
 def _place(number: int) -> str:

@@ -31,7 +31,8 @@ class Body:
         asset: The definition.
         function: What the user wrote.
         has_context: Whether it takes the context as its first argument.
-        resource_keys: The resources that it takes, the batch left out.
+        resource_keys: The resources that it takes as parameters, the batch left out.
+        required_keys: All that it needs, also those that it takes from the context.
         batch_key: What it calls the batch.
     """
 
@@ -39,6 +40,7 @@ class Body:
     function: Callable[..., Any]
     has_context: bool
     resource_keys: tuple[str, ...]
+    required_keys: frozenset[str]
     batch_key: str
 
     @classmethod
@@ -75,7 +77,8 @@ class Body:
                 f"takes {others[0]!r}, which is neither a resource nor the batch: read what "
                 "another asset has written from where it is stored, and name that asset in deps",
             )
-        return cls(asset, function, has_context, resource_keys, batch_key)
+        required = frozenset(asset.required_resource_keys) - {batch_key}
+        return cls(asset, function, has_context, resource_keys, required, batch_key)
 
     def __call__(
         self, context: dg.AssetExecutionContext, batch: KafkaBatch, resources: object
@@ -89,6 +92,8 @@ class Body:
         said = self.function(
             *([context] if self.has_context else []), **given, **{self.batch_key: batch}
         )
+        if inspect.isasyncgen(said):
+            self._refuse("an async generator")
         if inspect.iscoroutine(said):
             said = asyncio.run(said)
         results = {result.asset_key or self.asset.key: result for result in self._results(said)}

@@ -14,7 +14,7 @@ def stream_asset(
     name: str, bodies: Sequence[Body], *, kafka_key: str, spark_key: str | None
 ) -> dg.AssetsDefinition:
     """The assets as one step, which calls their functions for each batch until its run ends."""
-    needed = {key for body in bodies for key in body.resource_keys} | {kafka_key}
+    needed = frozenset({kafka_key}).union(*(body.required_keys for body in bodies))
     # Nothing is an output of the step: each batch logs its own materialisations.
     specs = [
         spec.replace_attributes(skippable=True) for body in bodies for spec in body.asset.specs

@@ -8,9 +8,11 @@ node) is a request to leave, which finishes the batch at work; what must not go 
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import threading
 import time
+from collections import deque
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,6 +24,7 @@ import dagster as dg
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.events import LeaveRequested
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
@@ -32,6 +35,7 @@ from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.orchestration.stream_work import StreamWork
 from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.spark.jobs import settle_batch
@@ -101,10 +105,13 @@ class StreamRun:
             context.instance, self._run, timeout_s=kafka.heartbeat_timeout_s
         )
         self._main = threading.current_thread()
+        self._pid = os.getpid()
         self._is_in_body = False
+        self._is_over = False
         self._is_cancelled = False
         self._failure: BaseException | None = None
         self._wakers: list[Any] = []
+        self._instance: dg.DagsterInstance | None = None
         self._work = StreamWork(
             self._run.run_id,
             RunLedger(
@@ -115,7 +122,9 @@ class StreamRun:
             ),
             wake=self._wake,
             interrupt=self._interrupt,
+            beat=self._beat,
         )
+        self._heartbeat.says = lambda: spelled_partitions(self._work.may_work_on)
 
     def work(self) -> None:
         """Work until the member has left.
@@ -132,18 +141,28 @@ class StreamRun:
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
             )
             member.start()
-            progress = Progress(time.monotonic())
-            while member.is_alive():
-                batch = self._work.next(_WAIT_S)
-                if batch is not None:
-                    self._process(batch, progress)
-                progress = self._tell(progress)
-            member.join(_JOIN_LIMIT_S)
+            try:
+                self._take_batches(member)
+            finally:
+                self._is_over = True
+                self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
+                self._wake()
+                member.join(_JOIN_LIMIT_S)
         if self._failure is not None:
+            # The records are not at fault: what was at work is no failed attempt.
+            set_mark(instance, self._run, Mark.TAKEN_BACK)
             raise self._failure
         if self._is_cancelled:
             set_mark(instance, self._run, Mark.TAKEN_BACK)
             raise dg.DagsterExecutionInterruptedError
+
+    def _take_batches(self, member: threading.Thread) -> None:
+        progress = Progress(time.monotonic())
+        while member.is_alive():
+            batch = self._work.next(_WAIT_S)
+            if batch is not None:
+                self._process(batch, progress)
+            progress = self._tell(progress)
 
     # The batch
 
@@ -208,6 +227,8 @@ class StreamRun:
         except Exception:
             logger.warning("Dagster's storage is away: tried again", exc_info=True)
             return False
+        # The context keeps what was logged until its step ends, which is in an hour.
+        deque(self._context.op_execution_context.consume_events(), maxlen=0)
         return True
 
     def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:
@@ -242,7 +263,18 @@ class StreamRun:
             self._failure = error
         finally:
             self._work.close()
-            self._interrupt()  # nobody is there any more to commit what is at work
+            self._end_body()
+
+    def _end_body(self) -> None:
+        """Nobody is there any more to commit what is at work: it must not go on for ever."""
+        self._interrupt()
+        until = time.monotonic() + self._kafka.heartbeat_timeout_s
+        while self._is_in_body and not self._is_over:
+            if time.monotonic() > until and run_process.is_of_one_run():
+                logger.critical("run %s does not end: its process is killed", self._run.run_id)
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(_WAIT_S)
+            self._interrupt()
 
     @contextmanager
     def _parts(self) -> Iterator[Parts]:
@@ -271,6 +303,7 @@ class StreamRun:
             closing(producer) if producer else _nothing(),
         ):
             self._wakers.append(consumer.wakeup)
+            self._instance = instance
             yield Parts(
                 consumer=consumer,
                 driver=Driver(
@@ -286,6 +319,9 @@ class StreamRun:
                 catalogue=StreamCatalogue(instance, kafka.group_id, run),
                 topics=kafka.topics,
             )
+
+    def _beat(self) -> None:
+        self._heartbeat.beat(self._instance or self._context.instance)
 
     def _wake(self) -> None:
         for wake in self._wakers:
@@ -308,9 +344,14 @@ class StreamRun:
             yield
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                # An interrupt may still be on its way, and would end the process by default.
+                signal.signal(number, signal.SIG_IGN if number is signal.SIGUSR2 else handler)
 
-    def _on_cancel(self, _number: int, _frame: FrameType | None) -> None:
+    def _on_cancel(self, number: int, _frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a child that a body has forked
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
         if self._heartbeat.interrupted_because:
             self._mailbox.is_abandoned = True
             raise dg.DagsterExecutionInterruptedError
@@ -319,12 +360,14 @@ class StreamRun:
         self._wake()
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        if self._is_in_body:
+        if self._is_in_body and os.getpid() == self._pid:
+            self._is_in_body = False  # once: a second one must not hit what handles the first
             raise BatchInterruptedError
 
     def _interrupt(self) -> None:
-        if self._main is threading.main_thread() and self._main.ident is not None:
-            signal.pthread_kill(self._main.ident, signal.SIGUSR2)
+        is_there = self._main is threading.main_thread() and self._main.ident is not None
+        if is_there and not self._is_over:
+            signal.pthread_kill(self._main.ident or 0, signal.SIGUSR2)
 
 
 class StreamCatalogue(Catalogue):

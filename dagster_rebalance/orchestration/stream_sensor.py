@@ -14,6 +14,7 @@ import dagster as dg
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.runs import LIVE_STATUSES
 from dagster_rebalance.orchestration.sensor import is_real_tick, location_of
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
@@ -21,7 +22,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NEWEST = 100
-"""The runs that a tick looks at: all live ones, and what ended before them."""
+"""A tick looks at this many of the newest runs, beside all that are live."""
+_QUEUED = {
+    dg.DagsterRunStatus.NOT_STARTED,
+    dg.DagsterRunStatus.MANAGED,
+    dg.DagsterRunStatus.QUEUED,
+}
 
 
 def build_kafka_stream_sensor(
@@ -87,8 +93,12 @@ def build_kafka_stream_sensor(
 
 def streams_of(instance: dg.DagsterInstance, stream: str) -> tuple[StreamSeen, ...]:
     """The newest streaming runs of a sensor of a code location."""
-    records = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
-    return tuple(_seen(instance, record) for record in records)
+    newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
+    live = instance.get_run_records(
+        dg.RunsFilter(tags={STREAM_TAG: stream}, statuses=LIVE_STATUSES)
+    )
+    records = {record.dagster_run.run_id: record for record in (*newest, *live)}
+    return tuple(_seen(instance, record) for record in records.values())
 
 
 def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
@@ -105,6 +115,7 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
         ended_at=(record.end_time or time.time()) if run.is_finished else None,
         has_failed=run.status is dg.DagsterRunStatus.FAILURE,
         has_joined=Mark.JOINED in marks,
+        is_queued=run.status in _QUEUED,
         is_leaving=Mark.LEAVE in marks or run.status is dg.DagsterRunStatus.CANCELING,
     )
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.own_work import BegunBatch
+    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
     from dagster_rebalance.orchestration.port import RunsPort
@@ -36,6 +37,7 @@ class StreamWork:
         others: The runs of others.
         wake: Lets the member turn at once. Called by any thread.
         interrupt: Ends the batch at work before its time. Called by any thread.
+        beat: Gives a sign of life, which names `may_work_on`.
     """
 
     def __init__(
@@ -45,11 +47,15 @@ class StreamWork:
         *,
         wake: Callable[[], None],
         interrupt: Callable[[], None],
+        beat: Callable[[], None],
     ) -> None:
         self._run_id = run_id
         self._others = others
         self._wake = wake
         self._interrupt = interrupt
+        self._beat = beat
+        self.may_work_on: frozenset[TopicPartition] = frozenset()
+        self._said: frozenset[TopicPartition] | None = None
         self._own = OwnWork(run_id)
         self._lock = threading.Lock()
         self._todo: SimpleQueue[BegunBatch | None] = SimpleQueue()
@@ -94,14 +100,26 @@ class StreamWork:
         while not self._news.empty():
             yield self._news.get()
 
-    def known(
-        self, batch_ids: Collection[str], claims: Iterable[Claimed]
-    ) -> tuple[RunSeen, ...] | None:
-        """What is known of batches without Dagster; None when some are not the worker's own."""
-        if not all(is_batch_of(batch_id, self._run_id) for batch_id in batch_ids):
-            return None
+    def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+        """What the worker knows of its own batches, without Dagster."""
         with self._lock:
             return self._own.read(batch_ids, claims)
+
+    def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether others have heard something else than on which partitions it may work."""
+        return self._said != self._with_work(partitions)
+
+    def say(self, partitions: Collection[TopicPartition]) -> None:
+        """Tell others that it may work on these partitions, and on those of the batch at work."""
+        self.may_work_on = says = self._with_work(partitions)
+        self._beat()
+        self._said = says
+
+    def _with_work(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+        with self._lock:
+            batch = self._own.at_work
+            ranges = batch.ranges if batch is not None else ()
+            return frozenset(partitions).union(range_.topic_partition for range_ in ranges)
 
     def leave(self, claims: Iterable[Claimed]) -> None:
         """Others may find these claims."""
@@ -124,13 +142,15 @@ class StreamWork:
     def read(
         self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
     ) -> tuple[RunSeen, ...]:
-        """The own batches from memory, all other runs from Dagster."""
-        wanted, known = set(batch_ids), tuple(claims)
-        mine = {batch_id for batch_id in wanted if is_batch_of(batch_id, self._run_id)}
-        theirs = [claim for claim in known if claim[0] not in mine]
-        others = self._others.read(wanted - mine, live_too=live_too, claims=theirs)
+        """The own work from memory, and all runs from Dagster.
+
+        A sensor that had a partition meanwhile may have requested runs for a batch of this one.
+        """
+        wanted, known = tuple(batch_ids), tuple(claims)
+        theirs = [claim for claim in known if not is_batch_of(claim[0], self._run_id)]
+        others = self._others.read(wanted, live_too=live_too, claims=theirs)
         with self._lock:
-            return (*others, *self._own.read(mine, known))
+            return (*self._own.read(wanted, known), *others)
 
     def why_failed(self, run_id: str, batch_id: str) -> str:
         """What a run failed with on a batch."""
@@ -154,4 +174,4 @@ class StreamWork:
         return self._others.end_dead(run_id, sign)
 
     def _read_own(self, batch_id: str) -> RunsRead:
-        return RunsRead(frozenset({batch_id}), self._own.read([batch_id], ()))
+        return RunsRead(frozenset({batch_id}), self._own.read([batch_id], ()), is_own=True)

@@ -13,7 +13,7 @@ from dagster_rebalance.core.own_work import OwnWork
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_batch_of
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ class Stream(Member):
         )
 
     def _feed_own(self, batch_id: str) -> None:
-        self.feed(seen.RunsRead(frozenset({batch_id}), self.work.read([batch_id], ())))
+        found = self.work.read([batch_id], ())
+        self.feed(seen.RunsRead(frozenset({batch_id}), found, is_own=True))
 
     def _tell(self) -> None:
         told = self.work.untold
@@ -92,12 +93,7 @@ class Stream(Member):
     ) -> tuple[RunSeen, ...]:
         """Its own batches from memory, those of others from Dagster."""
         own = self.work.read(batch_ids, claims)
-        mine = {run.batch_id for run in own}
-        others = [
-            b
-            for b in batch_ids
-            if b not in mine and (s := StreamBatch.read(b)) and s.run_id != self.run_id
-        ]
+        others = [b for b in batch_ids if not is_batch_of(b, self.run_id)]
         return (*own, *super().stream_runs(others, claims))
 
     def _carry_out(self, command: do.Command) -> seen.Event | None:

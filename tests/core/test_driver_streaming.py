@@ -9,6 +9,7 @@ import pytest
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.setbacks import RetryPace
@@ -76,11 +77,9 @@ def test_a_range_that_fails_is_tried_again_alone_under_the_next_attempt() -> Non
     assert world.kafka.claims(0) == [(5, "s.r1.2.2")]
     assert world.kafka.claims(1) == [(5, "s.r1.1.1")], "not begun, so not written"
     stream.end()
-    second = stream.turn() or stream.turn()
-    assert second is not None
-    assert second.ranges == (span(1, 0, 5),)
-    stream.end()
-    assert (world.kafka.offset(0), world.kafka.offset(1)) == (5, 5)
+    rest = [stream.end().ranges for _ in range(6) if stream.turn()]
+    assert sorted(rest) == [(span(0, 5, 6),), (span(1, 0, 5),)], "with new records in turn"
+    assert (world.kafka.offset(0), world.kafka.offset(1)) == (6, 5)
 
 
 def test_new_records_of_other_partitions_go_on_while_a_range_waits() -> None:
@@ -242,6 +241,79 @@ def test_a_frozen_run_is_ended_before_its_claim_is_done_again() -> None:
     assert dict(dead[0].signs) == {"r1": "1"}
 
 
+def test_a_frozen_run_is_ended_also_while_the_own_batches_go_on() -> None:
+    """What the worker tells of its own batch says nothing about other runs."""
+    world = World(records=5, partitions=2)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    lose(first, second, 0)
+    second.feed(seen.PartitionsAssigned((tp(1),)))
+    for _ in range(80):
+        world.kafka.produce(tp(1), 1)
+        if second.turn(1.0):
+            second.end()
+    assert second.given(do.EndDeadRuns)
+
+
+def test_a_run_that_looked_at_the_claim_before_it_was_taken_is_waited_for() -> None:
+    """A person executes a run of the batch again in the very moment in which it is taken over."""
+    world = World(records=5)
+    sensor = world.member(owns=1)
+    (failed,) = sensor.tick(state=RunState.STARTED)
+    batch = world.dagster.runs[failed]
+    world.dagster.move(failed, RunState.CANCELED, is_taken_back=True)
+    stream = Stream(world, "r1")
+    sensor.feed(seen.PartitionsLost((tp(0),)))
+    stream.fails.add(do.WriteOffsets)
+    stream.feed(seen.PartitionsAssigned((tp(0),)))
+    again = world.dagster.add(batch.batch_id, batch.ranges)
+    assert world.start(again) is None, "the claim stands"
+    stream.fails.clear()
+    for _ in range(8):
+        assert stream.turn(1.0) is None
+    assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
+    world.succeed(again)
+    world.done_by_streams.add(("s.r1.1.1", span(0, 0, 5)))  # by that run
+    for _ in range(4):
+        assert stream.turn(1.0) is None
+    assert world.kafka.offset(0) == 5
+
+
+def test_a_run_that_looks_at_the_claim_after_it_was_taken_refuses_itself() -> None:
+    """The other order of the same two steps."""
+    world = World(records=5)
+    sensor = world.member(owns=1)
+    (failed,) = sensor.tick(state=RunState.STARTED)
+    batch = world.dagster.runs[failed]
+    world.dagster.move(failed, RunState.CANCELED, is_taken_back=True)
+    stream = Stream(world, "r1")
+    lose(sensor, stream, 0)
+    assert stream.turn() or stream.turn()
+    again = world.dagster.add(batch.batch_id, batch.ranges)
+    assert "is not claimed by batch" in str(world.start(again))
+
+
+def test_a_sensor_may_have_requested_a_run_for_a_batch_of_the_worker() -> None:
+    """A partition that comes back: its claim names the worker, and somebody else works on it."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0])
+    stream.turn()
+    sensor = world.member()
+    lose(stream, sensor, 0)
+    stream.end(Outcome.DROPPED)
+    world.wait(2.0, sensor)
+    (run_id,) = sensor.tick()
+    assert world.dagster.runs[run_id].batch_id == "s.r1.1.1"
+    assert world.start(run_id) is None
+    lose(sensor, stream, 0)
+    for _ in range(8):
+        assert stream.turn(1.0) is None, "that run works"
+    world.succeed(run_id)
+    for _ in range(4):
+        assert stream.turn(1.0) is None
+    assert world.kafka.offset(0) == 5
+
+
 def test_a_streaming_run_takes_over_the_batches_of_a_sensor() -> None:
     """A group moves from a run for each batch to streaming runs with claims in flight."""
     world = World(records=5, partitions=3)
@@ -360,6 +432,104 @@ def test_a_batch_whose_claims_are_written_in_part_is_not_begun() -> None:
     assert begun.ranges == (span(0, 0, 5), span(1, 0, 5))
 
 
+def test_an_id_that_was_told_to_others_is_never_begun_again() -> None:
+    """They would believe the old word, and begin as well."""
+    world = World(records=5)
+    first, second = Stream(world, "r1", owns=[0]), Stream(world, "r2")
+    first.turn()
+    first.feed(seen.PartitionsLost((tp(0),)))
+    first.end(Outcome.DROPPED)
+    first.feed(seen.PartitionsAssigned((tp(0),)))
+    assert first.turn(1.0) or first.turn(1.0)
+    assert world.kafka.claims(0) == [(5, "s.r1.2.1")]
+    lose(first, second, 0)
+    for _ in range(6):
+        assert second.turn(1.0) is None, "the first run works on it"
+
+
+def test_a_run_remembers_what_it_has_told_of_a_partition_that_comes_back() -> None:
+    """A bad record costs its attempts once, and a success is not done again."""
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0])
+    attempts = 0
+    while stream.driver.partitions[tp(0)].phase is not Phase.STOPPED and attempts < 10:
+        assert stream.turn(1.0) or stream.turn(1.0) or stream.turn(1.0)
+        stream.end(Outcome.FAILED)
+        attempts += 1
+        stream.feed(seen.PartitionsLost((tp(0),)))
+        stream.turn()
+        stream.feed(seen.PartitionsAssigned((tp(0),)))
+        stream.pass_time()
+    assert attempts == 3
+
+    world = World(records=5)
+    stream = Stream(world, "r1", owns=[0])
+    stream.turn()
+    stream.feed(seen.PartitionsLost((tp(0),)))
+    stream.end(Outcome.SUCCEEDED)
+    stream.turn()
+    stream.feed(seen.PartitionsAssigned((tp(0),)))
+    assert stream.turn(1.0) is None
+    assert world.kafka.offset(0) == 5
+
+
+def test_a_partition_whose_claim_is_refused_keeps_no_other_back() -> None:
+    """A right is missing on one of two topics."""
+    world = World(records=5, partitions=2)
+    stream = Stream(world, "r1", owns=range(2))
+    refused = stream._written
+
+    def written(writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
+        bad = tuple(write for write in writes if write.partition == tp(1) and write.new.metadata)
+        answer = refused(tuple(write for write in writes if write not in bad))
+        assert isinstance(answer, seen.OffsetsWritten)
+        return replace(answer, refused=tuple((write, "no right") for write in bad))
+
+    stream._written = written  # type: ignore[method-assign]
+    for _ in range(20):
+        world.kafka.produce(tp(0), 1)
+        if stream.turn(1.0):
+            stream.end()
+    assert (world.kafka.offset(0) or 0) > 15
+    assert stream.driver.partitions[tp(1)].phase is Phase.STOPPED
+
+
+def test_many_bad_ranges_do_not_keep_new_records_back() -> None:
+    """They take turns, however long the bad ones take."""
+    world = World(records=5, partitions=5)
+    stream = Stream(world, "r1", owns=range(5), pace=RetryPace(1.0, 5.0))
+    done = 0
+    for _ in range(120):
+        world.kafka.produce(tp(4), 1)
+        if stream.turn(1.0):
+            assert stream.work.at_work is not None
+            is_bad = any(range_.partition < 4 for range_ in stream.work.at_work.ranges)
+            world.now += 3.0
+            stream.end(Outcome.FAILED if is_bad else Outcome.SUCCEEDED)
+            done += not is_bad
+    assert done > 20
+
+
+def test_a_success_under_the_old_id_outlives_the_run_that_took_the_claim() -> None:
+    """The claim names the batch that it was taken from until its runs were looked up."""
+    world = World(records=5)
+    sensor = world.member(owns=1)
+    (run_id,) = sensor.tick(state=RunState.STARTED)
+    world.dagster.move(run_id, RunState.STARTED, heartbeat="1")
+    first, second = Stream(world, "r1"), Stream(world, "r2")
+    sensor.feed(seen.PartitionsLost((tp(0),)))
+    world.kafka.stored[tp(0)] = encode(
+        StoredPartition(0, (Claim(5, "s.r1.1.1", world.dagster.runs[run_id].batch_id),))
+    )
+    world.succeed(run_id)
+    first.die()
+    world.done_by_streams.add(("s.r1.1.1", span(0, 0, 5)))  # by that run
+    second.feed(seen.PartitionsAssigned((tp(0),)))
+    for _ in range(4):
+        assert second.turn(1.0) is None
+    assert world.kafka.offset(0) == 5
+
+
 def test_a_claim_waits_for_the_write_before_it() -> None:
     """One write of a partition at a time; the first one notes which log the offsets belong to."""
     world = World(records=5)
@@ -402,6 +572,16 @@ def test_what_a_streaming_run_and_its_note_mean_for_a_batch(
         (RunState.FAILED, 1),
         (RunState.FAILED, 2),
     ]
+
+
+def test_a_run_that_says_that_it_works_elsewhere_has_dropped_its_batch() -> None:
+    """It may not know of the claim: somebody erased it while it owned the partition."""
+    world = World()
+    stream = Stream(world, "r1")
+    for named, state in ((frozenset({tp(0)}), RunState.STARTED), (frozenset(), RunState.CANCELED)):
+        said = replace(world.streams[stream.run_id], may_work_on=named)
+        (now,) = StreamBatch("r1", 7).seen((span(0, 0, 5),), said, None)
+        assert now.state is state
 
 
 @pytest.mark.parametrize("text", ["", "b-1", "s.r1.1", "s.r1.1.1.1", "s.r 1.1.1", "s.r1.x.1"])

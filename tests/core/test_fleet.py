@@ -68,9 +68,25 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
         ({"started_at": NOW - 3, "has_joined": False, "created_at": NOW - 5}, False),
         ({"started_at": NOW - 3, "has_joined": True, "created_at": NOW - 5}, True),
         ({"started_at": NOW - 70, "has_joined": False, "created_at": NOW - 75}, True),
-        ({"started_at": None, "has_joined": False, "created_at": NOW - 61}, True),
+        (
+            {
+                "started_at": None,
+                "has_joined": False,
+                "created_at": NOW - 61,
+                "is_queued": True,
+            },
+            True,
+        ),
+        ({"started_at": None, "has_joined": False, "created_at": NOW - 61}, False),
     ],
-    ids=["queued", "starting", "joined", "too many for the partitions", "stuck in the queue"],
+    ids=[
+        "queued",
+        "starting",
+        "joined",
+        "too many for the partitions",
+        "stuck in the queue",
+        "its image cannot be pulled",
+    ],
 )
 def test_new_code_joins_before_the_old_run_is_asked_to_leave(
     new: dict[str, object], *, asked: bool
@@ -82,6 +98,23 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
     found = moves(fleet, [old, other, run("new", 0, version="v2", **new)], NOW)
     assert found.starts == ()
     assert found.leaves == ((Leave("old", "run new has newer code"),) if asked else ())
+
+
+def test_a_new_version_that_never_joins_replaces_nothing() -> None:
+    """Its brokers are wrong, say: it lives, and works on nothing."""
+    fleet = replace(TWO, version="v2")
+    new = {"version": "v2", "started_at": NOW - 900, "has_joined": False}
+    live = [run("a", 0), run("b", 1), run("c", 0, **new), run("d", 1, **new)]
+    assert moves(fleet, live, NOW).leaves == ()
+
+
+def test_a_queue_that_stays_full_costs_one_run_at_most() -> None:
+    """What is at work goes on until its successor is there."""
+    fleet = replace(TWO, version="v2")
+    stuck = {"version": "v2", "started_at": None, "has_joined": False, "is_queued": True}
+    new = [run("c", 0, **stuck), run("d", 1, **stuck)]
+    assert len(moves(fleet, [run("a", 0), run("b", 1), *new], NOW).leaves) == 1
+    assert moves(fleet, [run("b", 1), *new], NOW).leaves == ()
 
 
 def test_one_run_leaves_at_a_time() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,9 @@ from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.runs import DeadLettered, Exhausted, InFlight, Succeeded, ToRequest
 from tests.core.world import span, tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.runs import Progress
 
 EPOCH = 7
 
@@ -82,6 +87,25 @@ def test_the_ledger_knows_its_live_runs_and_those_that_have_not_started() -> Non
     )
     assert book.live_runs == {"r1", "r2", "r3"}
     assert book.unstarted_runs == {"r2", "r1"}
+
+
+@pytest.mark.parametrize(
+    ("progress", "after"),
+    [
+        (ToRequest(4, failures=2), ToRequest(3, failures=2)),
+        (Exhausted(("r1", "r2"), attempt=9), ToRequest(3, failures=2)),
+        (InFlight(("r7",)), InFlight(("r7",))),
+    ],
+)
+def test_a_claim_that_changes_hands_counts_its_attempts_by_failures(
+    progress: Progress, after: Progress
+) -> None:
+    """The next run is one above those that failed; one that was heard of meanwhile stays."""
+    book = OffsetLedger(tp(0), EPOCH, 0).claim("b0", 10).note(EPOCH, span(0, 0, 10), progress)
+    (entry,) = book.claimed_again(span(0, 0, 10), "s.r1.1.3", 5.0).entries
+    assert (entry.progress, entry.batch_id, entry.claimed_at) == (after, "s.r1.1.3", 5.0)
+    assert entry.taken_from == book.entries[0].batch_id
+    assert entry.given_to("s.r1.2.4", 6.0).taken_from == "", "the own one before it is over"
 
 
 def test_the_first_range_that_is_exhausted_is_named() -> None:

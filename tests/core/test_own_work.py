@@ -54,7 +54,9 @@ def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it
     assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
     work.told([(FIRST, RANGE)])
     work.begin([], set())
-    assert work.read([FIRST], [(FIRST, RANGE)]) == ()
+    assert work.untold == {}
+    (seen,) = work.read([FIRST], [(FIRST, RANGE)])
+    assert seen.state is RunState.SUCCEEDED, "the partition may come back with the claim"
 
 
 def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
@@ -65,6 +67,16 @@ def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     assert work.untold == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
     work.end(Outcome.SUCCEEDED)
     assert work.untold[(FIRST, RANGE)] is Outcome.SUCCEEDED
+
+
+def test_what_is_still_at_work_is_not_taken_for_told() -> None:
+    """An older answer of the storage says nothing about a newer claim."""
+    work = OwnWork("r1")
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.leave([(FIRST, RANGE)])
+    work.told([(FIRST, RANGE)])
+    work.end(Outcome.SUCCEEDED)
+    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
 
 
 def test_a_failure_is_told_at_once() -> None:

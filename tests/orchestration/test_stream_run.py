@@ -5,23 +5,26 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 import pytest
 
 from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
+from dagster_rebalance.orchestration.stream_run import StreamRun
+from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, kafka_in_memory, span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.orchestration.batch import KafkaBatch
 
@@ -29,6 +32,18 @@ if TYPE_CHECKING:
 def leave() -> None:
     """Cancel the run, as Dagster does."""
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(autouse=True)
+def _polls_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll of the group in memory returns at once: its thread would leave the others no time."""
+    real = FakeMember.poll
+
+    def poll(member: FakeMember, timeout_s: float) -> list[MemberEvent]:
+        threading.Event().wait(0.005)
+        return real(member, timeout_s)
+
+    monkeypatch.setattr(FakeMember, "poll", poll)
 
 
 class Stage:
@@ -98,7 +113,7 @@ def test_batch_follows_batch_in_one_run(instance: dg.DagsterInstance) -> None:
     assert stage.batches == [(span(0, 0, 3),), (span(0, 3, 5),), (span(0, 5, 7),)]
     assert stage.committed(0) == 7
     (first, *_) = made = [
-        said for said in stage.shown(dg.AssetKey("orders")) if said["batch"] in stage.ids
+        said for said in stage.shown(dg.AssetKey("orders")) if said.get("batch") in stage.ids
     ]
     assert [said["size"] for said in made] == [3, 2, 2]
     assert first["batch"] == f"s.{run_id}.1.1"
@@ -197,6 +212,78 @@ def test_a_batch_is_not_failed_by_a_storage_that_is_away(
     stage.run()
     assert not fails
     assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
+
+
+def test_the_end_of_the_member_is_no_failed_attempt(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka refuses it for good: the records are not at fault."""
+    stage = Stage(instance, lambda *_: None)
+
+    def poll(*_: object) -> NoReturn:
+        msg = "the principal may not read the topic"
+        raise BrokerError(msg)
+
+    monkeypatch.setattr(FakeMember, "poll", poll)
+    with pytest.raises(BrokerError, match="the principal may not read"):
+        stage.job.execute_in_process(instance=instance)
+    run_id = instance.get_runs(limit=1)[0].run_id
+    assert marks_of(instance, run_id) >= {Mark.TAKEN_BACK, Mark.FINISHED}
+
+
+def test_a_child_that_a_body_has_forked_hears_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of processes ends its children with SIGTERM, and waits for them.
+
+    They inherit the handlers of the run.
+    """
+    child = StreamRun.__new__(StreamRun)
+    child._pid = os.getpid() + 1
+    done: list[tuple[object, ...]] = []
+    monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
+    monkeypatch.setattr(os, "kill", lambda *given: done.append(given))
+    child._on_cancel(signal.SIGTERM, None)
+    assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
+
+
+def test_a_second_interrupt_does_not_hit_what_handles_the_first(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A hold cancels again each second, and the log may take longer."""
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+            return
+        (member,) = stage.group.members
+        stage.group.fence(member)
+        try:
+            threading.Event().wait(60)
+        finally:
+            os.kill(os.getpid(), signal.SIGUSR2)
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    stage.run()
+    assert stage.committed(0) == 3
+
+
+def test_an_asset_may_take_a_resource_from_its_context(instance: dg.DagsterInstance) -> None:
+    """As in a run of its own."""
+    kafka = kafka_in_memory()
+    seen: list[object] = []
+
+    @dg.asset(required_resource_keys={"db"})
+    def orders(context, kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001 - Dagster evaluates it
+        seen.append(context.resources.db)
+        leave()
+
+    job = build_kafka_stream_defs(
+        kafka=kafka, assets=[orders], name="stream", resources={"db": "a database"}
+    ).resolve_job_def("stream")
+    GROUPS[kafka.group_id].produce(tp(0), 3)
+    with pytest.raises(dg.DagsterExecutionInterruptedError):
+        job.execute_in_process(instance=instance)
+    assert seen == ["a database"]
 
 
 def test_an_asset_may_not_return_a_value(instance: dg.DagsterInstance) -> None:
