@@ -145,6 +145,10 @@ class SimulatedDagster(RunLife):
         if run.state is RunState.STARTED and only_unstarted:
             return
         waits = run.state in NOT_BEGUN
+        if run_id in self.on_cancel:
+            self._move(run_id, RunState.CANCELING)
+            self.on_cancel[run_id]()
+            return
         self._move(
             run_id,
             RunState.CANCELED if waits else RunState.CANCELING,
@@ -173,6 +177,8 @@ class SimulatedDagster(RunLife):
                 or self._clockwork.happens(0.5)
             )
             self._move(run_id, RunState.FAILED)
+            if process.is_gone:
+                self._end_member(run_id)
         return True
 
     def call_over(self, run_id: str, sign: str) -> bool:
@@ -223,9 +229,8 @@ class SimulatedDagster(RunLife):
         run = self.runs[run_id]
         if run.state in LIVE and run_id not in self.deleted:
             self._clockwork.tell("dagster", f"takes {run_id} for {state.value}")
-            self._move(
-                run_id, state, awaits_retry=state is RunState.FAILED and self._will_retry(run_id)
-            )
+            retries = state is RunState.FAILED and bool(run.ranges) and self._will_retry(run_id)
+            self._move(run_id, state, awaits_retry=retries)
             self._notice(run_id)
 
     def delete(self, run_id: str) -> None:
@@ -260,6 +265,7 @@ class SimulatedDagster(RunLife):
         is_known_gone = process.has_begun and process.is_gone and self._weather.same_machine
         return replace(
             run,
+            may_work_on=self.said.get(run_id),
             heartbeat=str(process.beat(self._clockwork.now))
             if process.has_begun and (run.state in WORKING or not is_over)
             else "",

@@ -257,14 +257,19 @@ class Disturbances:
 
     def _a_run_is_executed_again(self) -> None:
         """From Dagster's page: whatever became of it, and although its batch may be done."""
-        run = self._any_of([run for run in self._shown() if run.state not in LIVE][-5:])
+        ended = [run for run in self._shown() if run.state not in LIVE and run.ranges]
+        run = self._any_of(ended[-5:])
         if run is not None:
             self._world.dagster.start(run.batch_id, run.ranges, parent_id=run.run_id)
 
     def _a_part_is_executed_again(self) -> None:
         """A person selects one of the assets."""
         run = self._any_of(
-            [run for run in self._shown() if run.state in {RunState.FAILED, RunState.CANCELED}][-3:]
+            [
+                run
+                for run in self._shown()
+                if run.state in {RunState.FAILED, RunState.CANCELED} and run.ranges
+            ][-3:]
         )
         if run is not None:
             asset = self._clockwork.chance.choice(self._world.weather.assets)

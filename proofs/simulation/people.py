@@ -45,9 +45,9 @@ class People:
         moved = min(done, group.ends[partition])
         if moved < done:  # the log was cut off as well
             self._world.forget(partition, moved)
-        self._world.deleted.add(
-            OffsetRange(partition.topic, partition.partition, stored.offset, moved)
-        )
+        # What came in the place of records that a cut had taken away is deleted as well.
+        first = min(stored.offset, group.cuts.get(partition, stored.offset))
+        self._world.deleted.add(OffsetRange(partition.topic, partition.partition, first, moved))
         self._move(partition, moved)
 
     def commit_again(self, partition: TopicPartition) -> None:
@@ -73,6 +73,7 @@ class People:
                     owned.phase is Phase.STOPPED
                     and blocked is not None
                     and isinstance(blocked[1], Exhausted)
+                    and self._world.dagster.runs[blocked[1].run_id].ranges
                 ):
                     self._execute_again(blocked[1].run_id)
         for partition, cut in tuple(self._world.group.cuts.items()):

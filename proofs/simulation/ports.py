@@ -57,7 +57,9 @@ class SimulatedRuns:
         return "it failed"
 
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
-        """No streaming run is played."""
+        """Note how the work on claims ended, for whoever finds them."""
+        self._process.must_reach("dagster")
+        self._dagster.left |= outcomes
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run."""
@@ -137,6 +139,8 @@ class SimulatedCatalogue:
 
     def leave_wanted(self) -> LeaveRequested | None:
         """A newer process of the same code location has joined."""
+        if self._process.work is not None:  # its sensor asks it, once another run has joined
+            return None
         mine = self._process.incarnation
         side, _, number = mine.partition(".")
         newer = [

@@ -7,12 +7,15 @@ requests does.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.stream_batches import StreamBatch
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from proofs.simulation.client import SimulatedMember
@@ -21,6 +24,7 @@ from proofs.simulation.cluster import SimulatedCluster
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.hanging import Hanging
 from proofs.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedRuns
+from proofs.simulation.streams import StreamWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,8 +34,8 @@ if TYPE_CHECKING:
     from proofs.simulation.classic import ClassicGroup
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.consumer_protocol import ConsumerGroup
-    from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.progress import Wait
+    from proofs.simulation.streams import StreamingDagster
     from proofs.simulation.weather import Weather
 
 _CONFIG = {
@@ -42,6 +46,7 @@ _CONFIG = {
     },
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
 }
+_MOST_RANGES = 100
 _LONG_S = 1.0
 _HANGS_S = (5.0, 20.0, 130.0)
 _ANSWERED_WITHIN_S = 10.0
@@ -83,6 +88,7 @@ class Process:
         dagster: Dagster.
         weather: How rough it is.
         new_batch_id: Names batches.
+        is_streaming: Whether the process is a streaming run, and no code server.
     """
 
     def __init__(
@@ -91,9 +97,10 @@ class Process:
         clockwork: Clockwork,
         *,
         group: ClassicGroup | ConsumerGroup,
-        dagster: SimulatedDagster,
+        dagster: StreamingDagster,
         weather: Weather,
         new_batch_id: Callable[[int], str],
+        is_streaming: bool = False,
     ) -> None:
         self.incarnation = incarnation
         self.clockwork = clockwork
@@ -116,7 +123,23 @@ class Process:
         self.catalogue = SimulatedCatalogue(self, dagster)
         self.letters = SimulatedDeadLetters(self, dagster)
         self.mailbox = Mailbox()
-        self.driver = Driver(weather.settings, new_batch_id=new_batch_id, now=self.clock())
+        runs = SimulatedRuns(self, dagster)
+        self.work: StreamWork | None = None
+        settings = weather.settings
+        if is_streaming:
+            run_id = dagster.begin_stream(self)
+            self.work = StreamWork(run_id, runs, dagster, lambda: self.must_reach("dagster"))
+            limits = replace(
+                settings.limits,
+                max_runs_in_flight=1,
+                max_claims_per_partition=1,
+                max_ranges_per_run=_MOST_RANGES,
+            )
+            pace = replace(settings.pace, retry_stopped=True)
+            settings = replace(settings, worker=run_id, limits=limits, pace=pace)
+            numbers = count(1)
+            new_batch_id = lambda attempt: str(StreamBatch(run_id, next(numbers), attempt))  # noqa: E731 - a parameter
+        self.driver = Driver(settings, new_batch_id=new_batch_id, now=self.clock())
         self.consumer = RebalanceAwareConsumer(
             {
                 "bootstrap.servers": "simulated",
@@ -132,7 +155,8 @@ class Process:
         parts = Parts(
             consumer=self.consumer,
             driver=self.driver,
-            runs=SimulatedRuns(self, dagster),
+            runs=self.work or runs,
+            work=self.work,
             catalogue=self.catalogue,
             topics=[TOPIC],
             clock=self.clock,
@@ -206,7 +230,7 @@ class Process:
             return
         for partition, run_ids in self._waits_for.items():
             busy = [
-                run_id for run_id in sorted(run_ids) if self._dagster.processes[run_id].is_working
+                run_id for run_id in sorted(run_ids) if self._dagster.works_on(run_id, partition)
             ]
             if busy and partition not in self._group.meddled:
                 msg = f"{self} gives {partition} back while {busy[0]} works on it"
@@ -217,12 +241,29 @@ class Process:
     def kill(self) -> None:
         """SIGKILL."""
         self.tell("is killed")
+        self.end()
+        if self.work is not None:
+            self._dagster.die(self.work.run_id)
+
+    def end(self) -> None:
+        """Be gone, by whatever means."""
         self._killed = self.is_gone = True
+
+    def cancel(self) -> None:
+        """SIGTERM for a streaming run; its sensor starts another one."""
+        self.mailbox.tell(LeaveRequested("its run is cancelled", 8.0))
+
+    def lose_storage(self, seconds: float) -> None:
+        """Be cut off from Dagster's storage for a while."""
+        self.has_storage = False
+        self.clockwork.after(seconds, None, lambda: setattr(self, "has_storage", True))
 
     def pause(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT later: a zombie, if that was too long."""
         self.tell(f"is paused for {seconds:.0f} s")
         self.is_paused = True
+        if self.work is not None:
+            self._dagster.freeze_work(self.work.run_id, seconds)
         self.clockwork.after(seconds, None, self._resume)
 
     def retire(self) -> None:
@@ -234,6 +275,10 @@ class Process:
         """SIGTERM."""
         self.is_retired = True
         self.mailbox.tell(LeaveRequested("it was asked to", 8.0))
+
+    def replaced(self) -> None:
+        """Another streaming run has joined, and takes its place."""
+        self.mailbox.tell(LeaveRequested("another run takes its place"))
 
     def _resume(self) -> None:
         self.is_paused = False
@@ -336,6 +381,8 @@ class Process:
                 self.tell(f"leaves: {self.pump.left}")
                 self.consumer.close()
                 self.is_gone = True
+                if self.work is not None:
+                    self._dagster.end_stream(self.work.run_id)
                 return
         except ProcessKilledError:
             return
@@ -346,14 +393,14 @@ class Process:
 
     def _tick(self) -> None:
         """A tick finds the member, or starts another one if this one has left the group."""
-        if self.is_retired or self._killed:
+        if self.is_retired or (self._killed and self.work is None):
             return
         if self.is_gone:
             self.start_another()
             return
         clockwork = self.clockwork
         clockwork.after(clockwork.within(1.0, 4.0), None, self._tick)
-        if self.is_paused or clockwork.happens(self.weather.lost_requests):
+        if self.is_paused or self.work or clockwork.happens(self.weather.lost_requests):
             return
         self.mailbox.tell(TickArrived())
         for offer in self.mailbox.mail.offers:

@@ -117,6 +117,11 @@ class Progress:
                 yield Wait("; next run (", self._weather.settings.pace.limit_s + self._slack_s)
             case ToRequest(failures=failures) if failures and not _is_offered(driver, entry):
                 yield Wait("as soon as there is room among the runs in flight", FOR_OTHERS)
+            case ToRequest() if driver.settings.worker:
+                is_busy = any(
+                    driver.settings.worker in o.live_runs for o in driver.partitions.values()
+                )
+                yield Wait(f"of {span} is requested", FOR_OTHERS if is_busy else self._slack_s)
             case ToRequest():
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 is_there = any(
@@ -145,7 +150,13 @@ class Progress:
             # Until it has heard of the new end, it may well believe to be idle.
             return Wait("", self._slack_s)
         has_room = (
-            len(batches_under_way(driver.partitions.values(), self._weather.clockwork.now))
+            len(
+                batches_under_way(
+                    driver.partitions.values(),
+                    self._weather.clockwork.now,
+                    worker=driver.settings.worker,
+                )
+            )
             < driver.settings.limits.max_runs_in_flight
         )
         return Wait("for room among the runs in flight", self._slack_s if has_room else FOR_OTHERS)
@@ -176,7 +187,8 @@ class Progress:
             )
         most = self._weather.settings.max_attempts
         for entry in owned.entries:
-            runs = self._dagster.seen([entry.batch_id], live_too=False)
+            claim = (entry.batch_id, entry.range)
+            runs = self._dagster.seen([entry.batch_id], live_too=False, claims=[claim])
             if (
                 blocking(progress_of(entry.range, entry.batch_id, runs, max_attempts=most))
                 is not None

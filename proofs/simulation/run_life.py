@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.stream_batches import Outcome
     from proofs.simulation.clockwork import Clockwork
     from proofs.simulation.coordinator import Coordinator
     from proofs.simulation.weather import Weather
@@ -39,6 +41,14 @@ class RunLife:
         self.notes: dict[Claimed, str] = {}
         self.bereft: set[str] = set()
         self.outputs = Outputs(self.deleted)
+        self.at_work: dict[str, BegunBatch] = {}
+        self.left: dict[Claimed, Outcome] = {}
+        self.said: dict[str, frozenset[TopicPartition]] = {}
+        self.succeeded: set[Claimed] = set()
+        self.on_gone: dict[str, Callable[[], None]] = {}
+        self.on_cancel: dict[str, Callable[[], None]] = {}
+        self.on_freeze: dict[str, Callable[[float], None]] = {}
+        self.on_cut_off: dict[str, Callable[[float], None]] = {}
         self._clockwork = clockwork
         self._group = group
         self._weather = weather
@@ -60,15 +70,28 @@ class RunLife:
     def working(self) -> list[RunSeen]:
         """The runs at work."""
         return [
-            self.runs[run_id] for run_id, process in self.processes.items() if process.is_working
+            self._at_work(run_id)
+            for run_id, process in self.processes.items()
+            if process.is_working
         ]
+
+    def _at_work(self, run_id: str) -> RunSeen:
+        """A run, with the batch that it works on if it is a streaming run."""
+        run, batch = self.runs[run_id], self.at_work.get(run_id)
+        return run if batch is None else replace(run, batch_id=batch.batch_id, ranges=batch.ranges)
+
+    def works_on(self, run_id: str, partition: TopicPartition) -> bool:
+        """Whether a run works on a partition."""
+        return self.processes[run_id].is_working and any(
+            range_.topic_partition == partition for range_ in self._at_work(run_id).ranges
+        )
 
     def is_busy(self, partition: TopicPartition) -> bool:
         """Whether any run may still work on a partition.
 
         One that nobody has submitted refuses itself, should it ever start.
         """
-        return any(
+        return any(self.works_on(run_id, partition) for run_id in self.at_work) or any(
             (
                 process.is_working
                 or (
@@ -107,15 +130,26 @@ class RunLife:
             for run_id, process in self.processes.items()
             if process.has_begun and not process.has_finished
         ]
+        # A streaming run goes on: of it, only the batch at work had begun with the old records.
+        works = [
+            self.at_work[run_id].batch_id if run_id in self.at_work else run_id
+            for run_id in begun
+            if run_id in self.at_work or self.runs[run_id].ranges
+        ]
         self.bereft |= {
             run_id
             for run_id in begun
             if any(
                 range_.topic_partition == partition and range_.until > at
-                for range_ in self.runs[run_id].ranges
+                for range_ in self._at_work(run_id).ranges
             )
         }
-        self.outputs.forget(partition, at, begun)
+        self.succeeded = {
+            (batch_id, range_)
+            for batch_id, range_ in self.succeeded
+            if range_.topic_partition != partition or range_.until <= at
+        }
+        self.outputs.forget(partition, at, works)
 
     def is_in_doubt(self, run_id: str) -> bool:
         """Whether a run may be taken for one that works.
@@ -142,6 +176,7 @@ class RunLife:
         self._clockwork.tell(run_id, "its process is killed")
         self._silence(run_id)
         process.is_gone = True
+        self._end_member(run_id)
         process.is_working = process.is_working and self._weather.spark_outlives
         self._clockwork.after(self._clockwork.within(60, 120), None, partial(self._gone, run_id))
         self._may_be_noticed(run_id)
@@ -420,7 +455,16 @@ class RunLife:
     def _again(self, run_id: str, action: Callable[[str], None]) -> None:
         self._clockwork.after(_AGAIN_S, run_id, partial(action, run_id))
 
+    def _end_member(self, run_id: str) -> None:
+        """The process of a streaming run is a member, which ends with it."""
+        for reaction in (self.on_cancel, self.on_freeze, self.on_cut_off):
+            reaction.pop(run_id, None)
+        end = self.on_gone.pop(run_id, None)
+        if end is not None:
+            end()
+
     def _gone(self, run_id: str) -> None:
+        self._end_member(run_id)
         self.processes[run_id].is_gone = True
         self.processes[run_id].is_working = False
         self._silence(run_id)

@@ -13,32 +13,36 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.explain import explain_partition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.core.stream_batches import StreamBatch
 from proofs.simulation.classic import ClassicGroup
 from proofs.simulation.clockwork import Clockwork, Violation
 from proofs.simulation.consumer_protocol import ConsumerGroup
-from proofs.simulation.dagster_runs import SimulatedDagster
 from proofs.simulation.disturbances import Disturbances
 from proofs.simulation.people import People
 from proofs.simulation.process import Process
 from proofs.simulation.progress import Progress, is_foreign
+from proofs.simulation.streams import StreamingDagster
 from proofs.simulation.weather import MAX_POLL_S, SESSION_S, Weather
 
 _HOLD_SLACK_S = 6.0
 _SHOWN_WITHIN_S = 40.0
 """A stop is shown at most every ten seconds, and each request for it may be lost."""
 _MOST_SIDES = 3
+_STREAMS = 0.7
+"""Of the processes, where a schedule has streaming runs."""
 
 
 class World:
     """Everything, from one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, *, streams: bool = False) -> None:
+        self.has_streams = streams
         self.clockwork = Clockwork(seed)
         self.weather = Weather.drawn(self.clockwork)
         self.most_partitions = self.weather.partitions + 2
         self.group = self._coordinator()
         self.group.on_commit = self._check_commit
-        self.dagster = SimulatedDagster(self.clockwork, self.group, self.weather)
+        self.dagster = StreamingDagster(self.clockwork, self.group, self.weather)
         self.processes: list[Process] = []
         self.is_calm = False
         self.deleted: set[OffsetRange] = set()
@@ -91,6 +95,8 @@ class World:
             dagster=self.dagster,
             weather=self.weather,
             new_batch_id=lambda _: f"{incarnation}-{next(self._batch_ids)}",
+            # A group may have both forms, and a side may change its own.
+            is_streaming=self.has_streams and self.clockwork.happens(_STREAMS),
         )
         process.after_turn = self.check_progress
         process.start_another = lambda: self.ensure(incarnation)
@@ -108,6 +114,8 @@ class World:
     def reload(self, process: Process) -> None:
         """A new process takes over; the old one lives on without ticks."""
         process.retire()
+        if process.work is not None:
+            self.clockwork.after(self.clockwork.within(1, 12), None, process.replaced)
         if process.incarnation[0] in self._sides:
             self.start(process.incarnation[0])
 
@@ -196,14 +204,19 @@ class World:
             msg = f"{partition} goes back from {before.offset} to {new.offset}"
             raise Violation(msg)
         if new.offset > before.offset:
+            self.dagster.committed(partition, before, new)
             committed = OffsetRange(partition.topic, partition.partition, before.offset, new.offset)
             if (
                 partition not in self.group.cuts
             ):  # what was done may have been with the records before: the end shows what was not
                 self._check_covered(committed)
             self._committed.append(committed)
-        if not {claim for claim in decode(before).claims if claim.until > new.offset} <= set(
-            decode(new).claims
+        kept = {claim.until: claim.batch_id for claim in decode(new).claims}
+        if not all(
+            claim.until in kept
+            and (kept[claim.until] == claim.batch_id or StreamBatch.read(kept[claim.until]))
+            for claim in decode(before).claims
+            if claim.until > new.offset
         ):
             msg = f"{partition}: a claim is dropped without a commit: {before} became {new}"
             raise Violation(msg)

@@ -1,0 +1,302 @@
+"""Simulated streaming runs: what they work on, and how that ends.
+
+Such a run has two halves. Its process is a member of the group (`process`), with the real driver
+and pump. Its work is here: batches are begun by the member and take their time, may fail, hang or
+die with the process, and their Spark work may outlive it. Owns that a batch is alone on its
+offsets, like any other run, and that an offset counts as done once it is committed: what a killed
+run had in hand is done again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.events import RunsRead
+from dagster_rebalance.core.own_work import OwnWork
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_batch_of
+from proofs.simulation.dagster_runs import SimulatedDagster
+from proofs.simulation.run_process import STOPPING_S, RunProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+    from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.own_work import BegunBatch
+    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.orchestration.port import RunsPort
+
+_AGAIN_S = 0.5
+
+
+class StreamingMember(Protocol):
+    """The member of a streaming run, as what happens to the run reaches it."""
+
+    def end(self) -> None:
+        """End at once."""
+
+    def cancel(self) -> None:
+        """Finish the batch at work, and leave: its sensor starts another run."""
+
+    def pause(self, seconds: float) -> None:
+        """Be suspended."""
+
+    def lose_storage(self, seconds: float) -> None:
+        """Be cut off from Dagster's storage."""
+
+
+class StreamingDagster(SimulatedDagster):
+    """A Dagster instance that has streaming runs, too."""
+
+    def begin_stream(self, member: StreamingMember) -> str:
+        """A streaming run starts: its process joins the group."""
+        run_id = f"r{len(self.runs) + 1}"
+        self.runs[run_id] = RunSeen(run_id, "", (), RunState.STARTED)
+        self.processes[run_id] = RunProcess(has_begun=True)
+        self.said[run_id] = frozenset()
+        self.on_gone[run_id], self.on_cancel[run_id] = member.end, member.cancel
+        self.on_freeze[run_id], self.on_cut_off[run_id] = member.pause, member.lose_storage
+        return run_id
+
+    def end_stream(self, run_id: str) -> None:
+        """It has left the group in order."""
+        self._gone(run_id)
+        self.processes[run_id].has_finished = True
+        is_cancelled = self.runs[run_id].state is RunState.CANCELING
+        if self.runs[run_id].is_live:
+            self._move(run_id, RunState.CANCELED if is_cancelled else RunState.SUCCEEDED)
+
+    def begin_batch(self, run_id: str, batch: BegunBatch, ended: Callable[[Outcome], None]) -> None:
+        """It works on a batch."""
+        self.at_work[run_id] = batch
+        self._must_be_alone(self._at_work(run_id))
+        self.processes[run_id].is_working = True
+        self._clockwork.tell(run_id, f"works on {', '.join(map(str, batch.ranges))}")
+        takes_s = self._weather.working() / 2
+        if self._clockwork.happens(self._weather.runs_hang):
+            lose = self._clockwork.chance.choice((self.cut_off, self.freeze))
+            self._clockwork.after(
+                self._clockwork.within(0, takes_s),
+                None,
+                partial(lose, run_id, self._clockwork.within(1, 40)),
+            )
+        self._clockwork.after(takes_s, run_id, partial(self._body_ends, run_id, batch, ended))
+
+    def interrupt(self, run_id: str, ended: Callable[[Outcome], None]) -> None:
+        """The batch at work must not go on."""
+        batch = self.at_work.get(run_id)
+        if batch is not None:
+            self._clockwork.after(
+                self._clockwork.within(*STOPPING_S),
+                run_id,
+                partial(self._tell_end, run_id, batch, Outcome.DROPPED, ended),
+            )
+
+    def committed(
+        self, partition: TopicPartition, before: OffsetAndMetadata, new: OffsetAndMetadata
+    ) -> None:
+        """A range that a streaming run has done counts as done, once it is committed for it."""
+        last = decode(new).last_commit
+        for range_, batch_id in decode(before).ranges(partition):
+            batch = StreamBatch.read(batch_id)
+            if (
+                batch is not None
+                and last is not None
+                and last.run_id == batch.run_id
+                and range_.until <= new.offset
+                and (batch_id, range_) in self.succeeded
+            ):
+                # Named by the batch: that the run is deleted later takes nothing of it back.
+                run = replace(self.runs[batch.run_id], run_id=batch_id, ranges=(range_,))
+                self.outputs.succeed(run, self._weather.assets, self._weather.assets)
+
+    def seen(
+        self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
+        """The runs, and the streaming runs that have made claims."""
+        known = tuple(claims)
+        found = super().seen(batch_ids, live_too=live_too, claims=known)
+        return (*self._of_claims(known), *found)
+
+    def freeze(self, run_id: str, seconds: float) -> None:
+        """The process is suspended; that of a streaming run with its member."""
+        pause = self.on_freeze.get(run_id)
+        if pause is None:
+            super().freeze(run_id, seconds)
+        elif not self.processes[run_id].is_frozen:
+            pause(seconds)
+
+    def freeze_work(self, run_id: str, seconds: float) -> None:
+        """The work of a streaming run, while its member is suspended."""
+        super().freeze(run_id, seconds)
+
+    def cut_off(self, run_id: str, seconds: float) -> None:
+        """The process cannot reach the storage; neither can its member."""
+        super().cut_off(run_id, seconds)
+        if run_id in self.on_cut_off:
+            self.on_cut_off[run_id](seconds)
+
+    def call_over(self, run_id: str, sign: str) -> bool:
+        """The same; of a deleted streaming run, its number is forgotten."""
+        is_over = super().call_over(run_id, sign)
+        if is_over and run_id in self.deleted:
+            self.processes[run_id].is_over = True
+        return is_over
+
+    def _of_claims(self, claims: Iterable[Claimed]) -> Iterator[RunSeen]:
+        for claim in claims:
+            batch = StreamBatch.read(claim[0])
+            if batch is not None:
+                yield from batch.seen((claim[1],), self._stream(batch.run_id), self.left.get(claim))
+
+    def _stream(self, run_id: str) -> RunSeen:
+        if run_id in self.deleted and self.processes[run_id].is_over:
+            return RunSeen(run_id, "", (), RunState.FAILED)
+        if run_id not in self.deleted:
+            return self._shown(run_id)
+        return replace(self._shown_deleted(run_id, {}), may_work_on=self.said[run_id])
+
+    def _body_ends(self, run_id: str, batch: BegunBatch, ended: Callable[[Outcome], None]) -> None:
+        process = self.processes[run_id]
+        if process.is_gone or self.at_work.get(run_id) is not batch:
+            return
+        if process.is_frozen:
+            self._clockwork.after(_AGAIN_S, run_id, partial(self._body_ends, run_id, batch, ended))
+        elif self._clockwork.happens(self._weather.runs_die):
+            self.die(run_id)
+        else:
+            fails = self._clockwork.happens(self._weather.runs_fail)
+            outcome = Outcome.FAILED if fails else Outcome.SUCCEEDED
+            self._clockwork.after(
+                self._weather.latency(),
+                run_id,
+                partial(self._tell_end, run_id, batch, outcome, ended),
+            )
+
+    def _tell_end(
+        self, run_id: str, batch: BegunBatch, outcome: Outcome, ended: Callable[[Outcome], None]
+    ) -> None:
+        """A success is materialised first: that waits for the storage."""
+        process = self.processes[run_id]
+        if process.is_gone or self.at_work.get(run_id) is not batch:
+            return
+        if process.is_frozen or (outcome is Outcome.SUCCEEDED and not process.is_heard):
+            self._clockwork.after(
+                _AGAIN_S, run_id, partial(self._tell_end, run_id, batch, outcome, ended)
+            )
+            return
+        process.is_working = False
+        del self.at_work[run_id]
+        if outcome is Outcome.SUCCEEDED:
+            self.succeeded |= {(batch.batch_id, range_) for range_ in batch.ranges}
+        self._clockwork.tell(run_id, f"{outcome.value}: {', '.join(map(str, batch.ranges))}")
+        ended(outcome)
+
+
+class StreamWork:
+    """Plays `WorkPort` and `RunsPort` for the member of a streaming run."""
+
+    def __init__(
+        self,
+        run_id: str,
+        others: RunsPort,
+        dagster: StreamingDagster,
+        reach: Callable[[], None],
+    ) -> None:
+        self.run_id = run_id
+        self._reach = reach
+        self._others = others
+        self._dagster = dagster
+        self._own = OwnWork(run_id)
+        self._news: deque[RunsRead] = deque()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a batch is begun and has not ended, as the member knows it."""
+        return self._own.at_work is not None
+
+    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
+        """Begin a batch."""
+        batch = self._own.begin(offers, claimed)
+        if batch is None:
+            return None
+        self._dagster.begin_batch(self.run_id, batch, self._ended)
+        return self._read_own(batch.batch_id)
+
+    def ended(self) -> Iterator[RunsRead]:
+        """What became of batches."""
+        while self._news:
+            yield self._news.popleft()
+
+    def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
+        """What is known without Dagster."""
+        return self._own.read(batch_ids, claims)
+
+    def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
+        """Whether others have heard something else."""
+        return self._dagster.said.get(self.run_id) != self._with_work(partitions)
+
+    def say(self, partitions: Collection[TopicPartition]) -> None:
+        """Tell others on which partitions it may work."""
+        says = self._with_work(partitions)
+        self._reach()
+        self._dagster.said[self.run_id] = says
+        self._reach()
+
+    def _with_work(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
+        ranges = self._own.at_work.ranges if self._own.at_work is not None else ()
+        return frozenset(partitions).union(range_.topic_partition for range_ in ranges)
+
+    def leave(self, claims: Iterable[Claimed]) -> None:
+        """Others may find these claims."""
+        self._own.leave(claims)
+
+    @property
+    def untold(self) -> Mapping[Claimed, Outcome]:
+        """What others have to be told."""
+        return self._own.untold
+
+    def told(self, claims: Iterable[Claimed]) -> None:
+        """Others know."""
+        self._own.told(claims)
+
+    def read(
+        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
+    ) -> tuple[RunSeen, ...]:
+        """The own batches from memory, all other runs from Dagster."""
+        wanted, known = tuple(batch_ids), tuple(claims)
+        theirs = [claim for claim in known if not is_batch_of(claim[0], self.run_id)]
+        others = self._others.read(wanted, live_too=live_too, claims=theirs)
+        return (*self._own.read(wanted, known), *others)
+
+    def why_failed(self, run_id: str, batch_id: str) -> str:
+        """What a run failed with."""
+        return self._others.why_failed(run_id, batch_id)
+
+    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
+        """Tell others."""
+        self._others.tell(outcomes)
+
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
+        """Cancel another run, or the own batch."""
+        if run_id != self.run_id:
+            self._others.cancel(run_id, only_unstarted=only_unstarted)
+        elif not only_unstarted:
+            self._dagster.interrupt(run_id, self._ended)
+
+    def end_dead(self, run_id: str, sign: str) -> bool:
+        """End the run of another process."""
+        return self._others.end_dead(run_id, sign)
+
+    def _ended(self, outcome: Outcome) -> None:
+        batch = self._own.end(outcome)
+        if batch is not None:
+            self._news.append(self._read_own(batch.batch_id))
+
+    def _read_own(self, batch_id: str) -> RunsRead:
+        return RunsRead(frozenset({batch_id}), self._own.read([batch_id], ()), is_own=True)
