@@ -247,7 +247,7 @@ class LeaveClaims:
     """Tell others what became of claims of the own worker that they may find.
 
     The partitions are not the member's any more. What is still at work on them is told when it has
-    ended. Without this word the next owner waits until the whole streaming run is over.
+    ended. Without this word the next owner does not know whether that work was successful.
     """
 
     claims: frozenset[Claimed]

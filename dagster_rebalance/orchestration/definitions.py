@@ -80,7 +80,7 @@ def build_kafka_batch_defs(
     """
     _check(name, assets, kafka, spark)
     check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
-    own = _own_resources(
+    provided = _resources(
         name,
         {kafka_key: kafka, spark_key: spark},
         resources,
@@ -104,7 +104,7 @@ def build_kafka_batch_defs(
         assets=assets,
         job=job,
         sensor=sensor,
-        resources={**own, **(resources or {})},
+        resources=provided,
     )
 
 
@@ -162,7 +162,7 @@ def build_kafka_stream_defs(
         if value < least:
             msg = f"{setting}={value:g} of {name} must be at least {least:g}"
             raise ConfigurationError(msg)
-    own = _own_resources(name, {kafka_key: kafka, spark_key: spark}, resources)
+    provided = _resources(name, {kafka_key: kafka, spark_key: spark}, resources)
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
     settings = f"{kafka!r} {spark!r} {sorted(job_tags or {})}"
     streamed = stream_asset(
@@ -191,7 +191,7 @@ def build_kafka_stream_defs(
         assets=[streamed],
         job=job,
         sensor=sensor,
-        resources={**own, **(resources or {})},
+        resources=provided,
     )
 
 
@@ -216,19 +216,19 @@ def _check(
         raise ConfigurationError(msg)
 
 
-def _own_resources(
+def _resources(
     name: str,
     given: Mapping[str, Any],
     others: Mapping[str, Any] | None,
     **more: Any,  # noqa: ANN401 - resources have no common type
 ) -> dict[str, Any]:
-    """The resources of the definitions, out of the reach of a run's config."""
+    """All resources of the definitions; our own are out of the reach of a run's config."""
     own = {key: fixed(resource) for key, resource in given.items() if resource is not None} | more
     taken = sorted(own.keys() & (others or {}).keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
         raise ConfigurationError(msg)
-    return own
+    return {**own, **(others or {})}
 
 
 def _definitions(

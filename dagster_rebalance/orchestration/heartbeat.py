@@ -99,7 +99,7 @@ class Heartbeat:
         """
         self._number = self._check_that_it_is_there().storage_id
         run_process.claim_children(self._run.run_id)
-        self._beat(self._instance)
+        self.beat(self._instance)
         set_mark(self._instance, self._run, Mark.BEGAN)
 
     @property
@@ -208,7 +208,7 @@ class Heartbeat:
             and works
             and time.monotonic() - self._beaten_at >= self.interval_s
         ):
-            self._beat(instance)
+            self.beat(instance)
         has_ended = run is None or run.status not in {*_WORKING, dg.DagsterRunStatus.SUCCESS}
         if has_ended and not self._told.is_set():
             self._interrupt(
@@ -231,18 +231,14 @@ class Heartbeat:
             )
         self._told.set()
 
-    def _beat(self, instance: dg.DagsterInstance) -> None:
+    def beat(self, instance: dg.DagsterInstance) -> None:
+        """Give a sign now. Any thread may do so."""
         with self._beating:  # an older sign must not be written over a newer one
-            asked_at = (
-                time.monotonic()
-            )  # a member may see the sign from here on, whenever the answer comes
+            # A member may see the sign from here on, whenever the answer comes.
+            asked_at = time.monotonic()
             words = (str(next(self._beats)), self.says(), self._process)
             SignsOfLife(instance).give(self._run, self._number, " ".join(filter(None, words)))
             self._beaten_at = asked_at
-
-    def beat(self, instance: dg.DagsterInstance) -> None:
-        """Give a sign now, because of what it says. Any thread may do so."""
-        self._beat(instance)
 
     def _pause(self) -> None:
         self._wake.wait(self._timeout_s / _LOOKS_PER_TIMEOUT)

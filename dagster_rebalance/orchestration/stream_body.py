@@ -51,7 +51,7 @@ class Body:
             ConfigurationError: It cannot be called for each batch: it is made of several ops, takes
                 another asset's value or run config, is partitioned, or does not take the batch.
         """
-        name = ", ".join(sorted(key.to_user_string() for key in asset.keys))
+        name = _name_of(asset)
         op = asset.node_def
         compute = getattr(op, "compute_fn", None) if isinstance(op, dg.OpDefinition) else None
         function = getattr(compute, "decorated_fn", None)
@@ -117,10 +117,9 @@ class Body:
             yield result
 
     def _refuse(self, what: str) -> NoReturn:
-        name = ", ".join(sorted(key.to_user_string() for key in self.asset.keys))
         msg = (
-            f"{name} returned {what}: an asset of a streaming run writes its output itself, and "
-            "returns nothing or dg.MaterializeResult"
+            f"{_name_of(self.asset)} returned {what}: an asset of a streaming run writes its "
+            "output itself, and returns nothing or dg.MaterializeResult"
         )
         raise ConfigurationError(msg)
 
@@ -143,6 +142,10 @@ def in_order(bodies: Sequence[Body]) -> tuple[Body, ...]:
     for body in bodies:
         add(body)
     return tuple(found.values())
+
+
+def _name_of(asset: dg.AssetsDefinition) -> str:
+    return ", ".join(sorted(key.to_user_string() for key in asset.keys))
 
 
 def _refused(name: str, why: str) -> ConfigurationError:

@@ -13,11 +13,11 @@ import signal
 import threading
 import time
 from collections import deque
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
@@ -97,7 +97,6 @@ class StreamRun:
     ) -> None:
         self._context = context
         self._kafka = kafka
-        self._spark = spark
         self._bodies = bodies
         self._run = context.run
         self._mailbox = Mailbox()
@@ -110,7 +109,7 @@ class StreamRun:
         self._is_over = False
         self._is_cancelled = False
         self._failure: BaseException | None = None
-        self._wakers: list[Any] = []
+        self._wake_member: Callable[[], None] | None = None
         self._instance: dg.DagsterInstance | None = None
         self._work = StreamWork(
             self._run.run_id,
@@ -148,13 +147,12 @@ class StreamRun:
                 self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
                 self._wake()
                 member.join(_JOIN_LIMIT_S)
+        if self._is_cancelled and self._failure is None:
+            self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
             # The records are not at fault: what was at work is no failed attempt.
             set_mark(instance, self._run, Mark.TAKEN_BACK)
             raise self._failure
-        if self._is_cancelled:
-            set_mark(instance, self._run, Mark.TAKEN_BACK)
-            raise dg.DagsterExecutionInterruptedError
 
     def _take_batches(self, member: threading.Thread) -> None:
         progress = Progress(time.monotonic())
@@ -300,9 +298,9 @@ class StreamRun:
         with (
             dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
             kafka.connect() as consumer,
-            closing(producer) if producer else _nothing(),
+            closing(producer) if producer else nullcontext(),
         ):
-            self._wakers.append(consumer.wakeup)
+            self._wake_member = consumer.wakeup
             self._instance = instance
             yield Parts(
                 consumer=consumer,
@@ -324,8 +322,8 @@ class StreamRun:
         self._heartbeat.beat(self._instance or self._context.instance)
 
     def _wake(self) -> None:
-        for wake in self._wakers:
-            wake()
+        if self._wake_member is not None:
+            self._wake_member()
 
     # The end
 
@@ -402,8 +400,3 @@ class StreamCatalogue(Catalogue):
         if not self._has_joined:
             set_mark(self._instance, self._run, Mark.JOINED)
             self._has_joined = True
-
-
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield

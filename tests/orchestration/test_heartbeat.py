@@ -295,7 +295,9 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
         target=_deaf_run, args=(instance.get_ref(), run.run_id)
     )
     process.start()
-    wait_until(lambda: sign(instance, run), timeout_s=60, what="the first sign of life")
+    wait_until(
+        lambda: Mark.BEGAN in marks_of(instance, run.run_id), timeout_s=60, what="a run that works"
+    )
     ledger = RunLedger(instance, "etl")
     instance.report_run_canceled(run)
     (seen,) = ledger.read([batch_id])
