@@ -6,7 +6,7 @@ Where they come from (a Dagster resource, a test) is not its business.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.planning import BatchLimits
@@ -16,6 +16,8 @@ from dagster_rebalance.core.setbacks import RetryPace
 
 _SHORTEST_LEAVE_S = 0.01
 """A leave without any time still takes what is over at once to the end."""
+_MOST_RANGES_OF_STREAM = 10_000
+"""A streaming run takes what is there of all its partitions into one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,3 +138,15 @@ class DriverSettings:
     record_every_s: float = 0.0
     unanswered_s: float = 600.0
     worker: str = ""
+
+    def of_stream(self, run_id: str) -> DriverSettings:
+        """The settings of a member in a streaming run, which works on one batch after the other."""
+        limits = replace(
+            self.limits,
+            max_runs_in_flight=1,
+            max_claims_per_partition=1,
+            max_ranges_per_run=_MOST_RANGES_OF_STREAM,
+        )
+        # Nobody can execute a batch again: a stopped range is tried again by itself.
+        pace = replace(self.pace, retry_stopped=True)
+        return replace(self, worker=run_id, limits=limits, pace=pace)

@@ -17,11 +17,14 @@ from __future__ import annotations
 import enum
 import re
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.runs import RunSeen, RunState
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import OffsetRange
 
@@ -118,6 +121,12 @@ class StreamBatch:
             is_refused=False,
             is_taken_back=outcome is Outcome.DROPPED,
         )
+
+
+def batch_ids(run_id: str) -> Callable[[int], str]:
+    """Name the batches of a streaming run, given the attempt of each."""
+    numbers = count(1)
+    return lambda attempt: str(StreamBatch(run_id, next(numbers), attempt))
 
 
 def is_batch_of(batch_id: str, run_id: str) -> bool:

@@ -16,14 +16,13 @@ from collections import deque
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.events import LeaveRequested
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.core.stream_batches import Outcome, batch_ids
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
@@ -55,7 +54,6 @@ _WAIT_S = 1.0
 _LOOK_S = 0.1
 """How often the end of the log is looked up: a record waits for that."""
 _IDLE_LOOK_S = 0.5
-_MOST_RANGES = 10_000
 _PROGRESS_S = 60.0
 _RECORD_EVERY_S = 10.0
 _JOIN_LIMIT_S = 30.0
@@ -277,23 +275,13 @@ class StreamRun:
     @contextmanager
     def _parts(self) -> Iterator[Parts]:
         kafka, run = self._kafka, self._run
-        settings = kafka.driver_settings()
-        limits = replace(
-            settings.limits,
-            max_runs_in_flight=1,
-            max_claims_per_partition=1,
-            max_ranges_per_run=_MOST_RANGES,
-        )
+        settings = kafka.driver_settings().of_stream(run.run_id)
         settings = replace(
             settings,
-            worker=run.run_id,
-            pace=replace(settings.pace, retry_stopped=True),  # nobody can execute a batch again
-            limits=limits,
             look_s=_LOOK_S,
             idle_look_s=_IDLE_LOOK_S,
             record_every_s=settings.record_every_s or _RECORD_EVERY_S,
         )
-        numbers = count(1)
         producer = kafka.dead_letters()
         with (
             dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
@@ -306,9 +294,7 @@ class StreamRun:
                 consumer=consumer,
                 driver=Driver(
                     settings,
-                    new_batch_id=lambda attempt: str(
-                        StreamBatch(run.run_id, next(numbers), attempt)
-                    ),
+                    new_batch_id=batch_ids(run.run_id),
                     now=time.monotonic(),
                 ),
                 runs=self._work,

@@ -49,7 +49,7 @@ class StreamWork:
         interrupt: Callable[[], None],
         beat: Callable[[], None],
     ) -> None:
-        self._run_id = run_id
+        self.run_id = run_id
         self._others = others
         self._wake = wake
         self._interrupt = interrupt
@@ -147,14 +147,14 @@ class StreamWork:
         A sensor that had a partition meanwhile may have requested runs for a batch of this one.
         """
         wanted, known = tuple(batch_ids), tuple(claims)
-        theirs = [claim for claim in known if not is_batch_of(claim[0], self._run_id)]
+        theirs = [claim for claim in known if not is_batch_of(claim[0], self.run_id)]
         others = self._others.read(wanted, live_too=live_too, claims=theirs)
         with self._lock:
             return (*self._own.read(wanted, known), *others)
 
     def why_failed(self, run_id: str, batch_id: str) -> str:
         """What a run failed with on a batch."""
-        if run_id == self._run_id:
+        if run_id == self.run_id:
             return self._errors.get(batch_id, "the error is in the log of the run")
         return self._others.why_failed(run_id, batch_id)
 
@@ -164,7 +164,7 @@ class StreamWork:
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run; of this one, the batch at work."""
-        if run_id != self._run_id:
+        if run_id != self.run_id:
             self._others.cancel(run_id, only_unstarted=only_unstarted)
         elif not only_unstarted:
             self._interrupt()

@@ -7,15 +7,13 @@ requests does.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
-from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.stream_batches import batch_ids
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
 from proofs.simulation.client import SimulatedMember
@@ -24,7 +22,7 @@ from proofs.simulation.cluster import SimulatedCluster
 from proofs.simulation.coordinator import TOPIC
 from proofs.simulation.hanging import Hanging
 from proofs.simulation.ports import SimulatedCatalogue, SimulatedDeadLetters, SimulatedRuns
-from proofs.simulation.streams import StreamWork
+from proofs.simulation.streams import SimulatedWork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,7 +44,6 @@ _CONFIG = {
     },
     "eager": {"group.protocol": "classic", "partition.assignment.strategy": "range"},
 }
-_MOST_RANGES = 100
 _LONG_S = 1.0
 _HANGS_S = (5.0, 20.0, 130.0)
 _ANSWERED_WITHIN_S = 10.0
@@ -124,21 +121,12 @@ class Process:
         self.letters = SimulatedDeadLetters(self, dagster)
         self.mailbox = Mailbox()
         runs = SimulatedRuns(self, dagster)
-        self.work: StreamWork | None = None
+        self.work: SimulatedWork | None = None
         settings = weather.settings
         if is_streaming:
             run_id = dagster.begin_stream(self)
-            self.work = StreamWork(run_id, runs, dagster, lambda: self.must_reach("dagster"))
-            limits = replace(
-                settings.limits,
-                max_runs_in_flight=1,
-                max_claims_per_partition=1,
-                max_ranges_per_run=_MOST_RANGES,
-            )
-            pace = replace(settings.pace, retry_stopped=True)
-            settings = replace(settings, worker=run_id, limits=limits, pace=pace)
-            numbers = count(1)
-            new_batch_id = lambda attempt: str(StreamBatch(run_id, next(numbers), attempt))  # noqa: E731 - a parameter
+            self.work = SimulatedWork(run_id, runs, dagster, lambda: self.must_reach("dagster"))
+            settings, new_batch_id = settings.of_stream(run_id), batch_ids(run_id)
         self.driver = Driver(settings, new_batch_id=new_batch_id, now=self.clock())
         self.consumer = RebalanceAwareConsumer(
             {

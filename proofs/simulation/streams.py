@@ -9,23 +9,22 @@ run had in hand is done again.
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.events import RunsRead
-from dagster_rebalance.core.own_work import OwnWork
 from dagster_rebalance.core.runs import RunSeen, RunState
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_batch_of
+from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration.stream_work import StreamWork
 from proofs.simulation.dagster_runs import SimulatedDagster
 from proofs.simulation.run_process import STOPPING_S, RunProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.events import RunsRead
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -198,8 +197,15 @@ class StreamingDagster(SimulatedDagster):
         ended(outcome)
 
 
-class StreamWork:
-    """Plays `WorkPort` and `RunsPort` for the member of a streaming run."""
+class SimulatedWork(StreamWork):
+    """The real one; its batches are worked on by the simulated process.
+
+    Args:
+        run_id: The run.
+        others: The runs of others.
+        dagster: Dagster.
+        reach: Fails when the storage cannot be reached.
+    """
 
     def __init__(
         self,
@@ -208,95 +214,26 @@ class StreamWork:
         dagster: StreamingDagster,
         reach: Callable[[], None],
     ) -> None:
-        self.run_id = run_id
-        self._reach = reach
-        self._others = others
+        super().__init__(
+            run_id,
+            others,
+            wake=lambda: None,
+            interrupt=lambda: dagster.interrupt(run_id, self.end),
+            beat=self._say_there,
+        )
         self._dagster = dagster
-        self._own = OwnWork(run_id)
-        self._news: deque[RunsRead] = deque()
-
-    @property
-    def is_at_work(self) -> bool:
-        """Whether a batch is begun and has not ended, as the member knows it."""
-        return self._own.at_work is not None
+        self._reach = reach
 
     def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
-        """Begin a batch."""
-        batch = self._own.begin(offers, claimed)
-        if batch is None:
-            return None
-        self._dagster.begin_batch(self.run_id, batch, self._ended)
-        return self._read_own(batch.batch_id)
-
-    def ended(self) -> Iterator[RunsRead]:
-        """What became of batches."""
-        while self._news:
-            yield self._news.popleft()
-
-    def known(self, batch_ids: Collection[str], claims: Iterable[Claimed]) -> tuple[RunSeen, ...]:
-        """What is known without Dagster."""
-        return self._own.read(batch_ids, claims)
-
-    def says_all_but(self, partitions: Collection[TopicPartition]) -> bool:
-        """Whether others have heard something else."""
-        return self._dagster.said.get(self.run_id) != self._with_work(partitions)
-
-    def say(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell others on which partitions it may work."""
-        says = self._with_work(partitions)
-        self._reach()
-        self._dagster.said[self.run_id] = says
-        self._reach()
-
-    def _with_work(self, partitions: Collection[TopicPartition]) -> frozenset[TopicPartition]:
-        ranges = self._own.at_work.ranges if self._own.at_work is not None else ()
-        return frozenset(partitions).union(range_.topic_partition for range_ in ranges)
-
-    def leave(self, claims: Iterable[Claimed]) -> None:
-        """Others may find these claims."""
-        self._own.leave(claims)
-
-    @property
-    def untold(self) -> Mapping[Claimed, Outcome]:
-        """What others have to be told."""
-        return self._own.untold
-
-    def told(self, claims: Iterable[Claimed]) -> None:
-        """Others know."""
-        self._own.told(claims)
-
-    def read(
-        self, batch_ids: Iterable[str], *, live_too: bool = False, claims: Iterable[Claimed] = ()
-    ) -> tuple[RunSeen, ...]:
-        """The own batches from memory, all other runs from Dagster."""
-        wanted, known = tuple(batch_ids), tuple(claims)
-        theirs = [claim for claim in known if not is_batch_of(claim[0], self.run_id)]
-        others = self._others.read(wanted, live_too=live_too, claims=theirs)
-        return (*self._own.read(wanted, known), *others)
-
-    def why_failed(self, run_id: str, batch_id: str) -> str:
-        """What a run failed with."""
-        return self._others.why_failed(run_id, batch_id)
-
-    def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
-        """Tell others."""
-        self._others.tell(outcomes)
-
-    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
-        """Cancel another run, or the own batch."""
-        if run_id != self.run_id:
-            self._others.cancel(run_id, only_unstarted=only_unstarted)
-        elif not only_unstarted:
-            self._dagster.interrupt(run_id, self._ended)
-
-    def end_dead(self, run_id: str, sign: str) -> bool:
-        """End the run of another process."""
-        return self._others.end_dead(run_id, sign)
-
-    def _ended(self, outcome: Outcome) -> None:
-        batch = self._own.end(outcome)
+        """Begin a batch if none is at work."""
+        seen = super().begin(offers, claimed)
+        batch = self.next(0.0)
         if batch is not None:
-            self._news.append(self._read_own(batch.batch_id))
+            self._dagster.begin_batch(self.run_id, batch, self.end)
+        return seen
 
-    def _read_own(self, batch_id: str) -> RunsRead:
-        return RunsRead(frozenset({batch_id}), self._own.read([batch_id], ()), is_own=True)
+    def _say_there(self) -> None:
+        """A sign of life arrives or not; and its answer."""
+        self._reach()
+        self._dagster.said[self.run_id] = self.may_work_on
+        self._reach()

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.own_work import OwnWork
-from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.core.stream_batches import Outcome, StreamBatch, is_batch_of
+from dagster_rebalance.core.stream_batches import Outcome, batch_ids, is_batch_of
 from tests.core.world import AT_ONCE, Member, tp
 
 if TYPE_CHECKING:
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.setbacks import RetryPace
     from tests.core.world import World
-
-TOGETHER = BatchLimits(max_ranges_per_run=100, max_runs_in_flight=1)
 
 
 class Stream(Member):
@@ -41,10 +37,9 @@ class Stream(Member):
         super().__init__(world, settings or DriverSettings())
         self.run_id = run_id
         self.work = OwnWork(run_id)
-        numbers = count(1)
         self.driver = Driver(
-            replace(settings or DriverSettings(), worker=run_id, limits=TOGETHER, pace=pace),
-            new_batch_id=lambda attempt: str(StreamBatch(run_id, next(numbers), attempt)),
+            replace((settings or DriverSettings()).of_stream(run_id), pace=pace),
+            new_batch_id=batch_ids(run_id),
             now=world.now,
         )
         self.interrupts = 0
