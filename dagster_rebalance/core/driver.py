@@ -248,9 +248,7 @@ class Driver:
             )
         if now - self._rechecked_at >= self.settings.recheck_s:
             self._rechecked_at = now
-            for owned in [
-                o for o in self.partitions.busy if o.phase is Phase.STOPPED and o.ledger is None
-            ]:
+            for owned in [o for o in self.partitions.busy if o.waits_for_a_person]:
                 self.partitions[owned.partition] = self._distrusted(owned)
 
     def _on_stored(self, event: seen.StoredOffsetsRead, _now: float) -> Iterable[do.Command]:

@@ -306,6 +306,14 @@ class OwnedPartition:
         )
 
     @property
+    def waits_for_a_person(self) -> bool:
+        """Whether only somebody who moves its committed offset can make it go on."""
+        is_at_rest = not self.live_runs and self.pending is None
+        return self.phase is Phase.STOPPED and (
+            self.ledger is None or (self.is_behind_deletion and is_at_rest)
+        )
+
+    @property
     def committing(self) -> Entry | None:
         """The range whose commit is due, or not confirmed by Kafka; None when there is none."""
         if self.pending is not None and self.pending.commits is not None:

@@ -13,6 +13,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
+from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.stream_batches import batch_ids
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.pump import Parts, Pump
@@ -199,13 +200,16 @@ class Process:
         }
 
     def expects_drain(self, held: frozenset[TopicPartition]) -> None:
-        """From now on the runs that are known to work on these are waited for."""
+        """From now on the runs that are known to work on these are waited for.
+
+        A partition that is given up before it was taken in waits for nothing.
+        """
         owned = [
-            self.driver.partitions[partition]
+            self.driver.partitions[partition].asked_back()
             for partition in sorted(held)
             if partition in self.driver.partitions
         ]
-        self._waits_for = {o.partition: o.live_runs for o in owned}
+        self._waits_for = {o.partition: o.live_runs for o in owned if o.phase is Phase.DRAINING}
         budget = self.weather.settings.budget
         self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s
 

@@ -130,12 +130,13 @@ class RunLife:
             for run_id, process in self.processes.items()
             if process.has_begun and not process.has_finished
         ]
-        # A streaming run goes on: of it, only the batch at work had begun with the old records.
+        # A streaming run goes on: of it, only the batch at work and those that wait for their
+        # commit had begun with the old records.
         works = [
             self.at_work[run_id].batch_id if run_id in self.at_work else run_id
             for run_id in begun
             if run_id in self.at_work or self.runs[run_id].ranges
-        ]
+        ] + [batch_id for batch_id, _ in self.succeeded]
         self.bereft |= {
             run_id
             for run_id in begun
@@ -143,11 +144,6 @@ class RunLife:
                 range_.topic_partition == partition and range_.until > at
                 for range_ in self._at_work(run_id).ranges
             )
-        }
-        self.succeeded = {
-            (batch_id, range_)
-            for batch_id, range_ in self.succeeded
-            if range_.topic_partition != partition or range_.until <= at
         }
         self.outputs.forget(partition, at, works)
 
@@ -324,15 +320,21 @@ class RunLife:
         self.processes[run_id].is_working = True
         self._clockwork.tell(run_id, "works")
         takes_s = self._weather.working()
-        if self._clockwork.happens(self._weather.runs_hang):
+        if self._is_lost_within(run_id, takes_s):
+            takes_s += self._clockwork.within(0, 30)
+        self._clockwork.after(takes_s, run_id, partial(self._end, run_id))
+
+    def _is_lost_within(self, run_id: str, seconds: float) -> bool:
+        """Whether the process is cut off or frozen within the time; if so, see to it."""
+        is_lost = self._clockwork.happens(self._weather.runs_hang)
+        if is_lost:
             lose = self._clockwork.chance.choice((self.cut_off, self.freeze))
             self._clockwork.after(
-                self._clockwork.within(0, takes_s),
+                self._clockwork.within(0, seconds),
                 None,
                 partial(lose, run_id, self._clockwork.within(1, 40)),
             )
-            takes_s += self._clockwork.within(0, 30)
-        self._clockwork.after(takes_s, run_id, partial(self._end, run_id))
+        return is_lost
 
     def _must_be_alone(self, me: RunSeen) -> None:
         for other in self.working():

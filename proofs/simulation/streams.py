@@ -77,13 +77,7 @@ class StreamingDagster(SimulatedDagster):
         self.processes[run_id].is_working = True
         self._clockwork.tell(run_id, f"works on {', '.join(map(str, batch.ranges))}")
         takes_s = self._weather.working() / 2
-        if self._clockwork.happens(self._weather.runs_hang):
-            lose = self._clockwork.chance.choice((self.cut_off, self.freeze))
-            self._clockwork.after(
-                self._clockwork.within(0, takes_s),
-                None,
-                partial(lose, run_id, self._clockwork.within(1, 40)),
-            )
+        self._is_lost_within(run_id, takes_s)
         self._clockwork.after(takes_s, run_id, partial(self._body_ends, run_id, batch, ended))
 
     def interrupt(self, run_id: str, ended: Callable[[Outcome], None]) -> None:

@@ -635,6 +635,24 @@ def test_a_partition_whose_next_offset_was_deleted_is_stopped() -> None:
     assert world.kafka.claims(0) == [(60, "b1")]
 
 
+def test_a_range_that_failed_and_was_deleted_since_is_passed_at_a_person_s_word() -> None:
+    """No run can read it again; the person has moved the offset, and the member sees it."""
+    world = World(records=10)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    (run_id,) = member.tick()
+    world.dagster.move(run_id, RunState.FAILED, has_started=True, is_over=True)
+    world.wait(2.0, member)
+    assert "failed" in member.shown[-1][1]
+    world.kafka.bounds[tp(0)] = Bounds(30, 60)
+    world.wait(11, member)
+    assert "Kafka's retention deleted records from offset 0 on" in member.shown[-1][1]
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(30)
+    member.tick()
+    world.wait(11, member)
+    assert member.shown[-1] == (tp(0), "")
+    assert world.kafka.claims(0) == [(60, "b2")]
+
+
 def test_an_illegal_event_raises() -> None:
     """Two owners of a partition in one member would be a bug of the shell."""
     world = World(partitions=2)
