@@ -43,7 +43,10 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
-    from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+    from dagster_rebalance.orchestration.definitions import (
+        build_kafka_batch_defs,
+        build_kafka_stream_defs,
+    )
     from dagster_rebalance.orchestration.fixed import FixedResource
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
@@ -86,6 +89,7 @@ __all__ = [
     "__version__",
     "build_kafka_batch_defs",
     "build_kafka_batch_sensor",
+    "build_kafka_stream_defs",
 ]
 
 _HOMES = {
@@ -122,6 +126,7 @@ _HOMES = {
     "UnsupportedOperationError": "core.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.sensor",
+    "build_kafka_stream_defs": "orchestration.definitions",
 }
 
 

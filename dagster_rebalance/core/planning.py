@@ -6,7 +6,7 @@ and the time are given.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -26,6 +26,7 @@ class BatchLimits:
 
     Attributes:
         max_records_per_range: Offsets that one range may cover.
+        max_records_per_batch: Offsets that the ranges of one batch may cover together.
         max_ranges_per_run: Ranges that one run may process, each of another partition.
         max_runs_in_flight: Runs of this member that may be requested or live at the same time.
         max_claims_per_partition: Batches of one partition that may be in flight, one behind the
@@ -38,6 +39,7 @@ class BatchLimits:
     """
 
     max_records_per_range: int = 100_000
+    max_records_per_batch: int = 1_000_000
     max_ranges_per_run: int = 8
     max_runs_in_flight: int = 4
     max_claims_per_partition: int = 1
@@ -47,6 +49,7 @@ class BatchLimits:
     def __post_init__(self) -> None:
         for name in (
             "max_records_per_range",
+            "max_records_per_batch",
             "max_ranges_per_run",
             "max_runs_in_flight",
             "max_claims_per_partition",
@@ -125,7 +128,21 @@ def plan(
         for b in ready[: room * limits.max_ranges_per_run]
     ]
     runs = min(room, len(chosen))
-    return tuple(Batch(new_batch_id(1), tuple(sorted(chosen[run::runs]))) for run in range(runs))
+    return tuple(
+        Batch(new_batch_id(1), _cut(chosen[run::runs], limits.max_records_per_batch))
+        for run in range(runs)
+    )
+
+
+def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
+    """Cut the ranges of a batch to so many offsets together; the short ones stay whole."""
+    left, cut = most, []
+    shortest_first = sorted(ranges[:most], key=lambda range_: (len(range_), range_))
+    for number, range_ in enumerate(shortest_first):
+        share = left // (len(shortest_first) - number)
+        cut.append(replace(range_, until=min(range_.until, range_.start + share)))
+        left -= len(cut[-1])
+    return tuple(sorted(cut))
 
 
 def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:

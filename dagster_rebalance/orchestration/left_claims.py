@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import Claimed
 
+_SHARED_BY = 8
+"""Claims whose names fall on one place share it: so many of them, the newest."""
+
 
 class LeftClaims:
     """The notes of all streaming runs of an instance."""
@@ -31,10 +34,16 @@ class LeftClaims:
 
     def tell(self, outcomes: Mapping[Claimed, Outcome]) -> None:
         """Note how the work on claims ended."""
-        texts: defaultdict[str, list[str]] = defaultdict(list)
+        told: defaultdict[str, dict[str, str]] = defaultdict(dict)
         for claim, outcome in outcomes.items():
-            texts[_place(claim)] += [outcome.value, name_of(claim)]
-        self._places.put({where: " ".join(words) for where, words in texts.items()})
+            told[_place(claim)][name_of(claim)] = outcome.value
+        stored = self._places.get(told)
+        self._places.put(
+            {
+                where: _written({**_named(stored.get(where, "")), **ends})
+                for where, ends in told.items()
+            }
+        )
 
     def read(self, claims: Iterable[Claimed]) -> dict[Claimed, Outcome]:
         """How the work on claims ended, of those of which the run has said so."""
@@ -42,10 +51,9 @@ class LeftClaims:
         stored = self._places.get(wanted.values())
         found = {}
         for claim, where in wanted.items():
-            words = stored.get(where, "").split(" ")
-            named = dict(zip(words[1::2], words[::2], strict=False))
-            if name_of(claim) in named:
-                found[claim] = Outcome(named[name_of(claim)])
+            ends = _named(stored.get(where, ""))
+            if name_of(claim) in ends:
+                found[claim] = Outcome(ends[name_of(claim)])
         return found
 
     def tell_number(self, run_id: str, number: int) -> None:
@@ -68,6 +76,17 @@ class LeftClaims:
 def streamed(claims: Iterable[Claimed]) -> dict[Claimed, StreamBatch]:
     """Those of the claims that streaming runs have made."""
     return {claim: batch for claim in claims if (batch := StreamBatch.read(claim[0])) is not None}
+
+
+def _named(text: str) -> dict[str, str]:
+    """How the work on each claim ended that shares a place, the newest last."""
+    words = text.split(" ")
+    return dict(zip(words[1::2], words[::2], strict=False))
+
+
+def _written(ends: Mapping[str, str]) -> str:
+    newest = list(ends.items())[-_SHARED_BY:]
+    return " ".join(word for name, outcome in newest for word in (outcome, name))
 
 
 def _place(claim: Claimed) -> str:

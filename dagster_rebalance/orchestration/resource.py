@@ -33,6 +33,7 @@ from dagster_rebalance.core.settings import (
 _POSITIVE = (
     "hold_limit_s",
     "max_records_per_range",
+    "max_records_per_batch",
     "max_ranges_per_run",
     "max_runs_in_flight",
     "max_claims_per_partition",
@@ -145,6 +146,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     max_records_per_range: int = Field(
         default=100_000, description="Offsets of one partition that one run processes."
+    )
+    max_records_per_batch: int = Field(
+        default=1_000_000, description="Offsets of all partitions of a batch together."
     )
     max_ranges_per_run: int = Field(default=8, description="Partitions that one run processes.")
     max_runs_in_flight: int = Field(default=4, description="Runs of one member at the same time.")
@@ -326,6 +330,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return DriverSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,
+                max_records_per_batch=self.max_records_per_batch,
                 max_ranges_per_run=self.max_ranges_per_run,
                 max_runs_in_flight=self.max_runs_in_flight,
                 max_claims_per_partition=self.max_claims_per_partition,

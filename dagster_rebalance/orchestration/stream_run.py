@@ -55,6 +55,7 @@ _LOOK_S = 0.1
 """How often the end of the log is looked up: a record waits for that."""
 _IDLE_LOOK_S = 0.5
 _PROGRESS_S = 60.0
+_MOST_REFUSALS = 5
 _RECORD_EVERY_S = 10.0
 _JOIN_LIMIT_S = 30.0
 
@@ -177,7 +178,7 @@ class StreamRun:
             self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
         except dg.DagsterExecutionInterruptedError:
             raise
-        except Exception as problem:  # noqa: BLE001 - whatever the user's code raises
+        except (Exception, SystemExit) as problem:  # noqa: BLE001 - whatever the user's code raises
             outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
             shown = ", ".join(map(str, batch.ranges))
             self._say(self._context.log.exception, "batch %s failed on %s", batch.batch_id, shown)
@@ -212,19 +213,31 @@ class StreamRun:
         """Report something to Dagster, which may be away for a while.
 
         The body is done, so this is no failed attempt. If Dagster stays away, the lease ends the
-        run.
+        run. A report that is refused while signs of life are stored is at fault itself, and so is
+        the body that made it.
         """
-        while not self._is_kept(report):
+        tries = 1
+        while not self._is_kept(report, tries):
+            tries += 1
             time.sleep(_WAIT_S)
 
-    def _is_kept(self, report: Callable[[], None]) -> bool:
+    def _is_kept(self, report: Callable[[], None], tries: int) -> bool:
         try:
             report()
         except Exception:
+            if tries >= _MOST_REFUSALS and self._is_storage_there():
+                raise
             logger.warning("Dagster's storage is away: tried again", exc_info=True)
             return False
         # The context keeps what was logged until its step ends, which is in an hour.
         deque(self._context.op_execution_context.consume_events(), maxlen=0)
+        return True
+
+    def _is_storage_there(self) -> bool:
+        try:
+            self._heartbeat.beat(self._context.instance)
+        except Exception:  # noqa: BLE001 - of any database
+            return False
         return True
 
     def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -46,6 +47,7 @@ def backlogs(draw: st.DrawFn) -> list[Backlog]:
 limits_any = st.builds(
     BatchLimits,
     max_records_per_range=st.integers(1, 200),
+    max_records_per_batch=st.integers(1, 400),
     max_ranges_per_run=st.integers(1, 4),
     max_runs_in_flight=st.integers(1, 5),
     max_claims_per_partition=st.integers(1, 2),
@@ -70,6 +72,7 @@ def test_a_plan_keeps_all_limits(
     assert len({range_.topic_partition for range_ in ranges}) == len(ranges)
     for batch in batches:
         assert 1 <= len(batch.ranges) <= limits.max_ranges_per_run
+        assert sum(map(len, batch.ranges)) <= limits.max_records_per_batch
     for range_ in ranges:
         backlog = by_partition[range_.topic_partition]
         assert range_.start == backlog.start
@@ -90,6 +93,7 @@ def test_no_ready_partition_waits_while_there_is_room(
 
     A partition is left out only when all runs are full, and none that came later was preferred.
     """
+    limits = replace(limits, max_records_per_batch=1_000)
     batches = planned(given_backlogs, limits, runs_in_flight=runs_in_flight)
     chosen = {range_.topic_partition for batch in batches for range_ in batch.ranges}
     ready = [
@@ -119,6 +123,21 @@ def test_backlogs_are_spread_over_the_free_runs() -> None:
     )
 
 
+def test_a_batch_is_no_longer_than_all_its_ranges_may_be_together() -> None:
+    """A revoke waits for the batch at work; a trickle beside a backlog is read whole."""
+    sizes = (10, 500, 300)
+    (batch,) = planned(
+        [Backlog(tp(n), 0, size, 0.0) for n, size in enumerate(sizes)],
+        BatchLimits(max_records_per_batch=100, max_runs_in_flight=1),
+    )
+    assert batch.ranges == (span(0, 0, 10), span(1, 0, 45), span(2, 0, 45))
+    (few,) = planned(
+        [Backlog(tp(n), 0, 9, waiting_since=float(n)) for n in range(3)],
+        BatchLimits(max_records_per_batch=2, max_runs_in_flight=1),
+    )
+    assert few.ranges == (span(0, 0, 1), span(1, 0, 1)), "those that have waited longest"
+
+
 def test_few_records_wait_for_more_but_not_for_ever() -> None:
     """`min_records` saves runs, `max_wait_s` bounds the latency."""
     limits = BatchLimits(min_records=50, max_wait_s=10)
@@ -131,6 +150,7 @@ def test_few_records_wait_for_more_but_not_for_ever() -> None:
     ("settings", "reason"),
     [
         ({"max_records_per_range": 0}, "max_records_per_range=0 must be at least 1"),
+        ({"max_records_per_batch": 0}, "max_records_per_batch=0 must be at least 1"),
         ({"max_ranges_per_run": 0}, "max_ranges_per_run=0"),
         ({"max_runs_in_flight": 0}, "max_runs_in_flight=0"),
         ({"max_claims_per_partition": 0}, "max_claims_per_partition=0"),

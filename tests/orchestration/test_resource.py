@@ -81,6 +81,7 @@ def test_settings_of_librdkafka_reach_the_client() -> None:
         "hold_limit_s",
         "hold_commit_slice_s",
         "max_records_per_range",
+        "max_records_per_batch",
         "max_ranges_per_run",
         "max_runs_in_flight",
         "max_claims_per_partition",

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
 import pytest
 
+from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration.catalogue import GroupAssets
-from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.stream_run import StreamRun
@@ -212,6 +213,48 @@ def test_a_batch_is_not_failed_by_a_storage_that_is_away(
     stage.run()
     assert not fails
     assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
+
+
+def test_a_report_that_dagster_refuses_is_a_failed_attempt(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A storage that is there and refuses just this is not waited for: the lag would only grow."""
+    real = dg.AssetExecutionContext.log_event
+
+    def log_event(context: dg.AssetExecutionContext, event: Any) -> None:  # noqa: ANN401 - of many kinds
+        if len(stage.batches) == 1:
+            msg = "a string literal cannot contain NUL characters"
+            raise ValueError(msg)
+        real(context, event)
+
+    monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
+    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    stage = Stage(
+        instance,
+        lambda stage, _: leave() if len(stage.batches) > 1 else None,
+        retry_delay_s=0.01,
+        retry_delay_limit_s=0.05,
+    )
+    stage.produce(0, 3)
+    stage.run()
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
+
+
+def test_a_body_that_ends_the_process_has_failed(instance: dg.DagsterInstance) -> None:
+    """Else a record for which it does so would be tried for ever, by one run after the other."""
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+        else:
+            sys.exit(3)
+
+    stage = Stage(instance, body, retry_delay_s=0.01, retry_delay_limit_s=0.05)
+    stage.produce(0, 3)
+    stage.run()
+    assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 2]  # type: ignore[union-attr]
+    assert stage.committed(0) == 3
 
 
 def test_the_end_of_the_member_is_no_failed_attempt(

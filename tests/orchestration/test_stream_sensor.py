@@ -7,8 +7,8 @@ from typing import Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
-from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.stream_sensor import streams_of
 from dagster_rebalance.orchestration.tags import GROUP_TAG, SLOT_TAG, STREAM_TAG, VERSION_TAG

@@ -142,7 +142,8 @@ def test_notes_of_several_claims_in_one_place_do_not_mix(
     monkeypatch.setattr("dagster_rebalance.orchestration.work_notes.PLACES", 1)
     notes = LeftClaims(instance)
     first, second = ("s.r1.1.1", span(0)), ("s.r1.1.1", span(1))
-    notes.tell({first: Outcome.FAILED, second: Outcome.DROPPED})
+    notes.tell({first: Outcome.FAILED, second: Outcome.FAILED})
+    notes.tell({second: Outcome.DROPPED})
     assert notes.read([first, second]) == {first: Outcome.FAILED, second: Outcome.DROPPED}
     notes.tell_number("r1", 5)
     assert notes.number("r1") == 5

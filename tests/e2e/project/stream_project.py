@@ -11,8 +11,7 @@ from typing import Literal
 
 import dagster as dg
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource
-from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
 
 ROOT = Path(os.environ["E2E_ROOT"])
 PROTOCOLS: tuple[Literal["consumer", "classic"], ...] = ("consumer", "classic")
