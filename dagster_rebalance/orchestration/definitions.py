@@ -16,7 +16,7 @@ from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.code_version import code_version
 from dagster_rebalance.orchestration.fixed import fixed
-from dagster_rebalance.orchestration.job_checks import check_steps
+from dagster_rebalance.orchestration.job_checks import check_assets, check_steps
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.stream_body import Body, in_order
@@ -75,8 +75,9 @@ def build_kafka_batch_defs(
         holds), their check, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, one does not take a batch, a name or a resource key
-            is taken, or a secret is written in the code.
+        ConfigurationError: There is no asset, one does not take a batch, has partitions or an
+            automation condition, a name or a resource key is taken, or a secret is written in the
+            code.
     """
     _check(name, assets, kafka, spark)
     check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
@@ -154,8 +155,9 @@ def build_kafka_stream_defs(
         The assets, the job, the sensor, the assets of the group, their check, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, one cannot be called for each batch, a name or a
-            resource key is taken, a limit makes no sense, or a secret is written in the code.
+        ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
+            or an automation condition, a name or a resource key is taken, a limit makes no sense,
+            or a secret is written in the code.
     """
     _check(name, assets, kafka, spark)
     for setting, value, least in (("runs", runs, 0), ("max_run_s", max_run_s, SHORTEST_RUN_S)):
@@ -207,6 +209,7 @@ def _check(
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
         msg = f"{name} is the name of an asset and of the job: give the definitions another name"
         raise ConfigurationError(msg)
+    check_assets(name, assets)
     for setting in written_secrets(kafka, spark):
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "

@@ -1,5 +1,6 @@
-"""What a job must be like for its runs to be known: whether they live, and whether they may work.
+"""What a job and its assets must be like for each run to have a batch, and to be known.
 
+Only the sensor starts runs with a batch, so nothing else may be asked of Dagster for the assets.
 A `KafkaBatch` looks whether its run may work, gives the signs of life and says that the run is
 finished. It does so for the steps that take it, in the one process that it is in. A run of other
 steps alone, such as Dagster's "re-execute from failure" makes, would do none of it.
@@ -15,6 +16,43 @@ from dagster_rebalance.core.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
+    """Check that nothing but the sensor decides what the assets process, and when.
+
+    Args:
+        name: The name of the definitions.
+        assets: What processes a batch.
+
+    Raises:
+        ConfigurationError: One has partitions, or an automation condition, or a check of it has.
+    """
+    for asset in (asset for asset in assets if asset.is_executable):
+        for spec in asset.specs:
+            if spec.partitions_def is not None:
+                msg = (
+                    f"asset {spec.key.to_user_string()} of {name} has a partitions_def, and no run "
+                    "of it would have a partition: the batch says what is to be processed. Remove "
+                    "it, and key the output by the ranges of the batch. For an output by day, let "
+                    "another asset behind this one have the partitions"
+                )
+                raise ConfigurationError(msg)
+        conditions = {
+            f"asset {spec.key.to_user_string()}": spec.automation_condition for spec in asset.specs
+        }
+        for check in asset.check_specs:
+            what = f"check {check.name} of asset {check.asset_key.to_user_string()}"
+            conditions[what] = check.automation_condition
+        for what, condition in conditions.items():
+            if condition is not None:
+                msg = (
+                    f"{what} of {name} has an automation_condition, and the runs that it starts "
+                    f"would have no batch: remove it. The sensor {name}_sensor starts a run when "
+                    "there are records; assets behind this one may have a condition, such as "
+                    "dg.AutomationCondition.eager()"
+                )
+                raise ConfigurationError(msg)
 
 
 def check_executor(name: str, job: dg.JobDefinition | dg.UnresolvedAssetJobDefinition) -> None:

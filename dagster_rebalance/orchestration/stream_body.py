@@ -49,7 +49,7 @@ class Body:
 
         Raises:
             ConfigurationError: It cannot be called for each batch: it is made of several ops, takes
-                another asset's value or run config, is partitioned, or does not take the batch.
+                another asset's value or run config, or does not take the batch.
         """
         name = _name_of(asset)
         op = asset.node_def
@@ -59,8 +59,6 @@ class Body:
             raise _refused(
                 name, "is not made by one decorated function (@dg.asset, @dg.multi_asset)"
             )
-        if asset.partitions_def is not None:
-            raise _refused(name, "has partitions: the batch says what is to be processed")
         has_context = bool(compute.has_context_arg())
         parameters = list(inspect.signature(function).parameters)[int(has_context) :]
         if batch_key not in parameters:

@@ -15,7 +15,10 @@ from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
-from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.definitions import (
+    build_kafka_batch_defs,
+    build_kafka_stream_defs,
+)
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
@@ -23,7 +26,7 @@ from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, make_run, offer, span, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from tests.orchestration.parts import KafkaInMemory
 
@@ -278,6 +281,59 @@ def test_no_setting_of_the_resources_is_in_the_stored_definitions(
     assert '"kafka_batch"' in stored
     for setting in ("hunter2", "ETL_SECRET", "kafka:9092"):
         assert setting not in stored
+
+
+@dg.asset(partitions_def=dg.DailyPartitionsDefinition("2026-01-01"))
+def daily(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+    """Has partitions, and no run of it would have one."""
+
+
+@dg.asset(automation_condition=dg.AutomationCondition.eager())
+def eager(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Declarative Automation starts runs of it, without a batch."""
+
+
+_RED_LATER = dg.AssetCheckSpec(
+    "red", asset="checked", automation_condition=dg.AutomationCondition.eager()
+)
+
+
+@dg.asset(check_specs=[_RED_LATER])
+def checked(kafka_batch) -> dg.MaterializeResult[None]:  # type: ignore[no-untyped-def] # noqa: ANN001, ARG001 - as above
+    """Declarative Automation starts runs of its check, which are runs of the asset."""
+    return dg.MaterializeResult(check_results=[dg.AssetCheckResult(passed=True)])
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        (daily, "^asset daily of orders has a partitions_def.* key the output by the ranges"),
+        (eager, "^asset eager of orders has an automation_condition.* would have no batch: remove"),
+        (checked, "^check red of asset checked of orders has an automation_condition"),
+    ],
+)
+def test_what_no_run_with_a_batch_would_serve_is_refused(
+    build: Callable[..., dg.Definitions], refused: dg.AssetsDefinition, why: str
+) -> None:
+    """Dagster takes it, and starts runs that fail, or materialises without a partition."""
+    with pytest.raises(ConfigurationError, match=why):
+        build(kafka=kafka(), assets=[refused], name="orders")
+
+
+def test_assets_behind_those_of_a_batch_may_have_partitions_and_conditions() -> None:
+    """As the refusals advise."""
+
+    @dg.asset(
+        deps=["work"],
+        partitions_def=dg.DailyPartitionsDefinition("2026-01-01"),
+        automation_condition=dg.AutomationCondition.eager(),
+    )
+    def behind() -> None:
+        """By day."""
+
+    made = build_kafka_batch_defs(kafka=kafka(), assets=[asset()], name="orders")
+    dg.Definitions.validate_loadable(dg.Definitions.merge(made, dg.Definitions([behind])))
 
 
 def test_without_assets_there_is_nothing_to_run() -> None:

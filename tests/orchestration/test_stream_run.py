@@ -391,11 +391,6 @@ def with_value(kafka_batch, whole) -> None:  # type: ignore[no-untyped-def] # no
     """Takes the value of another asset."""
 
 
-@dg.asset(partitions_def=dg.StaticPartitionsDefinition(["a"]))
-def in_partitions(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
-    """Has partitions."""
-
-
 @dg.op
 def _nothing() -> None:
     """Does nothing."""
@@ -412,7 +407,6 @@ def of_ops() -> None:
     [
         (without_batch, "without_batch does not take the batch"),
         (with_value, "with_value takes 'whole', which is neither a resource nor the batch"),
-        (in_partitions, "in_partitions has partitions"),
         (of_ops, "of_ops is not made by one decorated function"),
     ],
 )
