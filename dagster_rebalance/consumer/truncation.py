@@ -73,6 +73,11 @@ def ask_leaders(
     return found
 
 
+def is_truncation(error: KafkaError) -> bool:
+    """Whether a client that was assigned a position has found that the log was cut off there."""
+    return error.code() == OFFSET_RESET_FORBIDDEN and _TRUNCATED in error.str()
+
+
 def _consumer(settings: Settings) -> confluent_kafka.Consumer:
     config: dict[str, Any] = {
         **settings.connection(),
@@ -105,7 +110,7 @@ def _answer(message: Message, settings: Settings) -> bool | None:
         return False
     if error.code() == OFFSET_RESET_FORBIDDEN:
         # Else it is out of range by now, which the bounds will tell.
-        return True if _TRUNCATED in error.str() else None
+        return is_truncation(error) or None
     if error.code() in PASSING:
         return None
     raise broker_error(

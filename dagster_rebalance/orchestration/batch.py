@@ -7,16 +7,19 @@ count as a failed attempt, and fails with the reason.
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its
 # evaluated annotation.
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 import dagster as dg
-from pydantic import Field
+from pydantic import Field, PrivateAttr
+from typing_extensions import Self
 
-from dagster_rebalance.core.errors import BatchRefusedError, BrokerError
+from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
+from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.orchestration.given_messages import GivenMessages
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -27,9 +30,11 @@ from dagster_rebalance.orchestration.tags import (
     REFUSAL_TAG,
     REFUSED_TAG,
     read_range,
+    spelled,
 )
 
 if TYPE_CHECKING:
+    from confluent_kafka import Message
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_rebalance.core.commands import Claimed
@@ -64,6 +69,62 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         default_factory=list,
         description="topic:partition:start:until of each range. Filled in by the sensor.",
     )
+    _reader: RangeReader | None = PrivateAttr(default=None)
+
+    @classmethod
+    def for_testing(
+        cls,
+        ranges: Iterable[OffsetRange],
+        *,
+        messages: Iterable["Message"] | None = None,
+        batch_id: str = "test",
+    ) -> "KafkaBatch":
+        """A batch for tests of an asset: without Kafka, and without the check of the run.
+
+        Give it to the asset's function, or to `dg.materialize` among the resources.
+
+        Args:
+            ranges: The offsets that the asset is to process.
+            messages: What `messages` and `dataframe` return: records of these ranges, in the order
+                of a real batch. Left out, both are refused.
+            batch_id: The id of the batch.
+
+        Raises:
+            IllegalStateError: A message lies in none of the ranges.
+        """
+        own = tuple(ranges)
+        given = GivenMessages(own, messages)
+
+        # Dagster copies a resource by its fields, which cannot hold messages; a copy keeps its
+        # class.
+        class BatchForTesting(KafkaBatch):
+            """A batch whose messages are given."""
+
+            def messages(
+                self, *ranges: OffsetRange, timeout_s: float = DEFAULT_TIMEOUT_S
+            ) -> Iterator["Message"]:
+                """The given messages."""
+                _ = timeout_s
+                return given.read(self.chosen(ranges))
+
+            def dataframe(
+                self, spark: HasSparkSession, *, options: Mapping[str, str] | None = None
+            ) -> "DataFrame":
+                """The given messages, as Spark's Kafka source would have them."""
+                return given.dataframe(spark.spark_session, self.offset_ranges, options)
+
+            @contextmanager
+            def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[KafkaBatch]:
+                """Hand the batch out."""
+                _ = context
+                yield self
+
+        kafka = KafkaConsumerResource(
+            bootstrap_servers="none",
+            group_id="test",
+            topics=sorted({range_.topic for range_ in own}),
+        )
+        return BatchForTesting(kafka=kafka, batch_id=batch_id, ranges=[*map(spelled, own)])
 
     @property
     def offset_ranges(self) -> tuple[OffsetRange, ...]:
@@ -119,6 +180,51 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             allow_plaintext=getattr(spark, "allow_plaintext", False),
         )
 
+    def messages(
+        self, *ranges: OffsetRange, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Iterator["Message"]:
+        """The records of the batch as confluent-kafka gives them, without Spark.
+
+        They come as they are read, so a large batch needs little memory. Records of one partition
+        come in the order of their offsets; the partitions are read side by side, in any order.
+        There are fewer records than offsets where Kafka keeps marks of transactions, records of
+        aborted ones (unless `isolation.level` is `read_uncommitted`), or has compacted.
+
+        Args:
+            ranges: Only these of the batch's ranges, to write one output after the other.
+            timeout_s: How long reading may be without progress: brokers restart in this time.
+
+        Raises:
+            BrokerError: Kafka no longer has all of the offsets, does not answer, or refuses. None
+                is skipped.
+            IllegalStateError: A range is not one of the batch.
+        """
+        wanted = self.chosen(ranges)
+        if self._reader is None:
+            self._reader = self.kafka.reader()
+        return self._reader.read(wanted, timeout_s)
+
+    def chosen(self, ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
+        """Some ranges of the batch; all of them where none is named.
+
+        Raises:
+            IllegalStateError: One is not a range of the batch.
+        """
+        own, wanted = self.offset_ranges, tuple(ranges)
+        for range_ in wanted:
+            if range_ not in own:
+                msg = (
+                    f"{range_} is no range of batch {self.batch_id}: give some of its "
+                    "offset_ranges, or none for all"
+                )
+                raise IllegalStateError(msg)
+        return wanted or own
+
+    def read_by(self, reader: RangeReader) -> Self:
+        """Let a reader that outlives the batch read its messages. Returns the batch."""
+        self._reader = reader
+        return self
+
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
         """What is worth showing on the materialisation of an asset: the batch and its ranges.
 
@@ -171,8 +277,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
         heartbeat.note_work(self._claims)
-        with heartbeat:
-            yield self
+        with heartbeat, closing(self.kafka.reader()) as reader:
+            yield self.read_by(reader)
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
         runs = RunLedger(instance, self.kafka.group_id).read(

@@ -14,6 +14,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field, model_validator
 
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
+from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
@@ -285,6 +286,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         return RebalanceAwareConsumer(
             self.consumer_config(), hold_limit_s=self.hold_limit_s, fetch=False
         )
+
+    def reader(self) -> RangeReader:
+        """What reads exact ranges. It connects with its first read, and never joins the group.
+
+        Raises:
+            ConfigurationError: A setting cannot work.
+        """
+        return RangeReader(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def dead_letters(self) -> DeadLetterProducer | None:
         """What sends to the dead-letter topic, if there is one.

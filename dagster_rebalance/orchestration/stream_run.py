@@ -97,6 +97,7 @@ class StreamRun:
         self._context = context
         self._kafka = kafka
         self._bodies = bodies
+        self._reader = kafka.reader()
         self._run = context.run
         self._mailbox = Mailbox()
         self._heartbeat = Heartbeat(
@@ -134,7 +135,7 @@ class StreamRun:
         instance = self._context.instance
         self._heartbeat.begin()
         LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
-        with self._heartbeat, self._signals():
+        with self._heartbeat, self._signals(), closing(self._reader):
             member = threading.Thread(
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
             )
@@ -165,7 +166,9 @@ class StreamRun:
 
     def _process(self, batch: BegunBatch, progress: Progress) -> None:
         ranges = [spelled(range_) for range_ in batch.ranges]
-        given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges)
+        given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges).read_by(
+            self._reader
+        )
         outcome, error = Outcome.DROPPED, ""
         try:
             self._is_in_body = True

@@ -13,19 +13,20 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.core.reading import read_rounds
 from dagster_rebalance.spark.connector import kafka_connector_package
 from dagster_rebalance.spark.options import hidden, is_secret, spark_kafka_options
 from dagster_rebalance.spark.sessions import connects_in_the_clear
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
-# Ranges of one partition that follow each other without a gap: read as one.
-Span = tuple[OffsetRange, ...]
+    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.reading import Span
 
 # In the metadata of the column `range_start`: tells two parts of one read from two reads.
 READ_ID = "dagster_rebalance.read"
@@ -95,26 +96,24 @@ def read_ranges(
     return frame.withMetadata("range_start", {READ_ID: uuid.uuid4().hex})
 
 
-def read_rounds(ranges: Sequence[OffsetRange]) -> list[list[Span]]:
-    """Group ranges so that each round has one gapless span per partition.
+def given_records(
+    session: SparkSession, records: Iterable[tuple[object, ...]], *, with_headers: bool = False
+) -> DataFrame:
+    """A DataFrame as `read_ranges` makes it, over records that are given.
 
-    The connector takes one start and one end per partition.
-
-    Raises:
-        IllegalStateError: There are no ranges, or they overlap: a record would be read twice.
+    Args:
+        session: A classic or a Connect session; it needs no Kafka connector.
+        records: `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`,
+            `headers` if they are wanted, and the bounds of the range.
+        with_headers: Whether there are headers, as with the connector's `includeHeaders`.
     """
-    if not ranges:
-        msg = "a batch without ranges cannot be read: give at least one range."
-        raise IllegalStateError(msg)
-    rounds: list[list[Span]] = []
-    spans_of: dict[TopicPartition, int] = {}
-    for span in _spans(sorted(ranges)):
-        position = spans_of.get(span[0].topic_partition, 0)
-        spans_of[span[0].topic_partition] = position + 1
-        if position == len(rounds):
-            rounds.append([])
-        rounds[position].append(span)
-    return rounds
+    headers = "headers array<struct<key string, value binary>>, " if with_headers else ""
+    columns = (
+        "key binary, value binary, topic string, partition int, offset bigint, "
+        f"timestamp timestamp, timestampType int, {headers}range_start bigint, range_until bigint"
+    )
+    frame = session.createDataFrame(list(records), columns)
+    return frame.withMetadata("range_start", {READ_ID: uuid.uuid4().hex})
 
 
 @contextmanager
@@ -132,25 +131,6 @@ def explained_read_errors() -> Iterator[None]:
         if explained is None:
             raise
         raise explained from error
-
-
-def _spans(in_order: Sequence[OffsetRange]) -> Iterator[Span]:
-    span: list[OffsetRange] = []
-    for following in in_order:
-        if span and following.overlaps(span[-1]):
-            msg = (
-                f"the ranges {span[-1]} and {following} overlap: reading them together would read "
-                "records twice. Plan them without overlap."
-            )
-            raise IllegalStateError(msg)
-        if span and (
-            following.topic_partition != span[-1].topic_partition
-            or following.start != span[-1].until
-        ):
-            yield tuple(span)
-            span = []
-        span.append(following)
-    yield tuple(span)
 
 
 def _read_round(

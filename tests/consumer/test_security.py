@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import subprocess
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,15 +19,24 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
+from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.partition import LogPosition, OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.partition import (
+    LogPosition,
+    OffsetAndMetadata,
+    OffsetRange,
+    TopicPartition,
+)
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+    from confluent_kafka import Message
 
     from dagster_rebalance.testing.secured import SecuredKafka
 
@@ -78,20 +88,27 @@ class Door:
         without: tuple[str, ...] = (),
     ) -> RebalanceAwareConsumer:
         """A consumer of this user; the pump's kind by default, which reads no records."""
-        access = {
-            k: v
-            for k, v in self.kafka.client_config(self.name).items()
-            if not k.startswith(without)
-        }
         config = {
-            **access,
-            "group.id": self.name,
+            **self._config(without),
             "group.protocol": protocol,
             "auto.offset.reset": "earliest",
         }
         return RebalanceAwareConsumer(
             {**config, **(wrong or {})}, fetch=fetch, discovery_interval_s=1.0
         )
+
+    def read(self, wrong: Mapping[str, str] | None = None) -> list[Message]:
+        """All records, as a run of this user reads them."""
+        config = {**self._config(), "log_level": 0, **(wrong or {})}
+        with closing(RangeReader(validated(config, hold_limit_s=10))) as reader:
+            return list(reader.read([OffsetRange(self.name, 0, 0, RECORDS)], PATIENCE_S))
+
+    def _config(self, without: tuple[str, ...] = ()) -> dict[str, str]:
+        access = self.kafka.client_config(self.name)
+        return {
+            **{name: value for name, value in access.items() if not name.startswith(without)},
+            "group.id": self.name,
+        }
 
 
 @pytest.fixture
@@ -191,6 +208,27 @@ def test_a_run_needs_no_more_than_to_describe_the_group(door: Door) -> None:
     door.allow(topic="READ", group="DESCRIBE")
     with door.consumer() as consumer:
         assert consumer.committed([door.partition]) == {door.partition: None}
+
+
+def test_a_run_reads_its_records_with_the_rights_of_a_run(door: Door) -> None:
+    """The client that reads has the member's settings, and writes nothing for the group."""
+    door.allow(topic="READ", group="DESCRIBE")
+    assert len(door.read()) == RECORDS
+
+
+@pytest.mark.parametrize("topic", [None, "DESCRIBE"])
+def test_a_run_that_may_not_read_its_records_is_told_so(door: Door, topic: str | None) -> None:
+    """Long before the time of a read is over."""
+    door.allow(topic=topic)
+    message = refusal(door.read)
+    assert door.name in message
+    assert "ACL READ, which includes DESCRIBE, on the topic" in message
+
+
+def test_a_run_with_a_wrong_password_is_told_so(door: Door) -> None:
+    """The client would go on trying."""
+    door.allow()
+    assert "check 'security.protocol'" in refusal(lambda: door.read({"sasl.password": "wrong"}))
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -1,80 +1,18 @@
-"""How ranges are grouped for a connector that takes one start and one end per partition."""
+"""What is refused before Spark reads, and what its errors mean."""
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-from dagster_rebalance.spark.ranges import explained_read_errors, read_ranges, read_rounds
+from dagster_rebalance.spark.ranges import explained_read_errors, read_ranges
 
 UNKNOWN_TOPIC = (
     "java.util.concurrent.ExecutionException: o.a.k.UnknownTopicOrPartitionException: This server "
     "does not host"
 )
 NO_CONNECTOR = "[DATA_SOURCE_NOT_FOUND] Failed to find the data source: kafka. Make sure"
-
-
-@st.composite
-def disjoint_ranges(draw: st.DrawFn) -> list[OffsetRange]:
-    """Ranges of a few partitions that do not overlap, in any order."""
-    ranges = []
-    for topic in ("a", "b"):
-        for partition in draw(st.sets(st.integers(0, 3), max_size=3)):
-            bounds = sorted(draw(st.sets(st.integers(0, 30), min_size=2, max_size=8)))
-            pairs = list(pairwise(bounds))
-            ranges += [
-                OffsetRange(topic, partition, *pair) for pair in pairs if draw(st.booleans())
-            ]
-    return draw(st.permutations(ranges))
-
-
-@given(disjoint_ranges())
-def test_rounds_cover_every_range_once_with_one_gapless_span_per_partition(
-    ranges: list[OffsetRange],
-) -> None:
-    """A range left out is data lost; one read twice is data doubled."""
-    if not ranges:
-        return
-    rounds = read_rounds(ranges)
-    assert sorted(one for spans in rounds for span in spans for one in span) == sorted(ranges)
-    for spans in rounds:
-        partitions = [span[0].topic_partition for span in spans]
-        assert len(partitions) == len(set(partitions))
-        for span in spans:
-            assert all(one.until == following.start for one, following in pairwise(span))
-
-
-def test_ranges_that_follow_each_other_are_read_as_one() -> None:
-    """Each round costs Spark a scan and a planning of its own."""
-    assert (
-        len(
-            read_rounds(
-                [
-                    OffsetRange("a", 0, 10, 20),
-                    OffsetRange("a", 0, 0, 10),
-                    OffsetRange("a", 0, 20, 21),
-                ]
-            )
-        )
-        == 1
-    )
-
-
-def test_overlapping_ranges_are_refused() -> None:
-    """They would give some records twice."""
-    with pytest.raises(IllegalStateError, match=r"a-0 \[0, 10\) and a-0 \[9, 20\)"):
-        read_rounds([OffsetRange("a", 0, 9, 20), OffsetRange("a", 0, 0, 10)])
-
-
-def test_a_batch_without_ranges_is_refused() -> None:
-    """Spark would read whole topics when it is told no offsets."""
-    with pytest.raises(IllegalStateError, match="at least one range"):
-        read_rounds([])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,9 @@ from dagster_rebalance import (
     ConsumerRebalanceListener,
     DagsterRebalanceError,
     IllegalStateError,
+    KafkaBatch,
     OffsetAndMetadata,
+    OffsetRange,
     OffsetTracker,
     PartitionLostError,
     PollResult,
@@ -178,6 +180,15 @@ def use_consumer() -> None:
         tracker.track(result.records)
         assert_type(tracker.commit(consumer), dict[TopicPartition, BrokerError])
         assert_type(tracker.unfinished(result.to_be_revoked), frozenset[TopicPartition])
+
+
+def use_batch(batch: KafkaBatch) -> None:
+    """What an asset does with its batch, without Spark."""
+    for message in batch.messages():
+        assert_type(message, Message)
+    message = next(batch.messages(*batch.offset_ranges[:2], timeout_s=5.0))
+    ranges = [OffsetRange("orders", 0, 0, 5)]
+    assert_type(KafkaBatch.for_testing(ranges, messages=[message]), KafkaBatch)
 
 
 def what_librdkafka_does_not_tell(consumer: RebalanceAwareConsumer) -> NoReturn:

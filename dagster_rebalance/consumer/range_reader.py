@@ -1,0 +1,295 @@
+"""Reads the records of exact ranges, as plain messages of confluent-kafka.
+
+Owns that a read ends: with its last offset, whatever stands there, or with an error that says what
+is missing. Its clients are assigned and never subscribe, never commit, and are chosen no offset by
+Kafka. They stay open between reads, with nothing assigned, because to connect takes longer than to
+read a few records. Several reads at the same time have a client each.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import confluent_kafka
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.consumer.kafka_errors import (
+    END_OF_PARTITION,
+    OFFSET_RESET_FORBIDDEN,
+    PASSING,
+    UNKNOWN_TOPIC,
+    Attempt,
+    broker_error,
+    configuration_error,
+    kafka_error,
+)
+from dagster_rebalance.consumer.translation import as_committed, ours, theirs
+from dagster_rebalance.consumer.truncation import is_truncation
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError
+from dagster_rebalance.core.partition import Bounds, TopicPartition, named, next_offset
+from dagster_rebalance.core.reading import Unread, read_rounds
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from dagster_rebalance.consumer.settings import Settings
+    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.reading import Span
+
+DEFAULT_TIMEOUT_S = 60.0
+"""Longer than a broker takes to restart."""
+
+_MOST_AT_ONCE = 1000
+_WAIT_S = 0.1
+_LOOK_AFTER_S = 2.0
+"""Without progress for this long, the bounds of the logs are looked up, again and again."""
+_LOOK_LIMIT_S = 2.0
+_QUICK_AND_BOUNDED = {
+    # At the end of a log the leader waits for this long before it answers, and an end that was
+    # compacted away shows by that answer only.
+    "fetch.wait.max.ms": 10,
+    # What is fetched ahead is held in memory, and thrown away at the end of a range.
+    "queued.max.messages.kbytes": 16_384,
+    "queued.min.messages": 20_000,
+    "fetch.queue.backoff.ms": 1,
+}
+
+
+class RangeReader:
+    """Reads ranges, one read after the other or several at the same time.
+
+    Args:
+        settings: Validated settings. Those of fetching win over those of this class.
+        clock: A monotonic clock.
+    """
+
+    def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._cluster = Cluster(settings)
+        self._idle: list[confluent_kafka.Consumer] = []
+        self._is_closed = False
+
+    def read(
+        self, ranges: Iterable[OffsetRange], timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Iterator[Message]:
+        """The records of the ranges.
+
+        Those of a partition come in the order of their offsets. Partitions are read side by side.
+
+        Args:
+            ranges: Of any topics and partitions, without overlaps.
+            timeout_s: How long Kafka may stay without an answer, and reading without progress.
+
+        Raises:
+            BrokerError: Kafka no longer has all of the offsets, does not answer, or refuses.
+            IllegalStateError: There are no ranges, they overlap, or the reader is closed.
+        """
+        return self._read(read_rounds(ranges), timeout_s)
+
+    def close(self) -> None:
+        """Close all clients. A read that is under way closes its own when it ends."""
+        self._is_closed = True
+        while self._idle:
+            self._idle.pop().close()
+
+    def _read(self, rounds: Sequence[Sequence[Span]], timeout_s: float) -> Iterator[Message]:
+        client = self._client()
+        is_sound = False
+        try:
+            for spans in rounds:
+                yield from _Read(client, spans, self._attempt, self._bounds, self._clock).records(
+                    timeout_s
+                )
+            is_sound = True
+        except GeneratorExit:  # the caller wants no more
+            is_sound = True
+            raise
+        finally:
+            if is_sound and not self._is_closed:
+                client.incremental_unassign(client.assignment())
+                self._idle.append(client)
+            else:
+                client.close()
+
+    def _client(self) -> confluent_kafka.Consumer:
+        if self._is_closed:
+            msg = "the reader is closed: read the batch while its run works on it"
+            raise IllegalStateError(msg)
+        if self._idle:
+            return self._idle.pop()
+        config = {
+            **_QUICK_AND_BOUNDED,
+            **self._settings.fetcher(),
+            "enable.partition.eof": True,
+        }
+        try:
+            return confluent_kafka.Consumer(config)
+        except (KafkaException, ValueError, TypeError) as problem:
+            raise configuration_error(problem) from problem
+
+    @property
+    def _attempt(self) -> Attempt:
+        return Attempt("reading records", self._settings.brokers)
+
+    def _bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
+        """The bounds of logs.
+
+        A new leader tells no high watermark below the one that an earlier leader has told: what
+        lies behind it is not only late.
+        """
+        asked = list(partitions)
+        ends = self._cluster.high_watermarks(asked, _LOOK_LIMIT_S)
+        starts = self._cluster.beginning_offsets(asked, _LOOK_LIMIT_S)
+        return {tp: Bounds(starts[tp], ends[tp]) for tp in asked}
+
+
+class _Read:
+    """One read of one gapless span for each of some partitions."""
+
+    def __init__(
+        self,
+        client: confluent_kafka.Consumer,
+        spans: Iterable[Span],
+        attempt: Attempt,
+        bounds: Callable[[Iterable[TopicPartition]], dict[TopicPartition, Bounds]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._unread = Unread(spans)
+        self._attempt = attempt
+        self._bounds = bounds
+        self._clock = clock
+        self._moved_at = self._look_at = clock()
+        self._problem: BrokerError | None = None
+
+    def records(self, timeout_s: float) -> Iterator[Message]:
+        """All records, as they come."""
+        try:
+            self._client.incremental_assign(
+                [theirs(tp, offset) for tp, offset in sorted(self._unread.positions.items())]
+            )
+            self._has_moved()
+            while self._unread.positions:
+                before = len(self._unread.positions)
+                batch = self._whatever_is_there()
+                records = self._wanted(batch)
+                if 0 < len(self._unread.positions) < before:
+                    self._give_up_what_is_done()
+                if records:
+                    yield from records
+                    self._has_moved()  # the caller may have taken its time
+                elif not batch:
+                    self._look_around(timeout_s)
+        except KafkaException as problem:
+            raise broker_error(
+                kafka_error(problem), self._attempt, self._unread.positions
+            ) from problem
+
+    def _whatever_is_there(self) -> list[Message]:
+        """Wait for the first message only, and take the others that are there.
+
+        The client would wait until it has all messages that the call wants.
+        """
+        batch = self._client.consume(_MOST_AT_ONCE, 0.0)
+        if not batch and not self._has_passed_marks():
+            batch = self._client.consume(1, _WAIT_S)
+            if batch:
+                batch += self._client.consume(_MOST_AT_ONCE - 1, 0.0)
+        if any(map(Message.error, batch)):
+            batch = [message for message in batch if self._is_record(message)]
+        return batch
+
+    def _wanted(self, batch: list[Message]) -> list[Message]:
+        """The records of a batch that lie in the spans."""
+        ends = dict(self._unread.ends)
+        last = {(message.topic(), message.partition()): message.offset() for message in batch}
+        is_each_wanted = True
+        for (topic, partition), offset in last.items():
+            tp = TopicPartition(topic or "", partition or 0)
+            is_each_wanted &= (offset or 0) < ends.get(tp, 0)
+            self._read_to(tp, next_offset(offset or 0))
+        if is_each_wanted:
+            return batch
+        return [message for message in batch if (message.offset() or 0) < ends.get(_of(message), 0)]
+
+    def _has_passed_marks(self) -> bool:
+        """Whether the client is further than the last record: behind marks of transactions."""
+        reached = self._client.position([theirs(tp) for tp in self._unread.positions])
+        moved = [
+            self._read_to(ours(at), found.offset)
+            for at in reached
+            if (found := as_committed(at)) is not None
+        ]
+        return any(moved)
+
+    def _read_to(self, partition: TopicPartition, offset: int) -> bool:
+        is_news = self._unread.read_to(partition, offset)
+        if is_news:
+            self._has_moved()
+        return is_news
+
+    def _has_moved(self) -> None:
+        self._moved_at = self._clock()
+        self._look_at = self._moved_at + _LOOK_AFTER_S
+
+    def _give_up_what_is_done(self) -> None:
+        """Fetch no more of it while the others are read."""
+        self._client.incremental_unassign(
+            [tp for tp in self._client.assignment() if ours(tp) not in self._unread.positions]
+        )
+
+    def _is_record(self, message: Message) -> bool:
+        error = message.error()
+        if error is None:
+            return True
+        if error.code() == END_OF_PARTITION:
+            self._read_to(_of(message), message.offset() or 0)
+            if _of(message) in self._unread.positions:  # the log was longer when it was planned
+                self._look_at = self._clock()
+        elif error.code() in PASSING | UNKNOWN_TOPIC:
+            self._problem = self._error(error, message)
+        else:
+            if error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error):
+                self._look()  # says what is gone
+            raise self._error(error, message)
+        return False
+
+    def _error(self, error: KafkaError, message: Message) -> BrokerError:
+        return broker_error(error, self._attempt, [_of(message)] if message.topic() else ())
+
+    def _look_around(self, timeout_s: float) -> None:
+        now = self._clock()
+        if now - self._moved_at >= timeout_s:
+            why = self._problem or "a transaction that stays open may keep its records back"
+            msg = (
+                f"nothing of {named(self._unread.positions)} could be read for {timeout_s:g} s, "
+                f"and nothing was committed: {why}"
+            )
+            raise BrokerError(
+                msg, retriable=True, partitions=dict.fromkeys(self._unread.positions, str(why))
+            )
+        if now >= self._look_at:
+            self._look()
+
+    def _look(self) -> None:
+        """Find what can never come.
+
+        Raises:
+            BrokerError: Some offsets are gone, or Kafka refuses.
+        """
+        try:
+            gone = self._unread.why_gone(self._bounds(self._unread.positions))
+        except BrokerError as problem:
+            if not problem.retriable:
+                raise
+            self._problem, gone = problem, {}
+        self._look_at = self._clock() + _LOOK_AFTER_S
+        if gone:
+            raise BrokerError("; ".join(gone.values()), partitions=gone)
+
+
+def _of(message: Message) -> TopicPartition:
+    return TopicPartition(message.topic() or "", message.partition() or 0)

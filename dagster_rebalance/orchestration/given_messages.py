@@ -1,0 +1,91 @@
+"""The messages that a test gives to a batch, in place of those that Kafka would have.
+
+Owns that such a batch looks like a real one to an asset, with Spark and without.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from confluent_kafka import Message
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_rebalance.core.partition import OffsetRange
+
+
+class GivenMessages:
+    """The messages of a batch for testing.
+
+    Args:
+        ranges: Those of the batch.
+        messages: Its messages, in their order; None if the test gives none.
+
+    Raises:
+        IllegalStateError: A message lies in none of the ranges.
+    """
+
+    def __init__(self, ranges: Iterable[OffsetRange], messages: Iterable[Message] | None) -> None:
+        own = tuple(ranges)
+        self._messages = None if messages is None else tuple(messages)
+        for message in self._messages or ():
+            if not any(_holds(range_, message) for range_ in own):
+                msg = (
+                    f"the message at {message.topic()}-{message.partition()} offset "
+                    f"{message.offset()} lies in none of the ranges {', '.join(map(str, own))}: a "
+                    "real batch would not have it"
+                )
+                raise IllegalStateError(msg)
+
+    def read(self, ranges: Iterable[OffsetRange]) -> Iterator[Message]:
+        """The messages of these ranges.
+
+        Raises:
+            IllegalStateError: The test gave no messages.
+        """
+        if self._messages is None:
+            msg = "this batch has no messages: give some to KafkaBatch.for_testing(messages=)"
+            raise IllegalStateError(msg)
+        wanted = tuple(ranges)
+        return (one for one in self._messages if any(_holds(range_, one) for range_ in wanted))
+
+    def dataframe(
+        self,
+        session: SparkSession,
+        ranges: Iterable[OffsetRange],
+        options: Mapping[str, str] | None,
+    ) -> DataFrame:
+        """The messages of these ranges, as Spark's Kafka source would have them."""
+        from dagster_rebalance.spark.ranges import given_records
+
+        chosen = {name.lower(): value for name, value in (options or {}).items()}
+        with_headers = chosen.get("includeheaders", "").lower() == "true"
+        rows = [
+            (*_columns(message, with_headers=with_headers), range_.start, range_.until)
+            for range_ in ranges
+            for message in self.read([range_])
+        ]
+        return given_records(session, rows, with_headers=with_headers)
+
+
+def _holds(range_: OffsetRange, message: Message) -> bool:
+    return (message.topic(), message.partition()) == (
+        range_.topic,
+        range_.partition,
+    ) and range_.start <= (message.offset() or 0) < range_.until
+
+
+def _columns(message: Message, *, with_headers: bool) -> tuple[object, ...]:
+    kind, at_ms = message.timestamp()
+    at = datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc) if kind else None
+    return (
+        *(message.key(), message.value(), message.topic(), message.partition(), message.offset()),
+        # Kafka's client counts the kinds from 1, Spark from 0.
+        *(at, kind - 1),
+        *((message.headers(),) if with_headers else ()),
+    )

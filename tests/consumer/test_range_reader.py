@@ -1,0 +1,340 @@
+"""Exact ranges of a real Kafka, whatever stands at their ends and whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as KafkaPartition
+
+from dagster_rebalance.consumer.range_reader import RangeReader
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.kafka_node import admin_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from confluent_kafka import Message
+
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = pytest.mark.broker
+
+PATIENCE_S = 60.0
+SMALL_FETCHES = {
+    "fetch.message.max.bytes": 2_000,
+    "queued.min.messages": 1,
+    "queued.max.messages.kbytes": 4,
+}
+"""So little is read ahead that a read is in the middle when its caller is."""
+
+
+def reader_of(kafka: KafkaCluster, **settings: Any) -> RangeReader:  # noqa: ANN401 - settings of all kinds
+    """A reader of a Kafka."""
+    config = {**kafka.client_config(), "group.id": unique_name("etl"), "log_level": 0, **settings}
+    return RangeReader(validated(config, hold_limit_s=10))
+
+
+@pytest.fixture(scope="module")
+def reader(kafka_broker: KafkaCluster) -> Iterator[RangeReader]:
+    """One reader for all reads of this file, as a streaming run has it."""
+    made = reader_of(kafka_broker)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def own_kafka() -> Iterator[KafkaCluster]:
+    """A Kafka that may be killed, and compacts at once."""
+    with KafkaCluster(settings={"log.cleaner.backoff.ms": "100"}) as kafka:
+        yield kafka
+
+
+def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> None:
+    """Append records, each with its own number, to each partition."""
+    producer = Producer(kafka.client_config())
+    for number in range(count):
+        for partition in range(partitions):
+            producer.produce(topic, str(number), partition=partition)
+    assert producer.flush(30) == 0
+
+
+def transact(kafka: KafkaCluster, topic: str, count: int, *, is_aborted: bool = False) -> None:
+    """Append records and the mark of their transaction."""
+    producer = Producer({**kafka.client_config(), "transactional.id": unique_name("transaction")})
+    producer.init_transactions()
+    producer.begin_transaction()
+    for number in range(count):
+        producer.produce(topic, f"t{number}", partition=0)
+    producer.flush()
+    (producer.abort_transaction if is_aborted else producer.commit_transaction)()
+
+
+def produce_to_compact(kafka: KafkaCluster, topic: str, keys: str) -> None:
+    """Append a record for each key, each a day later and so in a segment of its own."""
+    producer = Producer(kafka.client_config())
+    for day, key in enumerate(keys):
+        producer.produce(topic, "x", key=key, partition=0, timestamp=(day + 1) * 86_400_000)
+        producer.flush()
+
+
+def offsets(messages: Iterator[Message]) -> dict[tuple[str, int], list[int]]:
+    """The offsets of each partition in the order in which they came."""
+    found: dict[tuple[str, int], list[int]] = {}
+    for message in messages:
+        assert message.error() is None
+        key = str(message.topic()), message.partition() or 0
+        found.setdefault(key, []).append(message.offset() or 0)
+    return found
+
+
+def test_exactly_the_ranges_are_read_in_the_order_of_each_partition(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """Of two topics; ranges stand alone, adjoin, or leave a gap, and one partition has none."""
+    orders, users = kafka_topic(4, prefix="orders"), kafka_topic(2, prefix="users")
+    produce(kafka_broker, orders, 3000, 4)
+    produce(kafka_broker, users, 50, 2)
+    ranges = [
+        OffsetRange(orders, 0, 5, 2017),
+        OffsetRange(orders, 3, 60, 100),
+        OffsetRange(orders, 3, 0, 10),
+        OffsetRange(orders, 3, 10, 11),
+        OffsetRange(users, 1, 49, 50),
+    ]
+    assert offsets(reader.read(ranges)) == {
+        (orders, 0): list(range(5, 2017)),
+        (orders, 3): [*range(11), *range(60, 100)],
+        (users, 1): [49],
+    }
+
+
+def test_a_read_ends_although_the_last_offset_has_no_record(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """Marks of transactions, and records of aborted ones, have offsets, and are never returned."""
+    topic = kafka_topic()
+    partition = (topic, 0)
+    produce(kafka_broker, topic, 3)
+    transact(kafka_broker, topic, 2)
+    assert offsets(reader.read([OffsetRange(topic, 0, 0, 6)])) == {partition: [0, 1, 2, 3, 4]}
+    transact(kafka_broker, topic, 2, is_aborted=True)
+    assert offsets(reader.read([OffsetRange(topic, 0, 4, 9)])) == {partition: [4]}
+    for start, until in [(5, 6), (6, 7), (6, 8), (6, 9), (8, 9)]:
+        assert offsets(reader.read([OffsetRange(topic, 0, start, until)])) == {}
+    produce(kafka_broker, topic, 2)
+    assert offsets(reader.read([OffsetRange(topic, 0, 4, 9)])) == {partition: [4]}
+    assert offsets(reader.read([OffsetRange(topic, 0, 6, 10)])) == {partition: [9]}
+
+
+def test_records_of_aborted_transactions_are_read_where_the_settings_ask_for_them(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """The isolation level is that of the member, which has counted them."""
+    topic = kafka_topic()
+    transact(kafka_broker, topic, 2, is_aborted=True)
+    reader = reader_of(kafka_broker, **{"isolation.level": "read_uncommitted"})
+    assert offsets(reader.read([OffsetRange(topic, 0, 0, 3)])) == {(topic, 0): [0, 1]}
+    reader.close()
+
+
+def test_a_read_ends_where_the_last_records_were_compacted_away(own_kafka: KafkaCluster) -> None:
+    """The next record that is left lies behind the range."""
+    config = {
+        "cleanup.policy": "compact",
+        "segment.ms": "1000",
+        "min.cleanable.dirty.ratio": "0.001",
+    }
+    own_kafka.create_topic("customers", config=config)
+    produce_to_compact(own_kafka, "customers", "abcabcabcz")
+    reader, partition = reader_of(own_kafka), ("customers", 0)
+    wait_until(
+        lambda: offsets(reader.read([OffsetRange(*partition, 0, 10)])) == {partition: [6, 7, 8, 9]},
+        timeout_s=PATIENCE_S,
+        what="the compaction",
+    )
+    assert offsets(reader.read([OffsetRange(*partition, 0, 6)])) == {}
+    assert offsets(reader.read([OffsetRange(*partition, 3, 7)])) == {partition: [6]}
+    reader.close()
+
+
+def test_deleted_offsets_are_an_error_and_none_is_skipped(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """Processed without them, they would be committed as if they had been."""
+    topic = kafka_topic(2)
+    produce(kafka_broker, topic, 100, 2)
+    admin = admin_of(kafka_broker.bootstrap_servers)
+    admin.delete_records([KafkaPartition(topic, 0, 60)])[KafkaPartition(topic, 0)].result()
+    gone = r"the log of \S+-0 begins at 60: the offsets \[50, 60\) were deleted"
+    with pytest.raises(BrokerError, match=gone) as caught:
+        list(reader.read([OffsetRange(topic, 0, 50, 100), OffsetRange(topic, 1, 0, 100)]))
+    assert list(caught.value.partitions) == [TopicPartition(topic, 0)]
+    assert not caught.value.retriable
+    assert offsets(reader.read([OffsetRange(topic, 0, 60, 100)])) == {
+        (topic, 0): list(range(60, 100))
+    }
+
+
+def test_offsets_deleted_during_a_read_are_an_error(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """Retention overtakes a slow reader."""
+    topic = kafka_topic()
+    produce(kafka_broker, topic, 10_000)
+    reader = reader_of(kafka_broker, **SMALL_FETCHES)
+    records = reader.read([OffsetRange(topic, 0, 0, 10_000)])
+    next(records)
+    admin = admin_of(kafka_broker.bootstrap_servers)
+    admin.delete_records([KafkaPartition(topic, 0, 9_000)])[KafkaPartition(topic, 0)].result()
+    with pytest.raises(BrokerError, match=r"begins at 9000: the offsets \[\d+, 9000\)"):
+        list(records)
+    reader.close()
+
+
+def test_a_log_that_ends_before_the_range_is_an_error(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """It was truncated, or the topic was made anew: the records will never come."""
+    topic = kafka_topic()
+    produce(kafka_broker, topic, 10)
+    for start in (0, 10, 12):
+        with pytest.raises(BrokerError, match="ends at 10, before 15: it was truncated"):
+            list(reader.read([OffsetRange(topic, 0, start, 15)]))
+
+
+def test_what_never_comes_ends_the_read_and_what_is_late_is_waited_for(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """A transaction that is still open keeps its records back."""
+    topic = kafka_topic()
+    producer = Producer({**kafka_broker.client_config(), "transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, "late", partition=0)
+    producer.flush()
+    late = [OffsetRange(topic, 0, 0, 1)]
+    with pytest.raises(BrokerError, match=r"could be read for 0\.5 s.*transaction") as caught:
+        list(reader.read(late, 0.5))
+    assert caught.value.retriable
+    records = reader.read(late, PATIENCE_S)
+    found: list[Message] = []
+    thread = threading.Thread(target=lambda: found.extend(records))
+    thread.start()
+    producer.commit_transaction()
+    thread.join(PATIENCE_S)
+    assert [message.value() for message in found] == [b"late"]
+
+
+def test_a_broker_that_is_away_is_said_and_one_that_restarts_is_waited_for(
+    own_kafka: KafkaCluster,
+) -> None:
+    """In the middle of a read."""
+    own_kafka.create_topic("orders")
+    produce(own_kafka, "orders", 5_000)
+    reader = reader_of(own_kafka, **SMALL_FETCHES)
+    ranges = [OffsetRange("orders", 0, 0, 5_000)]
+    records = reader.read(ranges, PATIENCE_S)
+    first = [next(records) for _ in range(10)]
+    own_kafka.kill()
+    with pytest.raises(BrokerError, match="nothing of orders-0 could be read") as caught:
+        list(reader.read(ranges, 3.0))
+    assert caught.value.retriable
+    assert own_kafka.bootstrap_servers in str(caught.value)
+    own_kafka.restart()
+    assert [message.offset() for message in (*first, *records)] == list(range(5_000))
+    reader.close()
+
+
+def test_a_read_goes_on_at_the_successor_of_a_leader() -> None:
+    """The leader goes in the middle of a read, and others lead by then."""
+    with KafkaCluster(nodes=3) as kafka:
+        kafka.create_topic("orders", 3)
+        produce(kafka, "orders", 3_000, 3)
+        reader = reader_of(kafka, **SMALL_FETCHES)
+        ranges = [OffsetRange("orders", number, 0, 3_000) for number in range(3)]
+        records = reader.read(ranges, PATIENCE_S)
+        first = [next(records) for _ in range(10)]
+        kafka.kill(kafka.leaders("orders")[0])
+        assert offsets(iter([*first, *records])) == {
+            ("orders", number): list(range(3_000)) for number in range(3)
+        }
+        reader.close()
+
+
+def test_reads_share_a_client_one_after_the_other_and_have_their_own_at_the_same_time(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """To connect takes longer than to read a few records."""
+    topic = kafka_topic(2)
+    produce(kafka_broker, topic, 3000, 2)
+    first, second = ([OffsetRange(topic, number, 0, 3000)] for number in range(2))
+    reader = reader_of(kafka_broker)
+    pairs = list(zip(reader.read(first), reader.read(second), strict=True))
+    assert {(a.partition(), b.partition()) for a, b in pairs} == {(0, 1)}
+    assert [a.offset() for a, _ in pairs] == [b.offset() for _, b in pairs] == list(range(3000))
+    clients = list(reader._idle)
+    assert len(clients) == 2
+    next(reader.read(first))  # and abandoned
+    assert offsets(reader.read(first)) == {(topic, 0): list(range(3000))}
+    assert sorted(map(id, reader._idle)) == sorted(map(id, clients))
+    late = reader.read(first)
+    next(late)
+    reader.close()
+    assert len(list(late)) == 2999, "what is under way is read to its end"
+    assert not reader._idle
+    with pytest.raises(IllegalStateError, match="the reader is closed"):
+        next(reader.read(first))
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_read_is_nothing_to_the_group(
+    kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str
+) -> None:
+    """Its member keeps its partitions without a rebalance, and its committed offsets."""
+    topic = kafka_topic()
+    produce(kafka_broker, topic, 10)
+    settings = {"group.id": unique_name("group"), "group.protocol": protocol}
+    config = {**kafka_broker.client_config(), **settings}
+    with RebalanceAwareConsumer(config, hold_limit_s=10, fetch=False) as member:
+        member.subscribe([topic])
+        partition = TopicPartition(topic, 0)
+        wait_until(
+            lambda: member.poll(0.1) or member.assignment(),
+            timeout_s=PATIENCE_S,
+            what="the assignment",
+            interval_s=0,
+        )
+        member.commit_sync({partition: OffsetAndMetadata(4, "a claim")})
+        reader = reader_of(kafka_broker, **settings)
+        assert offsets(reader.read([OffsetRange(topic, 0, 4, 10)])) == {
+            (topic, 0): list(range(4, 10))
+        }
+        reader.close()
+        for _ in range(20):
+            assert member.poll_with_rebalance(0.1).events == ()
+        (described,) = (
+            admin_of(kafka_broker.bootstrap_servers)
+            .describe_consumer_groups([settings["group.id"]])
+            .values()
+        )
+        assert len(described.result().members) == 1
+        stored = member.committed([partition])[partition]
+        assert stored is not None
+        assert (stored.offset, stored.metadata) == (4, "a claim")
+
+
+def test_a_setting_that_the_client_refuses_is_named() -> None:
+    """With the first read, as connecting is."""
+    config = {"bootstrap.servers": "nowhere:1", "group.id": "etl", "fetch.wait.max.ms": "soon"}
+    reader = RangeReader(validated(config, hold_limit_s=10))
+    with pytest.raises(ConfigurationError, match=r"fetch\.wait\.max\.ms"):
+        next(reader.read([OffsetRange("orders", 0, 0, 1)]))

@@ -1,0 +1,101 @@
+"""`KafkaBatch.for_testing`: an asset is tested without Kafka, whichever runs it will have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dagster as dg
+import pytest
+from confluent_kafka import Message
+
+from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.stream_body import Body
+from tests.orchestration.parts import span
+
+
+def message(number: int, offset: int, value: str = "") -> Message:
+    """A record of `orders-<number>`."""
+    return Message(topic="orders", partition=number, offset=offset, value=value.encode())
+
+
+RANGES = (span(0, 5, 8), span(1, 0, 10))
+MESSAGES = (message(0, 5, "a"), message(1, 0, "b"), message(0, 7, "c"))
+
+
+@dg.asset
+def by_parameter(kafka_batch) -> dg.MaterializeResult[Any]:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+    """Takes the batch alone."""
+    return dg.MaterializeResult(metadata={**kafka_batch.metadata(), **_seen(kafka_batch)})
+
+
+@dg.asset
+def with_context(context, kafka_batch) -> dg.MaterializeResult[Any]:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Takes the context as well."""
+    context.log.info("a line")
+    return dg.MaterializeResult(metadata={**kafka_batch.metadata(), **_seen(kafka_batch)})
+
+
+def _seen(batch: KafkaBatch) -> dict[str, str]:
+    values = [(one.value() or b"").decode() for one in batch.messages()]
+    ranges = [len(list(batch.messages(range_))) for range_ in batch.offset_ranges]
+    return {"values": ",".join(values), "ranges": str(ranges)}
+
+
+EXPECTED = {"values": "a,b,c", "ranges": "[2, 1]", "offsets": 13, "batch": "test"}
+
+
+def shown(result: object) -> dict[str, Any]:
+    """What the asset says."""
+    assert isinstance(result, dg.MaterializeResult)
+    return {name: value for name, value in (result.metadata or {}).items() if name in EXPECTED}
+
+
+def test_an_asset_is_called_directly() -> None:
+    """As Dagster's guide to unit tests does it."""
+    batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
+    assert shown(by_parameter(kafka_batch=batch)) == EXPECTED
+    assert shown(with_context(dg.build_asset_context(), kafka_batch=batch)) == EXPECTED
+    context = dg.build_asset_context(resources={"kafka_batch": batch})
+    assert shown(with_context(context)) == EXPECTED
+
+
+@pytest.mark.parametrize("asset", [by_parameter, with_context])
+def test_an_asset_is_materialised(asset: dg.AssetsDefinition) -> None:
+    """With all that Dagster does around it."""
+    batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
+    result = dg.materialize([asset], resources={"kafka_batch": batch})
+    (event,) = result.asset_materializations_for_node(asset.op.name)
+    assert {key: event.metadata[key].value for key in EXPECTED} == EXPECTED
+
+
+@pytest.mark.parametrize("asset", [by_parameter, with_context])
+def test_an_asset_is_called_as_a_streaming_run_calls_it(asset: dg.AssetsDefinition) -> None:
+    """With one batch after the other."""
+    body = Body.of(asset, "kafka_batch")
+    context: Any = dg.build_asset_context()
+    for values in (MESSAGES, ()):
+        batch = KafkaBatch.for_testing(RANGES, messages=values)
+        (result,) = body(context, batch, object())
+        assert result.metadata
+        assert result.metadata["values"] == ("a,b,c" if values else "")
+
+
+def test_a_message_that_a_real_batch_would_not_have_is_refused() -> None:
+    """A test that passes with it says nothing."""
+    with pytest.raises(IllegalStateError, match=r"orders-0 offset 8 lies in none of the ranges"):
+        KafkaBatch.for_testing(RANGES, messages=[message(0, 8)])
+
+
+def test_messages_that_were_not_given_are_not_made_up() -> None:
+    """An asset that reads none in its test reads some in production."""
+    batch = KafkaBatch.for_testing(RANGES)
+    with pytest.raises(IllegalStateError, match=r"KafkaBatch\.for_testing\(messages="):
+        batch.messages()
+
+
+def test_a_range_of_another_batch_is_refused() -> None:
+    """Its records are not claimed by this batch."""
+    batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
+    with pytest.raises(IllegalStateError, match=r"orders-0 \[5, 7\) is no range of batch test"):
+        batch.messages(span(0, 5, 7))

@@ -1,0 +1,128 @@
+"""Runs of both forms read their batches from a real broker, without Spark."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from dagster_rebalance.consumer.translation import to_commit
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.definitions import (
+    build_kafka_batch_defs,
+    build_kafka_stream_defs,
+)
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.parts import claimed, offer
+
+if TYPE_CHECKING:
+    from dagster_rebalance.consumer.range_reader import RangeReader
+    from dagster_rebalance.orchestration.batch import KafkaBatch
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = [pytest.mark.broker, pytest.mark.parametrize("protocol", ["consumer", "classic"])]
+
+
+class Shop:
+    """A topic, a group on it, and what its assets read."""
+
+    def __init__(self, broker: KafkaCluster, topic: str, protocol: Any) -> None:  # noqa: ANN401 - a literal
+        self.topic = topic
+        self.config = broker.client_config()
+        self.kafka = KafkaConsumerResource(
+            bootstrap_servers=broker.bootstrap_servers,
+            group_id=unique_name("group"),
+            topics=[topic],
+            group_protocol=protocol,
+        )
+        self.values: list[bytes | None] = []
+        self.readers: list[RangeReader | None] = []
+
+    def sell(self, item: str) -> None:
+        """One transaction, which takes two offsets: there is no record at the last one."""
+        producer = Producer({**self.config, "transactional.id": unique_name("till")})
+        producer.init_transactions()
+        producer.begin_transaction()
+        producer.produce(self.topic, item, partition=0)
+        producer.commit_transaction()
+
+    def read(self, batch: KafkaBatch) -> None:
+        """What an asset does."""
+        self.values += [message.value() for message in batch.messages()]
+        self.readers.append(batch._reader)
+
+
+@pytest.fixture
+def shop(kafka_broker: KafkaCluster, kafka_topic: TopicFactory, protocol: str) -> Shop:
+    """A shop that has sold one thing."""
+    made = Shop(kafka_broker, kafka_topic(), protocol)
+    made.sell("pen")
+    return made
+
+
+def test_a_run_for_a_batch_reads_it(instance: dg.DagsterInstance, shop: Shop) -> None:
+    """All of its assets with one reader, which is closed with the run."""
+
+    @dg.asset
+    def orders(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+        shop.read(kafka_batch)
+
+    @dg.asset
+    def customers(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+        shop.read(kafka_batch)
+
+    job = build_kafka_batch_defs(kafka=shop.kafka, assets=[orders, customers]).resolve_job_def(
+        "kafka_batches"
+    )
+    batch_id = unique_name("batch")
+    wanted = offer(batch_id, range_ := OffsetRange(shop.topic, 0, 0, 2))
+    consumer = Consumer({**shop.config, "group.id": shop.kafka.group_id})
+    claim = to_commit(range_.topic_partition, claimed(0, 2, batch_id))
+    consumer.commit(offsets=[claim], asynchronous=False)
+    consumer.close()
+    result = job.execute_in_process(
+        instance=instance,
+        tags=run_tags(wanted, shop.kafka.group_id),
+        run_config=run_config(wanted, "kafka_batch"),
+    )
+    assert result.success
+    assert shop.values == [b"pen", b"pen"]
+    (reader,) = set(shop.readers)
+    assert reader is not None
+    assert reader._is_closed
+    assert not reader._idle
+
+
+def test_a_streaming_run_reads_batch_after_batch_with_one_client(
+    instance: dg.DagsterInstance, shop: Shop
+) -> None:
+    """To connect takes longer than to read a few records."""
+    clients: list[int] = []
+
+    @dg.asset
+    def orders(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+        shop.read(kafka_batch)
+        clients.extend(map(id, kafka_batch._reader._idle))
+        if len(shop.values) < 3:
+            shop.sell("cup")
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    job = build_kafka_stream_defs(kafka=shop.kafka, assets=[orders], name="stream").resolve_job_def(
+        "stream"
+    )
+    with pytest.raises(dg.DagsterExecutionInterruptedError):
+        job.execute_in_process(instance=instance)
+    assert shop.values == [b"pen", b"cup", b"cup"]
+    assert len(clients) == 3
+    assert len(set(clients)) == 1
+    (reader,) = set(shop.readers)
+    assert reader is not None
+    assert not reader._idle

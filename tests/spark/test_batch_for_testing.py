@@ -1,0 +1,62 @@
+"""The DataFrame of given messages is that of the same records in a real Kafka."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.spark.output import write_parquet_by_range
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+
+def rows(frame: DataFrame) -> list[Row]:
+    """All rows in order."""
+    return frame.orderBy("topic", "partition", "offset").collect()
+
+
+def test_given_messages_become_the_rows_that_spark_would_read(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Keys, headers and values that are missing included: an asset's test relies on it."""
+    topic = kafka_topic(2)
+    producer = Producer(kafka_broker.client_config())
+    for number in range(6):
+        producer.produce(
+            topic,
+            None if number == 1 else f"value {number}",
+            key=None if number == 2 else f"key {number}",
+            headers=[("trace", b"\x00\x01"), ("trace", None)] if number % 2 else None,
+            partition=number % 2,
+            timestamp=1_700_000_000_123 + number,
+        )
+    assert producer.flush(30) == 0
+    ranges = [OffsetRange(topic, 0, 0, 2), OffsetRange(topic, 0, 2, 3), OffsetRange(topic, 1, 1, 3)]
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=kafka_broker.bootstrap_servers, group_id="etl", topics=[topic]
+    )
+    spark = SimpleNamespace(spark_session=session)
+    real = KafkaBatch(kafka=kafka, batch_id="real", ranges=[spelled(one) for one in ranges])
+    given = KafkaBatch.for_testing(ranges, messages=real.messages())
+    for options in ({}, {"includeHeaders": "true"}):
+        expected = real.dataframe(spark, options=options)
+        found = given.dataframe(spark, options=options)
+        assert found.dtypes == expected.dtypes
+        assert ("headers" in found.columns) == bool(options)
+        assert rows(found) == rows(expected)
+    assert write_parquet_by_range(given.dataframe(spark), str(tmp_path / "out")) == 5
