@@ -25,7 +25,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     configuration_error,
     kafka_error,
 )
-from dagster_rebalance.consumer.translation import as_committed, ours, theirs
+from dagster_rebalance.consumer.translation import ours, theirs
 from dagster_rebalance.consumer.truncation import is_truncation
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import Bounds, TopicPartition, named, next_offset
@@ -47,8 +47,8 @@ _LOOK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are looked up, again and again."""
 _LOOK_LIMIT_S = 2.0
 _QUICK_AND_BOUNDED = {
-    # At the end of a log the leader waits for this long before it answers, and an end that was
-    # compacted away shows by that answer only.
+    # At the end of a log the leader waits for this long before it answers, and a range that ends
+    # there without a record ends with that answer.
     "fetch.wait.max.ms": 10,
     # What is fetched ahead is held in memory, and thrown away at the end of a range.
     "queued.max.messages.kbytes": 16_384,
@@ -109,7 +109,8 @@ class RangeReader:
             raise
         finally:
             if is_sound and not self._is_closed:
-                client.incremental_unassign(client.assignment())
+                if left := client.assignment():
+                    client.incremental_unassign(left)
                 self._idle.append(client)
             else:
                 client.close()
@@ -176,12 +177,12 @@ class _Read:
                 before = len(self._unread.positions)
                 batch = self._whatever_is_there()
                 records = self._wanted(batch)
-                if 0 < len(self._unread.positions) < before:
+                if len(self._unread.positions) < before:
                     self._give_up_what_is_done()
                 if records:
                     yield from records
                     self._has_moved()  # the caller may have taken its time
-                elif not batch:
+                else:
                     self._look_around(timeout_s)
         except KafkaException as problem:
             raise broker_error(
@@ -194,68 +195,60 @@ class _Read:
         The client would wait until it has all messages that the call wants.
         """
         batch = self._client.consume(_MOST_AT_ONCE, 0.0)
-        if not batch and not self._has_passed_marks():
+        if not batch:
             batch = self._client.consume(1, _WAIT_S)
             if batch:
                 batch += self._client.consume(_MOST_AT_ONCE - 1, 0.0)
-        if any(map(Message.error, batch)):
-            batch = [message for message in batch if self._is_record(message)]
         return batch
 
     def _wanted(self, batch: list[Message]) -> list[Message]:
         """The records of a batch that lie in the spans."""
         ends = dict(self._unread.ends)
+        if any(map(Message.error, batch)):
+            troubles = [message for message in batch if message.error() is not None]
+            batch = [message for message in batch if message.error() is None]
+        else:
+            troubles = []
         last = {(message.topic(), message.partition()): message.offset() for message in batch}
         is_each_wanted = True
         for (topic, partition), offset in last.items():
             tp = TopicPartition(topic or "", partition or 0)
             is_each_wanted &= (offset or 0) < ends.get(tp, 0)
             self._read_to(tp, next_offset(offset or 0))
+        for message in troubles:
+            self._take_in(message)
         if is_each_wanted:
             return batch
         return [message for message in batch if (message.offset() or 0) < ends.get(_of(message), 0)]
 
-    def _has_passed_marks(self) -> bool:
-        """Whether the client is further than the last record: behind marks of transactions."""
-        reached = self._client.position([theirs(tp) for tp in self._unread.positions])
-        moved = [
-            self._read_to(ours(at), found.offset)
-            for at in reached
-            if (found := as_committed(at)) is not None
-        ]
-        return any(moved)
-
-    def _read_to(self, partition: TopicPartition, offset: int) -> bool:
-        is_news = self._unread.read_to(partition, offset)
-        if is_news:
+    def _read_to(self, partition: TopicPartition, offset: int) -> None:
+        if self._unread.read_to(partition, offset):
             self._has_moved()
-        return is_news
 
     def _has_moved(self) -> None:
         self._moved_at = self._clock()
         self._look_at = self._moved_at + _LOOK_AFTER_S
 
     def _give_up_what_is_done(self) -> None:
-        """Fetch no more of it while the others are read."""
+        """Fetch no more of it."""
         self._client.incremental_unassign(
             [tp for tp in self._client.assignment() if ours(tp) not in self._unread.positions]
         )
 
-    def _is_record(self, message: Message) -> bool:
-        error = message.error()
+    def _take_in(self, trouble: Message) -> None:
+        error = trouble.error()
         if error is None:
-            return True
+            return
         if error.code() == END_OF_PARTITION:
-            self._read_to(_of(message), message.offset() or 0)
-            if _of(message) in self._unread.positions:  # the log was longer when it was planned
+            self._read_to(_of(trouble), trouble.offset() or 0)
+            if _of(trouble) in self._unread.positions:  # the log was longer when it was planned
                 self._look_at = self._clock()
         elif error.code() in PASSING | UNKNOWN_TOPIC:
-            self._problem = self._error(error, message)
+            self._problem = self._error(error, trouble)
         else:
             if error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error):
                 self._look()  # says what is gone
-            raise self._error(error, message)
-        return False
+            raise self._error(error, trouble)
 
     def _error(self, error: KafkaError, message: Message) -> BrokerError:
         return broker_error(error, self._attempt, [_of(message)] if message.topic() else ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -130,7 +131,13 @@ def test_a_read_ends_although_the_last_offset_has_no_record(
     assert offsets(reader.read([OffsetRange(topic, 0, 4, 9)])) == {partition: [4]}
     for start, until in [(5, 6), (6, 7), (6, 8), (6, 9), (8, 9)]:
         assert offsets(reader.read([OffsetRange(topic, 0, start, until)])) == {}
-    produce(kafka_broker, topic, 2)
+    open_one = Producer({**kafka_broker.client_config(), "transactional.id": topic})
+    open_one.init_transactions()
+    open_one.begin_transaction()
+    open_one.produce(topic, "open", partition=0)
+    open_one.flush()
+    assert offsets(reader.read([OffsetRange(topic, 0, 4, 9)])) == {partition: [4]}
+    open_one.commit_transaction()
     assert offsets(reader.read([OffsetRange(topic, 0, 4, 9)])) == {partition: [4]}
     assert offsets(reader.read([OffsetRange(topic, 0, 6, 10)])) == {partition: [9]}
 
@@ -293,6 +300,21 @@ def test_reads_share_a_client_one_after_the_other_and_have_their_own_at_the_same
     assert not reader._idle
     with pytest.raises(IllegalStateError, match="the reader is closed"):
         next(reader.read(first))
+
+
+def test_many_reads_with_one_client_are_each_exact(
+    reader: RangeReader, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """What the client still has of a read before must not count for the next one."""
+    topic, draw = kafka_topic(3), random.Random(7)  # noqa: S311 - no secret
+    produce(kafka_broker, topic, 1000, 3)
+    for _ in range(200):
+        starts = {number: draw.randrange(1000) for number in draw.sample(range(3), 2)}
+        untils = {number: draw.randint(start + 1, 1000) for number, start in starts.items()}
+        ranges = [OffsetRange(topic, number, starts[number], untils[number]) for number in starts]
+        assert offsets(reader.read(ranges)) == {
+            (topic, number): list(range(starts[number], untils[number])) for number in starts
+        }
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
