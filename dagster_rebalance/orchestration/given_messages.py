@@ -60,17 +60,19 @@ class GivenMessages:
         ranges: Iterable[OffsetRange],
         options: Mapping[str, str] | None,
     ) -> DataFrame:
-        """The messages of these ranges, as Spark's Kafka source would have them."""
+        """The messages of these ranges, as Spark's Kafka source would have them.
+
+        Raises:
+            ConfigurationError: An option would change which offsets are read.
+        """
         from dagster_rebalance.spark.ranges import given_records
 
-        chosen = {name.lower(): value for name, value in (options or {}).items()}
-        with_headers = chosen.get("includeheaders", "").lower() == "true"
         rows = [
-            (*_columns(message, with_headers=with_headers), range_.start, range_.until)
+            (*_columns(message), range_.start, range_.until)
             for range_ in ranges
             for message in self.read([range_])
         ]
-        return given_records(session, rows, with_headers=with_headers)
+        return given_records(session, rows, options)
 
 
 def _holds(range_: OffsetRange, message: Message) -> bool:
@@ -80,12 +82,11 @@ def _holds(range_: OffsetRange, message: Message) -> bool:
     ) and range_.start <= (message.offset() or 0) < range_.until
 
 
-def _columns(message: Message, *, with_headers: bool) -> tuple[object, ...]:
+def _columns(message: Message) -> tuple[object, ...]:
     kind, at_ms = message.timestamp()
     at = datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc) if kind else None
     return (
         *(message.key(), message.value(), message.topic(), message.partition(), message.offset()),
         # Kafka's client counts the kinds from 1, Spark from 0.
-        *(at, kind - 1),
-        *((message.headers(),) if with_headers else ()),
+        *(at, kind - 1, message.headers()),
     )

@@ -97,22 +97,30 @@ def read_ranges(
 
 
 def given_records(
-    session: SparkSession, records: Iterable[tuple[object, ...]], *, with_headers: bool = False
+    session: SparkSession,
+    records: Iterable[tuple[object, ...]],
+    connector_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """A DataFrame as `read_ranges` makes it, over records that are given.
 
     Args:
         session: A classic or a Connect session; it needs no Kafka connector.
         records: `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`,
-            `headers` if they are wanted, and the bounds of the range.
-        with_headers: Whether there are headers, as with the connector's `includeHeaders`.
+            `headers`, and the bounds of the range.
+        connector_options: As for `read_ranges`; only `includeHeaders` has an effect.
+
+    Raises:
+        ConfigurationError: An option would change which offsets are read.
     """
-    headers = "headers array<struct<key string, value binary>>, " if with_headers else ""
     columns = (
         "key binary, value binary, topic string, partition int, offset bigint, "
-        f"timestamp timestamp, timestampType int, {headers}range_start bigint, range_until bigint"
+        "timestamp timestamp, timestampType int, headers array<struct<key string, value binary>>, "
+        "range_start bigint, range_until bigint"
     )
     frame = session.createDataFrame(list(records), columns)
+    options = {key.lower(): value for key, value in _checked(connector_options or {}).items()}
+    if options.get("includeheaders", "").lower() != "true":
+        frame = frame.drop("headers")
     return frame.withMetadata("range_start", {READ_ID: uuid.uuid4().hex})
 
 

@@ -60,8 +60,8 @@ def own_kafka() -> Iterator[KafkaCluster]:
 
 
 def produce(kafka: KafkaCluster, topic: str, count: int, partitions: int = 1) -> None:
-    """Append records, each with its own number, to each partition."""
-    producer = Producer(kafka.client_config())
+    """Append records to each partition, in batches that are small enough to be fetched alone."""
+    producer = Producer({**kafka.client_config(), "batch.num.messages": 100})
     for number in range(count):
         for partition in range(partitions):
             producer.produce(topic, str(number), partition=partition)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -59,4 +60,6 @@ def test_given_messages_become_the_rows_that_spark_would_read(
         assert found.dtypes == expected.dtypes
         assert ("headers" in found.columns) == bool(options)
         assert rows(found) == rows(expected)
+    with pytest.raises(ConfigurationError, match="startingOffsets"):
+        given.dataframe(spark, options={"startingOffsets": "earliest"})
     assert write_parquet_by_range(given.dataframe(spark), str(tmp_path / "out")) == 5
