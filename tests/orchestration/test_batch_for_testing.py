@@ -1,6 +1,6 @@
 """`KafkaBatch.for_testing`: an asset is tested without Kafka, whichever runs it will have."""
 
-from __future__ import annotations
+# No `from __future__ import annotations` here: Dagster evaluates the annotation of a batch.
 
 from typing import Any
 
@@ -24,13 +24,15 @@ MESSAGES = (message(0, 5, "a"), message(1, 0, "b"), message(0, 7, "c"))
 
 
 @dg.asset
-def by_parameter(kafka_batch) -> dg.MaterializeResult[Any]:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+def by_parameter(kafka_batch: KafkaBatch) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Takes the batch alone."""
     return dg.MaterializeResult(metadata={**kafka_batch.metadata(), **_seen(kafka_batch)})
 
 
 @dg.asset
-def with_context(context, kafka_batch) -> dg.MaterializeResult[Any]:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+def with_context(
+    context: dg.AssetExecutionContext, kafka_batch: KafkaBatch
+) -> dg.MaterializeResult:  # type: ignore[type-arg]
     """Takes the context as well."""
     context.log.info("a line")
     return dg.MaterializeResult(metadata={**kafka_batch.metadata(), **_seen(kafka_batch)})
