@@ -47,9 +47,9 @@ _LOOK_AFTER_S = 2.0
 """Without progress for this long, the bounds of the logs are looked up, again and again."""
 _LOOK_LIMIT_S = 2.0
 _QUICK_AND_BOUNDED = {
-    # At the end of a log the leader waits for this long before it answers, and a range that ends
-    # there without a record ends with that answer.
-    "fetch.wait.max.ms": 10,
+    # At the end of a log the leader waits for this long before it answers. A range that ends there
+    # without a record ends with that answer, and the next read begins behind it.
+    "fetch.wait.max.ms": 2,
     # What is fetched ahead is held in memory, and thrown away at the end of a range.
     "queued.max.messages.kbytes": 16_384,
     "queued.min.messages": 20_000,
