@@ -58,8 +58,8 @@ def test_an_asset_is_called_directly() -> None:
     batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
     assert shown(by_parameter(kafka_batch=batch)) == EXPECTED
     assert shown(with_context(dg.build_asset_context(), kafka_batch=batch)) == EXPECTED
-    context = dg.build_asset_context(resources={"kafka_batch": batch})
-    assert shown(with_context(context)) == EXPECTED
+    with dg.build_asset_context(resources={"kafka_batch": batch}) as context:
+        assert shown(with_context(context)) == EXPECTED
 
 
 @pytest.mark.parametrize("asset", [by_parameter, with_context])
