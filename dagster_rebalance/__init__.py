@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from dagster_rebalance.components.kafka_batch import KafkaBatchComponent
     from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
     from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
     from dagster_rebalance.consumer.listener import (
@@ -68,6 +69,7 @@ __all__ = [
     "FixedResource",
     "IllegalStateError",
     "KafkaBatch",
+    "KafkaBatchComponent",
     "KafkaConsumerResource",
     "KafkaSparkResource",
     "LostReason",
@@ -106,6 +108,7 @@ _HOMES = {
     "FixedResource": "orchestration.fixed",
     "IllegalStateError": "core.errors",
     "KafkaBatch": "orchestration.batch",
+    "KafkaBatchComponent": "components.kafka_batch",
     "KafkaConsumerResource": "orchestration.resource",
     "KafkaSparkResource": "orchestration.spark",
     "LostReason": "core.events",

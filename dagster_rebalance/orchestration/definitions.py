@@ -214,7 +214,7 @@ def _check(
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
             "Put the secret into an environment variable, and give it as dg.EnvVar with the "
-            "variable's name"
+            "variable's name (in YAML: '{{ env.NAME }}', and nothing else in the text)"
         )
         raise ConfigurationError(msg)
 

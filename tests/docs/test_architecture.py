@@ -10,7 +10,7 @@ from dagster_rebalance.core.ownership import diagram
 from tests.docs.blocks import ROOT, blocks
 
 FILE = "ARCHITECTURE.md"
-LAYERS = ("core", "consumer", "spark", "orchestration")
+LAYERS = ("core", "consumer", "spark", "orchestration", "components")
 
 
 def test_the_diagram_is_the_table_of_transitions() -> None:

@@ -1,0 +1,178 @@
+"""`KafkaBatchComponent`: the definitions of a consumer group, from YAML or from Python.
+
+Owns the names of its attributes, which are those of `build_kafka_batch_defs` and
+`build_kafka_stream_defs`. All that they mean is said and checked there.
+"""
+
+# No `from __future__ import annotations` here: pydantic and Dagster read them when a class is made.
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import dagster as dg
+from pydantic import BaseModel, ConfigDict, Field
+
+from dagster_rebalance.components.batch_asset import ResolvedBatchAsset
+from dagster_rebalance.components.scaffolder import KafkaBatchScaffolder
+from dagster_rebalance.components.schema import with_precise_schema
+from dagster_rebalance.components.settings import setting, settings_of
+from dagster_rebalance.orchestration.definitions import (
+    SHORTEST_RUN_S,
+    build_kafka_batch_defs,
+    build_kafka_stream_defs,
+)
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+KafkaSettings = settings_of(KafkaConsumerResource, known_at_load=frozenset({"group_id"}))
+SparkSettings = settings_of(KafkaSparkResource)
+
+
+def _kafka(context: dg.ResolutionContext, model: Any) -> KafkaConsumerResource:
+    kafka = KafkaConsumerResource(**KafkaSettings.resolve_from_model(context, model).given())
+    kafka.driver_settings()
+    # What a variable says may be another thing where the code runs.
+    judged = (kafka.security_protocol, *kafka.client_config.values())
+    if not any(isinstance(value, dg.EnvVar) for value in judged):
+        kafka.consumer_config()
+    return kafka
+
+
+def _spark(context: dg.ResolutionContext, model: Any) -> KafkaSparkResource:
+    return KafkaSparkResource(**SparkSettings.resolve_from_model(context, model).given())
+
+
+class Streaming(dg.Resolvable, dg.Model):
+    """Streaming runs: each is a member of the group, and takes batch after batch."""
+
+    runs: Annotated[
+        int,
+        setting(Annotated[int, Field(ge=0)], "How many streaming runs share the partitions."),
+    ] = 1
+    version: Annotated[
+        str | None,
+        setting(str | None, "Of the code: runs of another version are replaced."),
+    ] = None
+    max_run_s: Annotated[
+        float,
+        setting(
+            Annotated[float, Field(ge=SHORTEST_RUN_S)],
+            "Seconds: how old a run gets before it is replaced.",
+        ),
+    ] = 3600.0
+
+
+@dg.scaffold_with(KafkaBatchScaffolder)
+class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
+    """Processes Kafka topics with your assets, as a member of a consumer group.
+
+    A batch of offsets is a Dagster run, or with `streaming` one of many in a run. The offsets are
+    committed when it has succeeded, and partitions are drained before they move.
+
+    Example:
+        ```python
+        @dg.component_instance
+        def load(context: dg.ComponentLoadContext) -> KafkaBatchComponent:
+            return KafkaBatchComponent(kafka=kafka, assets=[orders])
+        ```
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, hide_input_in_errors=True)
+
+    kafka: Annotated[
+        KafkaConsumerResource,
+        dg.Resolver(
+            _kafka,
+            model_field_type=KafkaSettings.model(),
+            description="The group to join: the settings of KafkaConsumerResource.",
+        ),
+    ]
+    assets: Annotated[
+        Sequence[ResolvedBatchAsset],
+        dg.Resolver.default(
+            description="What processes a batch: Python paths, alone or with attributes."
+        ),
+    ] = ()
+    spark: Annotated[
+        KafkaSparkResource | None,
+        dg.Resolver(
+            _spark,
+            model_field_type=SparkSettings.model(),
+            description="The Spark session of a run: the settings of KafkaSparkResource.",
+        ),
+    ] = None
+    streaming: Annotated[
+        Streaming | None,
+        dg.Resolver(
+            Streaming.resolve_from_model,
+            model_field_type=Streaming.model(),
+            description="Makes the runs streaming runs. Without it, each batch has a run.",
+        ),
+    ] = None
+    name: Annotated[
+        str | None,
+        setting(
+            str | None,
+            "The name of the job; the sensor is called the same with `_sensor` behind it. By "
+            "default kafka_batches, or kafka_stream.",
+        ),
+    ] = None
+    kafka_key: Annotated[str, setting(str, "The resource key of `kafka`.")] = "kafka"
+    batch_key: Annotated[str, setting(str, "What the assets call the batch.")] = "kafka_batch"
+    spark_key: Annotated[str, setting(str, "The resource key of `spark`.")] = "spark"
+    job_tags: Annotated[dict[str, str], setting(dict[str, str], "Tags for each run.")] = Field(
+        default_factory=dict
+    )
+    minimum_interval_seconds: Annotated[
+        int, setting(Annotated[int, Field(ge=1)], "Seconds between ticks of the sensor.")
+    ] = 5
+    default_status: Annotated[
+        dg.DefaultSensorStatus,
+        setting(
+            dg.DefaultSensorStatus, "RUNNING: the sensor runs without being turned on. Or STOPPED."
+        ),
+    ] = dg.DefaultSensorStatus.STOPPED
+
+    @classmethod
+    def get_model_cls(cls) -> type[BaseModel]:
+        """What YAML may say, as `dg` checks it."""
+        return with_precise_schema(cls.model())
+
+    @classmethod
+    def get_spec(cls) -> dg.ComponentTypeSpec:
+        """What `dg` shows of the component."""
+        shown: dict[str, Any] = {"tags": ["kafka", "spark", "streaming"]}
+        if hasattr(dg.ComponentTypeSpec, "produces"):  # not in the first releases of 1.13
+            shown["produces"] = ["asset", "asset_check", "job", "resource", "sensor"]
+        return dg.ComponentTypeSpec(**shown)
+
+    def batch_assets(self, context: dg.ComponentLoadContext) -> Sequence[dg.AssetsDefinition]:  # noqa: ARG002 - for subclasses
+        """What processes a batch. A subclass can make the assets from attributes of its own."""
+        return self.assets
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """The definitions of the group.
+
+        Raises:
+            ConfigurationError: As of `build_kafka_batch_defs` and `build_kafka_stream_defs`.
+        """
+        arguments: dict[str, Any] = {
+            "kafka": self.kafka,
+            "assets": self.batch_assets(context),
+            "spark": self.spark,
+            "kafka_key": self.kafka_key,
+            "batch_key": self.batch_key,
+            "spark_key": self.spark_key,
+            "job_tags": self.job_tags,
+            "minimum_interval_seconds": self.minimum_interval_seconds,
+            "default_status": self.default_status,
+        }
+        if self.name is not None:
+            arguments["name"] = self.name
+        if self.streaming is None:
+            return build_kafka_batch_defs(**arguments)
+        return build_kafka_stream_defs(
+            **arguments,
+            runs=self.streaming.runs,
+            version=self.streaming.version,
+            max_run_s=self.streaming.max_run_s,
+        )

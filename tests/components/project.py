@@ -1,0 +1,57 @@
+"""A project for components: a folder with a `defs.yaml`, and what Dagster makes of it."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+from textwrap import indent
+from typing import TYPE_CHECKING
+
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from dagster_rebalance import KafkaBatchComponent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import dagster as dg
+
+TYPE = "dagster_rebalance.KafkaBatchComponent"
+WORK = '''\
+import dagster as dg
+
+from dagster_rebalance import KafkaBatch
+
+NOT_CODE = 1
+
+
+@dg.asset(tags={"from": "code"})
+def orders(kafka_batch: KafkaBatch) -> None:
+    """An asset."""
+
+
+def returns(kafka_batch: KafkaBatch) -> None:
+    """A function."""
+'''
+
+
+@contextmanager
+def loaded(attributes: str, rest: str = "") -> Iterator[tuple[KafkaBatchComponent, dg.Definitions]]:
+    """A component with these attributes, which begin in line 3, and the project's definitions."""
+    with create_defs_folder_sandbox() as sandbox:
+        folder = sandbox.defs_folder_path / "shop"
+        folder.mkdir()
+        (folder / "work.py").write_text(WORK)
+        (folder / "defs.yaml").write_text(
+            f"type: {TYPE}\nattributes:\n{indent(attributes, '  ')}{rest}"
+        )
+        with sandbox.build_component_tree() as tree:
+            yield tree.load_component(folder, KafkaBatchComponent), tree.build_defs()
+
+
+def told(attributes: str) -> str:
+    """All that is printed of the error with which such a component does not load."""
+    with pytest.raises(Exception, match="Error") as caught, loaded(attributes):
+        pass
+    return "".join(traceback.format_exception(caught.value))

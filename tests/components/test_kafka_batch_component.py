@@ -1,0 +1,487 @@
+"""`KafkaBatchComponent` builds from YAML what `build_kafka_batch_defs` builds from Python.
+
+What cannot work is refused with the place in the file, and secrets stay names of variables.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Literal
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+from dagster_shared.libraries import DagsterLibraryRegistry
+from pydantic import ValidationError
+
+import dagster_rebalance
+from dagster_rebalance import (
+    FixedResource,
+    KafkaBatchComponent,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_batch_defs,
+)
+from dagster_rebalance.components import kafka_batch
+from dagster_rebalance.components.kafka_batch import KafkaSettings, SparkSettings, Streaming
+from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from tests.components.project import loaded, told
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+SECRET = "swordfish"  # noqa: S105 - what is looked for
+KAFKA = """\
+kafka:
+  bootstrap_servers: "{{ env.KAFKA_BROKERS }}"
+  group_id: "{{ env.KAFKA_GROUP }}"
+  topics: [orders, "{{ env.KAFKA_TOPIC }}"]
+"""
+SHOP = f"assets: [.work.orders]\n{KAFKA}"
+
+
+@pytest.fixture(autouse=True)
+def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
+    monkeypatch.setenv("KAFKA_GROUP", "2024")  # a text, though a template makes a number of it
+    monkeypatch.setenv("KAFKA_TOPIC", "7")
+    monkeypatch.setenv("KAFKA_USER", "etl")
+    monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
+
+
+def outline(defs: dg.Definitions) -> dict[str, Any]:
+    """All that the parameters of the two functions decide."""
+    graph = defs.resolve_asset_graph()
+    sensors = list(defs.sensors or ())
+    return {
+        "assets": {key: graph.get(key).parent_keys for key in graph.get_all_asset_keys()},
+        "checks": graph.asset_check_keys,
+        "sensors": [
+            (
+                sensor.name,
+                sensor.minimum_interval_seconds,
+                sensor.default_status,
+                sorted(sensor.required_resource_keys),
+                [target.job_name for target in sensor.targets],
+            )
+            for sensor in sensors
+        ],
+        "jobs": [
+            (name, defs.resolve_job_def(name).tags)
+            for name in (target.job_name for sensor in sensors for target in sensor.targets)
+        ],
+        "resources": {
+            name: repr(inner(resource)) for name, resource in (defs.resources or {}).items()
+        },
+    }
+
+
+def inner(resource: Any) -> Any:  # noqa: ANN401 - resources have no common type
+    """What a `FixedResource` hands out; of a `KafkaBatch` only that it is one."""
+    return resource.resource if isinstance(resource, FixedResource) else type(resource)
+
+
+SETTINGS = """\
+name: shop
+kafka_key: shop_kafka
+spark_key: shop_spark
+minimum_interval_seconds: 7
+default_status: RUNNING
+job_tags: {team: etl}
+spark:
+  remote: "{{ env.SPARK_REMOTE }}"
+  app_name: shop
+  spark_config:
+    spark.sql.shuffle.partitions: 3
+    spark.hadoop: {"fs.s3a.secret.key": "{{ env('S3_KEY') }}"}
+"""
+ARGUMENTS: dict[str, Any] = {
+    "name": "shop",
+    "kafka_key": "shop_kafka",
+    "spark_key": "shop_spark",
+    "minimum_interval_seconds": 7,
+    "default_status": dg.DefaultSensorStatus.RUNNING,
+    "job_tags": {"team": "etl"},
+    "spark": KafkaSparkResource(
+        remote=dg.EnvVar("SPARK_REMOTE"),
+        app_name="shop",
+        spark_config={
+            "spark.sql.shuffle.partitions": 3,
+            "spark.hadoop": {"fs.s3a.secret.key": dg.EnvVar("S3_KEY")},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("attributes", "build", "arguments"),
+    [
+        ("", build_kafka_batch_defs, {}),
+        (SETTINGS, build_kafka_batch_defs, ARGUMENTS),
+        ("streaming: {}\n", build_kafka_stream_defs, {}),
+        (
+            SETTINGS + 'streaming: {runs: 3, version: "1e3", max_run_s: 90}\n',
+            build_kafka_stream_defs,
+            {**ARGUMENTS, "runs": 3, "version": "1e3", "max_run_s": 90.0},
+        ),
+    ],
+    ids=["batch", "batch with all settings", "streaming", "streaming with all settings"],
+)
+def test_yaml_builds_what_python_builds(
+    attributes: str, build: Callable[..., dg.Definitions], arguments: Mapping[str, Any]
+) -> None:
+    """The names are the same, and so are the defaults."""
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"), group_id="2024", topics=["orders", "7"]
+    )
+    with loaded(SHOP + attributes) as (component, defs):
+        expected = build(kafka=kafka, assets=component.assets, **arguments)
+        assert outline(defs) == outline(expected)
+        dg.Definitions.validate_loadable(defs)
+
+
+def test_what_only_streaming_runs_have_reaches_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sensor keeps it to itself, so the definitions do not show it."""
+    seen: dict[str, Any] = {}
+
+    def build(**arguments: Any) -> dg.Definitions:  # noqa: ANN401 - of all kinds
+        seen.update(arguments)
+        return dg.Definitions()
+
+    monkeypatch.setattr(kafka_batch, "build_kafka_stream_defs", build)
+    with loaded(SHOP + 'streaming: {runs: 3, version: "1e3", max_run_s: 90}\n'):
+        assert (seen["runs"], seen["version"], seen["max_run_s"]) == (3, "1e3", 90.0)
+
+
+def test_python_builds_it_as_well() -> None:
+    """A `component.py` has the resources themselves."""
+
+    @dg.asset(required_resource_keys={"kafka_batch"})
+    def table() -> None:
+        pass
+
+    kafka = KafkaConsumerResource(bootstrap_servers="kafka:9092", group_id="etl", topics=["a"])
+    component = KafkaBatchComponent(kafka=kafka, assets=[table], job_tags={"team": "etl"})
+    assert outline(dg.component_defs(component=component)) == outline(
+        build_kafka_batch_defs(kafka=kafka, assets=[table], job_tags={"team": "etl"})
+    )
+    assert component.kafka is kafka
+
+
+def test_each_setting_of_the_resources_can_be_given() -> None:
+    """By its own name, and required where it is."""
+    for resource, settings in (
+        (KafkaConsumerResource, KafkaSettings),
+        (KafkaSparkResource, SparkSettings),
+    ):
+        shown = {name: field.is_required() for name, field in settings.model().model_fields.items()}
+        assert shown == {name: field.is_required() for name, field in resource.model_fields.items()}
+
+
+def test_a_subclass_makes_its_assets_from_attributes_of_its_own() -> None:
+    """So a platform team can offer a component with nothing but a table and a topic."""
+
+    class Table(KafkaBatchComponent):
+        table: str
+
+        def batch_assets(self, context: dg.ComponentLoadContext) -> Sequence[dg.AssetsDefinition]:
+            @dg.asset(name=self.table, required_resource_keys={"kafka_batch"})
+            def made() -> None:
+                pass
+
+            return [made]
+
+    component = Table.from_attributes_dict(
+        attributes={
+            "table": "sales",
+            "kafka": {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["a"]},
+        }
+    )
+    assert dg.AssetKey("sales") in dg.component_defs(component=component).resolve_all_asset_keys()
+
+
+DESCRIBED = """\
+assets:
+  - function: .work.orders
+    description: "For {{ env.KAFKA_GROUP }} people"
+    group_name: sales
+    owners: ["team:{{ env.KAFKA_GROUP }}"]
+    tags: {tier: "1"}
+    kinds: [parquet]
+    metadata: {answer: 42}
+    deps: [shop/topic]
+    code_version: "2"
+    freshness_policy: "{{ dg.FreshnessPolicy.time_window(datetime.timedelta(hours=1)) }}"
+  - function: .work.returns
+    key: shop/returns
+"""
+PROCESSING = """\
+post_processing:
+  assets:
+    - attributes: {tags: {team: etl}}
+"""
+
+
+class TestAssets:
+    """What a path in `assets` may be, and what can be said of it."""
+
+    def test_a_path_leads_to_an_asset_or_a_function(self) -> None:
+        """Both have the signature that they have in Python."""
+        with loaded(f"assets: [.work.orders, .work.returns]\n{KAFKA}") as (component, _):
+            assert [asset.key for asset in component.assets] == [
+                dg.AssetKey("orders"),
+                dg.AssetKey("returns"),
+            ]
+
+    def test_attributes_are_templated_and_added_to_those_in_the_code(self) -> None:
+        """Those that are lists or mappings are added; the others take their place."""
+        with loaded(DESCRIBED + KAFKA) as (component, defs):
+            spec = component.assets[0].get_asset_spec()
+            assert spec.description == "For 2024 people"
+            assert (spec.group_name, spec.code_version) == ("sales", "2")
+            assert list(spec.owners) == ["team:2024"]
+            assert {"from": "code", "tier": "1"}.items() <= spec.tags.items()
+            assert spec.kinds == {"parquet"}
+            assert spec.metadata["answer"] == 42
+            assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey(["shop", "topic"])]
+            assert spec.freshness_policy is not None
+            assert component.assets[1].key == dg.AssetKey(["shop", "returns"])
+            dg.Definitions.validate_loadable(defs)
+
+    @pytest.mark.parametrize("form", ["", "streaming: {}\n"])
+    def test_attributes_that_are_processed_later_fit_as_well(self, form: str) -> None:
+        """Dagster's own `post_processing` goes over all assets of the component."""
+        with loaded(SHOP + form, PROCESSING) as (_, defs):
+            dg.Definitions.validate_loadable(defs)
+            graph = defs.resolve_asset_graph()
+            assert graph.get(dg.AssetKey("orders")).tags["team"] == "etl"
+            assert defs.resolve_job_def(
+                "kafka_stream" if form else "kafka_batches"
+            ).asset_layer.executable_asset_keys == {dg.AssetKey("orders")}
+
+    @pytest.mark.parametrize(
+        ("asset", "message"),
+        [
+            ("orders", "is no path of a function"),
+            (".orders", "is no path of a function"),
+            (".work.nothing", "has no 'nothing'"),
+            (".nowhere.orders", "No module named"),
+            (".work.NOT_CODE", "is a int: give a function"),
+        ],
+    )
+    def test_what_cannot_be_an_asset_is_refused_with_its_place(
+        self, asset: str, message: str
+    ) -> None:
+        """The path is a text, so it is wrong before anything is called."""
+        error = told(f"assets:\n- {asset}\n{KAFKA}")
+        assert "defs.yaml:4" in error
+        assert message in error
+
+    @pytest.mark.parametrize(
+        ("attribute", "message"),
+        [
+            ("key: shop/orders", "give the key there"),
+            ("group_name: 7", "Input should be a valid string"),
+            ("partitions_def: daily", "partitions_def"),
+            ("automation_condition: eager", "automation_condition"),
+        ],
+    )
+    def test_an_attribute_that_cannot_be_is_refused(self, attribute: str, message: str) -> None:
+        """A batch says what is to be processed: partitions and automation are not offered."""
+        error = told(f"assets:\n- {{function: .work.orders, {attribute}}}\n{KAFKA}")
+        assert "defs.yaml:3" in error
+        assert message in error
+
+
+class TestWrongValues:
+    """They are refused when the code is loaded, with file and line."""
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ("  on_lost: explode", "Input should be 'leave' or 'cancel'"),
+            ("  hold_limit_s: soon", "Input should be a valid number"),
+            ("  max_attempts: '{{ env.KAFKA_BROKERS }}'", "Input should be a valid integer"),
+            ("  retry_stopped: perhaps", "Input should be a valid boolean"),
+            ("streaming: {runs: -1}", "greater than or equal to 0"),
+            ("streaming: {max_run_s: 5}", "greater than or equal to 60"),
+            ("streaming:", "streaming"),
+            ("runs: 2", "runs"),
+            ("default_status: ON", "default_status"),
+            ("minimum_interval_seconds: 0", "greater than or equal to 1"),
+            ("spark: {allow_plaintext: maybe}", "Input should be a valid boolean"),
+            ("spark: {kafka_options: {sasl.mechanism: PLAIN}}", "begin with `kafka.`"),
+        ],
+    )
+    def test_a_wrong_value_is_shown_with_its_line(self, wrong: str, message: str) -> None:
+        """Each by itself, so that the line is that of the setting."""
+        error = told(SHOP + wrong + "\n")
+        assert "defs.yaml:8" in error
+        assert message in error
+
+    @pytest.mark.parametrize(
+        ("wrong", "message"),
+        [
+            ("  no_such_setting: 1", "no_such_setting"),
+            ("  max_attempts: 0", "max_attempts=0 of group 2024 must be above 0"),
+            ("  on_failure: dead_letter", "needs a dead_letter_topic"),
+            ("  security_protocol: PLAINTEXT\n  ssl_ca_location: /ca.pem", "which has no TLS"),
+            ("  client_config: {session.timeout.ms: 6000}", "is decided by the broker"),
+        ],
+    )
+    def test_settings_that_do_not_fit_each_other_are_shown_with_their_block(
+        self, wrong: str, message: str
+    ) -> None:
+        """In Python the first tick of the sensor would say so."""
+        error = told(SHOP + wrong + "\n")
+        assert "defs.yaml:4" in error
+        assert message in error
+
+    def test_a_missing_variable_that_is_needed_at_once_is_named(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The group names assets, so it is needed before anything runs."""
+        monkeypatch.delenv("KAFKA_GROUP")
+        error = told(SHOP)
+        assert "defs.yaml:6" in error
+        assert "the environment variable KAFKA_GROUP is not set" in error
+
+    def test_a_component_without_assets_says_so(self) -> None:
+        """They have a default only for subclasses."""
+        assert "kafka_batches has no assets" in told(KAFKA)
+
+    def test_python_hears_of_a_wrong_value_without_seeing_it(self) -> None:
+        """It may be a secret in the wrong place."""
+        with pytest.raises(ValidationError) as caught:
+            KafkaBatchComponent(kafka=SECRET)
+        assert SECRET not in str(caught.value)
+
+
+LOGIN = """\
+  security_protocol: SASL_SSL
+  sasl_mechanism: SCRAM-SHA-512
+  sasl_username: "{{ env.KAFKA_USER }}"
+  sasl_password: "{{ env.KAFKA_PASSWORD }}"
+  client_config:
+    client.id: shop
+    ssl.key.password: "{{env('KAFKA_PASSWORD')}}"
+    socket.keepalive.enable: true
+    message.max.bytes: 2000000
+"""
+
+
+class TestSecrets:
+    """A setting that is one variable stays its name until it is used."""
+
+    def test_a_secret_is_a_variable_of_dagsters(self) -> None:
+        """As in Python; it need not even be set where the code is checked."""
+        with loaded(SHOP + LOGIN) as (component, defs):
+            kafka = component.kafka
+            for value, name in (
+                (kafka.bootstrap_servers, "KAFKA_BROKERS"),
+                (kafka.sasl_username, "KAFKA_USER"),
+                (kafka.sasl_password, "KAFKA_PASSWORD"),
+                (kafka.client_config["ssl.key.password"], "KAFKA_PASSWORD"),
+            ):
+                assert isinstance(value, dg.EnvVar)
+                assert value.env_var_name == name
+            assert kafka.client_config["socket.keepalive.enable"] == "true"
+            assert kafka.client_config["message.max.bytes"] == "2000000"
+            assert kafka.process_config_and_initialize().sasl_password == SECRET
+            shown = [repr(component), repr(defs.resources), str(outline(defs))]
+            assert not [text for text in shown if SECRET in text]
+
+    @pytest.mark.parametrize(
+        "login",
+        [
+            "  sasl_password: swordfish",
+            '  sasl_password: "{{ env.KAFKA_PASSWORD }}!"',
+            "  sasl_password: \"{{ env('KAFKA_PASSWORD', '') }}\"",
+            '  client_config: {ssl.key.password: "x{{ env.KAFKA_PASSWORD }}"}',
+        ],
+    )
+    def test_a_secret_that_would_be_a_text_is_refused_and_not_shown(self, login: str) -> None:
+        """A template with anything else in it has a value, which would be in snapshots."""
+        error = told(SHOP + "  security_protocol: SASL_SSL\n" + login + "\n")
+        assert "is given as a plain text" in error
+        assert "{{ env.NAME }}" in error
+        assert SECRET not in error
+
+    def test_an_error_beside_a_secret_does_not_show_its_value(self) -> None:
+        """Dagster shows the lines around a mistake, as they stand in the file."""
+        error = told(SHOP + LOGIN + "  on_lost: explode\n")
+        assert "Input should be 'leave'" in error
+        assert "{{ env.KAFKA_PASSWORD }}" in error
+        assert SECRET not in error
+
+
+class TestScaffolder:
+    """What `dg scaffold defs` writes loads as it is."""
+
+    @pytest.mark.parametrize("form", ["yaml", "python"])
+    @pytest.mark.parametrize("streaming", [False, True])
+    def test_two_components_of_one_code_location_load_together(
+        self,
+        form: Literal["yaml", "python"],
+        *,
+        streaming: bool,
+    ) -> None:
+        """All names are made from the folder."""
+        with create_defs_folder_sandbox() as sandbox:
+            for folder in ("orders", "2024-returns"):
+                sandbox.scaffold_component(
+                    component_cls=KafkaBatchComponent,
+                    defs_path=folder,
+                    scaffold_params={"streaming": streaming, "topic": f"all.{folder}"},
+                    scaffold_format=form,
+                )
+            with sandbox.build_all_defs() as defs:
+                dg.Definitions.validate_loadable(defs)
+                assert {sensor.name for sensor in defs.sensors or ()} == {
+                    "orders_batches_sensor",
+                    "_2024_returns_batches_sensor",
+                }
+                batches = "orders_batch" in (defs.resources or {})
+                assert batches is not streaming, "a streaming run makes its batches itself"
+                kafka = inner((defs.resources or {})["orders_kafka"])
+                assert kafka.topics == ["all.orders"]
+
+    def test_what_is_commented_out_is_right(self) -> None:
+        """A person takes the marks away."""
+        with create_defs_folder_sandbox() as sandbox:
+            folder = sandbox.scaffold_component(
+                component_cls=KafkaBatchComponent, defs_path="orders"
+            )
+            file = folder / "defs.yaml"
+            lines = file.read_text().splitlines()
+            file.write_text("\n".join(uncommented(line) for line in lines))
+            with sandbox.load_component_and_build_defs(defs_path=folder) as (component, defs):
+                assert isinstance(component, KafkaBatchComponent)
+                assert component.streaming == Streaming(runs=1)
+                assert isinstance(component.kafka.sasl_password, dg.EnvVar)
+                assert component.spark is not None
+                assert component.assets[0].get_asset_spec().group_name == "sales"
+                dg.Definitions.validate_loadable(defs)
+
+    def test_a_topic_that_cannot_exist_is_refused(self) -> None:
+        """Otherwise the first tick would say so."""
+        with (
+            create_defs_folder_sandbox() as sandbox,
+            pytest.raises(
+                dagster_rebalance.ConfigurationError, match="cannot be the name of a topic"
+            ),
+        ):
+            sandbox.scaffold_component(
+                component_cls=KafkaBatchComponent, scaffold_params={"topic": "a b"}
+            )
+
+
+def uncommented(line: str) -> str:
+    """A line that is a setting, without its mark; sentences stay as they are."""
+    return re.sub(r"^( *)# ( *[a-z_]+:( |$))", r"\1\2", line)
+
+
+def test_dagster_knows_what_the_component_produces_and_the_version() -> None:
+    """The picker and the list of libraries show them."""
+    assert set(KafkaBatchComponent.get_spec().produces) >= {"asset", "sensor", "job", "resource"}
+    assert DagsterLibraryRegistry.get()["dagster-rebalance"] == dagster_rebalance.__version__

@@ -1,0 +1,77 @@
+"""docs/component.md: its examples load as they stand, and its tables are those of the code."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+from dagster.components.testing import create_defs_folder_sandbox
+
+from dagster_rebalance import KafkaBatchComponent
+from dagster_rebalance.components.batch_asset import BatchAsset
+from tests.docs.blocks import ROOT, block_with, blocks
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+PAGE = "docs/component.md"
+
+
+def attributes_table(model: type[BaseModel]) -> str:
+    """The attributes of a model as a Markdown table."""
+    rows = [
+        f"| `{name}` | {'required' if field.is_required() else ''} | {field.description or ''} |"
+        for name, field in model.model_fields.items()
+    ]
+    return "\n".join(["| attribute | | |", "|---|---|---|", *rows])
+
+
+@pytest.mark.parametrize("model", [KafkaBatchComponent.model(), BatchAsset.model()])
+def test_the_tables_are_those_of_the_code(model: type[BaseModel]) -> None:
+    """An attribute that is renamed or added must be so in the documentation."""
+    table = attributes_table(model)
+    assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
+
+
+@pytest.mark.parametrize("form", ["batch", "streaming"])
+def test_the_example_is_a_code_location(form: str) -> None:
+    """As a user pastes it, with the variables unset."""
+    complete, streaming = blocks(PAGE, "yaml")
+    with create_defs_folder_sandbox() as sandbox:
+        folder = sandbox.defs_folder_path / "orders"
+        folder.mkdir()
+        (folder / "work.py").write_text(
+            block_with(PAGE, "python", "def orders(kafka_batch: KafkaBatch, spark")
+        )
+        (folder / "defs.yaml").write_text(complete + (streaming if form == "streaming" else ""))
+        with sandbox.load_component_and_build_defs(defs_path=folder) as (_, defs):
+            dg.Definitions.validate_loadable(defs)
+            spec = defs.resolve_asset_graph().get(dg.AssetKey("orders"))
+            assert (spec.group_name, spec.tags["environment"]) == ("sales", "development")
+            (sensor,) = defs.sensors or ()
+            assert sensor.name == (
+                "kafka_stream_sensor" if form == "streaming" else "kafka_batches_sensor"
+            )
+
+
+def test_the_python_form_loads() -> None:
+    """As a `component.py`."""
+    with create_defs_folder_sandbox() as sandbox:
+        folder = sandbox.defs_folder_path / "orders"
+        folder.mkdir()
+        (folder / "component.py").write_text(block_with(PAGE, "python", "@dg.component_instance"))
+        with sandbox.build_all_defs() as defs:
+            dg.Definitions.validate_loadable(defs)
+            assert dg.AssetKey("orders") in defs.resolve_all_asset_keys()
+
+
+def test_a_component_of_ones_own_takes_its_attributes_from_yaml() -> None:
+    """With those of the component that it is derived from."""
+    names: dict[str, Any] = {"__name__": "pasted"}
+    exec(compile(block_with(PAGE, "python", "class TableComponent"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    kafka = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["sales"]}
+    component = names["TableComponent"].from_attributes_dict(
+        attributes={"table": "sales", "kafka": kafka}
+    )
+    assert dg.AssetKey("sales") in dg.component_defs(component=component).resolve_all_asset_keys()
