@@ -44,7 +44,6 @@ def test_given_messages_become_the_rows_that_spark_would_read(
             key=None if number == 2 else f"key {number}",
             headers=[("trace", b"\x00\x01"), ("trace", None)] if number % 2 else None,
             partition=number % 2,
-            timestamp=1_700_000_000_123 + number,
         )
     assert producer.flush(30) == 0
     ranges = [OffsetRange(topic, 0, 0, 2), OffsetRange(topic, 0, 2, 3), OffsetRange(topic, 1, 1, 3)]
