@@ -18,7 +18,7 @@ help:  ## this list
 install:  ## bring the locked environment and Java; nothing to do the second time
 	@tools/bootstrap
 
-demo: install  ## two members hand partitions over while Spark runs drain (ARGS="--help" for options)
+demo: install  ## streaming runs through a deploy and a kill -9, in two minutes (ARGS="--per-batch": a run for each batch)
 	$(BIN)/python -m proofs demo $(ARGS)
 
 bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench.json (ARGS="--only tracker" for some)

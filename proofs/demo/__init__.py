@@ -1,4 +1,1 @@
-"""In `python -m proofs demo` two members hand partitions over while Spark runs drain.
-
-The demo then checks the output.
-"""
+"""`python -m proofs demo` plays one of two stories on real parts, and then checks the output."""

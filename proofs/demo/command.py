@@ -1,12 +1,13 @@
-"""In `python -m proofs demo` two members hand partitions over while Spark runs drain.
+"""`python -m proofs demo` shows what this package does, on real parts, and checks the outcome.
 
-The demo runs on real parts, and checks the outcome. Owns the options and the exit code. Everything
-that the demo starts is gone when it ends, also after Ctrl-C, and when it is killed.
+There are two stories: streaming runs, and a run for each batch. Owns the options and the exit code.
+Everything that the demo starts is gone when it ends, also after Ctrl-C, and when it is killed.
 """
 
 from __future__ import annotations
 
 import enum
+import json
 import shutil
 import time
 from pathlib import Path
@@ -17,16 +18,15 @@ from rich.markup import escape
 
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.core.errors import DagsterRebalanceError
-from dagster_rebalance.testing.kafka_node import admin_of
-from proofs.demo.acts import Play
-from proofs.demo.parts import GROUP, all_parts
-from proofs.demo.report import make_report, tell, write_json
-from proofs.demo.state import Watcher
+from proofs.demo.per_batch.story import PerBatch
+from proofs.demo.streaming.story import Streaming
 from proofs.demo.view import View
 from proofs.interrupts import Interrupts
 
 if TYPE_CHECKING:
-    from proofs.demo.parts import Parts
+    from collections.abc import Iterable
+
+    from proofs.demo.story import Stage, Story
 
 _FAILED = 1
 
@@ -48,33 +48,43 @@ def demo(
         typer.Option(help="Where the report is written; after a failure the logs are beside it."),
     ] = Path("build/demo.json"),
     *,
+    per_batch: Annotated[
+        bool,
+        typer.Option(
+            "--per-batch",
+            help="The other story: a Dagster run for each batch, with Spark. It takes minutes.",
+        ),
+    ] = False,
+    spark: Annotated[
+        bool,
+        typer.Option(
+            "--spark", help="Streaming runs process with Spark (Spark Connect), not plain Python."
+        ),
+    ] = False,
     stay: Annotated[
         bool | None,
         typer.Option(help="Stay up at the end, to look at the UI. Default: in a terminal."),
     ] = None,
 ) -> None:
-    """Watch partitions move between two members while Spark runs drain.
+    """Watch streaming runs share a topic, through a deploy and a kill -9.
 
-    Nothing is lost, and nothing is done twice.
+    Nothing is lost, and nothing is in the output twice.
     """
     interrupts = Interrupts()
     interrupts.install()
     code = 0
-    view = View()
+    story: Story = (
+        PerBatch(protocol.value, records_per_second)
+        if per_batch
+        else Streaming(protocol.value, records_per_second, with_spark=spark)
+    )
+    view = View(story.line_every_s)
     try:
-        with (
-            view,
-            all_parts(
-                protocol=protocol.value,
-                records_per_second=records_per_second,
-                step=view.step,
-                at_end=interrupts.end,
-            ) as parts,
-        ):
-            if not _play(parts, view, interrupts, protocol=protocol.value, output=output):
+        with view, story.stage(view.step, interrupts.end) as stage:
+            if not _play(stage, view, interrupts, protocol=protocol.value, output=output):
                 code = _FAILED
             if view.is_terminal if stay is None else stay:
-                _stay(parts, view)
+                _stay(stage, view)
     except KeyboardInterrupt:
         code = INTERRUPTED
     view.say(
@@ -84,45 +94,42 @@ def demo(
     raise typer.Exit(code)
 
 
-def _play(parts: Parts, view: View, interrupts: Interrupts, *, protocol: str, output: Path) -> bool:
+def _play(stage: Stage, view: View, interrupts: Interrupts, *, protocol: str, output: Path) -> bool:
     """Play and judge; False when a check failed."""
     logs = output.with_name("demo-logs")
     try:
-        watcher = Watcher(
-            parts.instance,
-            GROUP,
-            parts.partitions,
-            admin_of(parts.kafka.bootstrap_servers),
-            interrupts,
-        )
-        Play(parts, watcher, view).run()
-        report = make_report(parts, watcher)
+        report = stage.play(view, interrupts)
     except DagsterRebalanceError:
-        _keep_logs(parts, logs)
+        _keep(stage.logs, logs)
         raise
-    write_json(report.as_json(seconds=view.seconds, protocol=protocol), output)
-    tell(report, view)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    said = report.as_json() | {"seconds": round(view.seconds, 1), "protocol": protocol}
+    output.write_text(json.dumps(said, indent=2) + "\n")
+    report.show(view)
+    view.checks(report.checks)
     view.say(f"the report is in {output}")
-    if report.failed:
-        _keep_logs(parts, logs)
+    failed = [check.name for check in report.checks if not check.passed]
+    if failed:
+        _keep(stage.logs, logs)
         view.print(
-            "[bold red]The demo failed:[/bold red] "
-            f"{escape('; '.join(check.name for check in report.failed))}. The logs are in {logs}"
+            f"[bold red]The demo failed:[/bold red] {escape('; '.join(failed))}. "
+            f"The logs are in {logs}"
         )
-    return not report.failed
+    return not failed
 
 
-def _keep_logs(parts: Parts, folder: Path) -> None:
+def _keep(logs: Iterable[Path], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for log in [*(parts.folder / "home").glob("*.log"), *parts.kafka.logs, parts.spark.process.log]:
+    for log in logs:
         shutil.copy(log, folder)
 
 
-def _stay(parts: Parts, view: View) -> None:
+def _stay(stage: Stage, view: View) -> None:
     """Let a person look around, until Ctrl-C."""
-    view.print(f"\nLook at the commits: {parts.asset_page('offsets')}")
-    view.print(f"at the members and the hold receipts: {parts.asset_page('group')}")
-    view.print(f"and at the sensor's ticks: {parts.sensor_page()}\nCtrl-C ends everything.")
+    view.print("\nLook at Dagster:")
+    for what, address in stage.pages:
+        view.print(f"  {what}: {address}")
+    view.print("Ctrl-C ends everything.")
     try:
         while True:
             time.sleep(1)

@@ -1,18 +1,18 @@
 """A person sees the demo as a live table in a terminal, and as lines of text anywhere else.
 
-Owns the words and the layout. Must not read or change anything by itself.
+Owns the layout that both forms share; what is in the table is theirs. Must not read or change
+anything by itself.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich.console import Console
 from rich.live import Live
 from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from dagster_rebalance.core.partition import TopicPartition, named
@@ -22,18 +22,31 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from rich.console import RenderableType
+    from rich.table import Table
     from typing_extensions import Self
 
-    from proofs.demo.state import Lane, Snapshot
+    from proofs.demo.checks import Check
 
-_LINE_EVERY_S = 15.0
-_COLOURS = {"blue": "dodger_blue1", "green": "green3"}
+
+class Board(Protocol):
+    """How things stand."""
+
+    def table(self) -> Table:
+        """For a terminal."""
+
+    def in_words(self) -> str:
+        """The same in a line."""
 
 
 class View:
-    """Shows how the demo goes on."""
+    """Shows how the demo goes on.
 
-    def __init__(self) -> None:
+    Args:
+        line_every_s: How often a line says how things stand where there is no terminal.
+    """
+
+    def __init__(self, line_every_s: float) -> None:
+        self._line_every_s = line_every_s
         # Without a terminal rich takes it to have 80 columns, and would wrap at them.
         self.console = (
             Console(highlight=False)
@@ -71,7 +84,7 @@ class View:
     def act(self, title: str, text: str) -> None:
         """A new act begins."""
         self._now = text
-        self._line_due_at = time.monotonic() + _LINE_EVERY_S
+        self._line_due_at = time.monotonic() + self._line_every_s
         self.console.print(f"\n[bold]{self._clock()} {title}[/bold]  {text}")
 
     def say(self, text: str) -> None:
@@ -84,17 +97,29 @@ class View:
         if self.is_terminal:
             self._live.update(Text(f"        {text} ...", style="dim"))
 
-    def show(self, snapshot: Snapshot, waits_for: str) -> None:
+    def show(self, board: Board, waits_for: str) -> None:
         """How things stand."""
         if self.is_terminal:
-            self._live.update(self._table(snapshot, waits_for))
+            table = board.table()
+            table.title = self._now
+            table.caption = f"{self._clock()}  waiting for {waits_for}"
+            table.title_justify = table.caption_justify = "left"
+            self._live.update(table)
         elif time.monotonic() >= self._line_due_at:
-            self._line_due_at = time.monotonic() + _LINE_EVERY_S
-            self.say(in_words(snapshot))
+            self._line_due_at = time.monotonic() + self._line_every_s
+            self.say(board.in_words())
 
     def print(self, what: RenderableType) -> None:
         """Something that stays."""
         self.console.print(what)
+
+    def checks(self, checks: Iterable[Check]) -> None:
+        """What was judged, and how."""
+        for check in checks:
+            self.print(
+                f"{'[green]passed[/green]' if check.passed else '[bold red]FAILED[/bold red]'}  "
+                f"{check.name}: {escape(check.detail)}"
+            )
 
     def clear(self) -> None:
         """Take the table away, for good."""
@@ -103,62 +128,6 @@ class View:
     def _clock(self) -> str:
         minutes, seconds = divmod(int(self.seconds), 60)
         return f"{minutes}:{seconds:02}"
-
-    def _table(self, snapshot: Snapshot, waits_for: str) -> Table:
-        table = Table(
-            title=self._now,
-            caption=f"{self._clock()}  waiting for {waits_for}",
-            title_justify="left",
-            caption_justify="left",
-        )
-        for name, justify in (
-            ("partition", "left"),
-            ("owner", "left"),
-            ("committed", "right"),
-            ("lag", "right"),
-            ("at work", "left"),
-        ):
-            table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
-        for lane in snapshot.lanes:
-            table.add_row(
-                lane.name, _owner(lane), f"{lane.committed:,}", f"{lane.lag:,}", _work(lane)
-            )
-        return table
-
-
-def painted(member: str) -> str:
-    """The name of a member in its colour."""
-    colour = _COLOURS.get(member)
-    return f"[{colour}]{member}[/{colour}]" if colour else member
-
-
-def _owner(lane: Lane) -> str:
-    if not lane.owner:
-        return "[dim]nobody[/dim]"
-    return painted(lane.owner) + (" [bold yellow]drains[/bold yellow]" if lane.is_draining else "")
-
-
-def _work(lane: Lane) -> str:
-    if lane.run is None:
-        return ""
-    if lane.run.is_queued:
-        return f"run {lane.run.run_id[:8]} in the queue"
-    return f"run {lane.run.run_id[:8]} " + (
-        f"for {lane.run.seconds:.0f} s" if lane.run.seconds else "is being started"
-    )
-
-
-def in_words(snapshot: Snapshot) -> str:
-    """How things stand, in a line."""
-    owners: dict[str, list[Lane]] = {}
-    for lane in snapshot.lanes:
-        owners.setdefault(
-            f"{painted(lane.owner) or 'nobody'}{' drains' if lane.is_draining else ''}", []
-        ).append(lane)
-    parts = [
-        f"{owner}: {short(lane.name for lane in lanes)}" for owner, lanes in sorted(owners.items())
-    ]
-    return f"{'; '.join(parts)}; lag {snapshot.lag:,}; {len(snapshot.runs)} runs at work"
 
 
 def short(names: Iterable[str]) -> str:

@@ -9,9 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import OffsetSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from confluent_kafka.admin import AdminClient
 
 
 def committed_offsets(
@@ -33,3 +36,19 @@ def committed_offsets(
         return {one.partition: one.offset for one in found if one.offset >= 0}
     finally:
         consumer.close()
+
+
+def end_offsets(
+    admin: AdminClient, topic: str, numbers: Iterable[int], *, limit_s: float
+) -> dict[int, int]:
+    """Where each partition of a topic ends.
+
+    Raises:
+        KafkaException: Kafka does not answer within `limit_s`, or refuses.
+    """
+    asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in numbers}
+    answers = admin.list_offsets(asked, request_timeout=limit_s)
+    return {
+        partition.partition: int(answer.result(limit_s).offset)
+        for partition, answer in answers.items()
+    }

@@ -24,6 +24,7 @@ class Owners:
         self._members: dict[str, MemberAssigned] = {}
         self._taken_unasked: dict[int, str] = {}
         self._generation: dict[int, str] = {}
+        self._asked_back: frozenset[int] = frozenset()
 
     def take(self, record: GroupRecord) -> None:
         """Take the next record in."""
@@ -37,9 +38,11 @@ class Owners:
                 for number, member in self._generation.items()
                 if member in record.members
             }
-            self._generation = kept | {
+            assigned = {
                 number: member for member, numbers in record.members.items() for number in numbers
             }
+            self._generation = kept | assigned
+            self._asked_back = frozenset(kept.keys() - assigned.keys())
 
     def _take_member(self, record: MemberAssigned) -> None:
         before = self._members.pop(record.member_id, None)
@@ -69,6 +72,12 @@ class Owners:
             if partition in (record.partitions or ()):
                 return member
         return self._generation.get(partition)
+
+    def is_asked_back(self, partition: int) -> bool:
+        """Whether the member that has a partition has to give it up, and has not done so yet."""
+        return partition in self._asked_back or any(
+            partition in record.asked_back for record in self._members.values()
+        )
 
     def is_taken_unasked(self, partition: int) -> bool:
         """Whether the coordinator took a partition unasked, and its member cannot know yet.

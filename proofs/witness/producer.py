@@ -11,12 +11,13 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from confluent_kafka import KafkaError, Message
@@ -36,11 +37,15 @@ class NumberedProducer:
         topic: The topic.
         partitions: How many partitions it has.
         per_second: Records per second, all partitions together.
+
+    Attributes:
+        per_second: The same.
     """
 
     def __init__(
         self, bootstrap_servers: str, topic: str, *, partitions: int, per_second: int
     ) -> None:
+        self.per_second = per_second
         self._topic = topic
         self._per_round = per_second * _ROUND_S
         # Idempotent: a retry of the producer itself must not look like a record that was processed
@@ -161,3 +166,32 @@ class NumberedProducer:
         self._producer.produce(
             self._topic, value.encode(), partition=number % len(self._ends), on_delivery=note
         )
+
+
+def produced_at(
+    client_config: Mapping[str, str], topic: str, ends: Mapping[int, int], *, limit_s: float
+) -> dict[int, dict[int, float]]:
+    """When each record of a topic was produced, by partition and offset, in seconds since 1970.
+
+    Raises:
+        BrokerError: The topic could not be read to these ends.
+    """
+    settings = {"group.id": "reader", "enable.auto.commit": False}
+    consumer = Consumer({**client_config, **settings})
+    found: dict[int, dict[int, float]] = {number: {} for number in ends}
+    left = sum(ends.values())
+    try:
+        consumer.assign([TopicPartition(topic, number, 0) for number in ends])
+        while left:
+            messages = consumer.consume(min(left, 10_000), limit_s)
+            problem = next((error.str() for one in messages if (error := one.error())), "")
+            if problem or not messages:
+                msg = f"{topic} could not be read to its end: {problem or 'nothing came'}"
+                raise BrokerError(msg)
+            for message in messages:
+                at = message.timestamp()[1] / 1000
+                found[message.partition() or 0][message.offset() or 0] = at
+            left = sum(ends.values()) - sum(map(len, found.values()))
+    finally:
+        consumer.close()
+    return found

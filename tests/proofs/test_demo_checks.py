@@ -7,14 +7,8 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.partition import OffsetRange
-from proofs.demo.checks import (
-    Check,
-    check_committed,
-    check_holds,
-    check_materialisations,
-    check_output,
-    is_retained,
-)
+from proofs.demo.checks import Check, check_committed, check_output
+from proofs.demo.per_batch.checks import check_holds, check_materialisations, is_retained
 from proofs.witness.catalogue import HoldSeen
 from proofs.witness.offsets_topic import Commit
 from proofs.witness.output import Row, compare_output

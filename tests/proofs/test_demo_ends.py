@@ -23,10 +23,10 @@ COMMAND = [sys.executable, "-m", "proofs", "demo"]
 START_LIMIT_S = 240.0
 
 
-def _started(folder: Path, sign: str) -> ChildProcess:
+def _started(folder: Path, sign: str, *options: str) -> ChildProcess:
     temporary = folder / "tmp"
     temporary.mkdir()
-    command = [*COMMAND, "--output", str(folder / "demo.json")]
+    command = [*COMMAND, "--output", str(folder / "demo.json"), *options]
     demo = ChildProcess(
         "the demo", command, log=folder / "log", env={"TMPDIR": str(temporary)}, cwd=folder
     )
@@ -35,13 +35,17 @@ def _started(folder: Path, sign: str) -> ChildProcess:
 
 
 @pytest.mark.parametrize(
-    "sign",
-    ["starting a Spark Connect server", "blue was assigned"],
-    ids=["while it starts", "while it plays"],
+    ("sign", "options"),
+    [
+        ("starting Kafka, Dagster", []),
+        ("run 1 is assigned", []),
+        ("starting a Spark Connect server", ["--per-batch"]),
+    ],
+    ids=["while it starts", "while it plays", "while the other story starts"],
 )
-def test_ctrl_c_ends_everything(tmp_path: Path, sign: str) -> None:
+def test_ctrl_c_ends_everything(tmp_path: Path, sign: str, options: list[str]) -> None:
     """A person who has seen enough must not have to look for processes."""
-    with _started(tmp_path, sign) as demo:
+    with _started(tmp_path, sign, *options) as demo:
         demo.send(signal.SIGINT)
         assert demo.wait(60) == 130
         assert "Traceback" not in demo.tail(200)
@@ -56,7 +60,7 @@ def test_ctrl_c_ends_everything(tmp_path: Path, sign: str) -> None:
 
 def test_a_killed_demo_leaves_no_process_behind(tmp_path: Path) -> None:
     """It cannot clean up, so each of its children watches for its end."""
-    with _started(tmp_path, "starting Dagster") as demo:
+    with _started(tmp_path, "starting a streaming run") as demo:
         demo.kill()
         wait_until(
             lambda: demo.is_gone, timeout_s=20, what="the demo's children to end by themselves"

@@ -1,4 +1,4 @@
-"""The demo must understand the catalogue that members write; here the members write it."""
+"""The story of runs for batches must understand the catalogue; here members write it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
-from proofs.demo.state import Watcher
-from proofs.demo.view import in_words
+from proofs.demo.per_batch.board import LaneBoard
+from proofs.demo.per_batch.state import Watcher
 from proofs.interrupts import Interrupts
 from proofs.witness.catalogue import HoldSeen
 
@@ -93,7 +93,7 @@ def test_before_the_first_member_nobody_owns_anything(watcher: Watcher) -> None:
     snapshot = watcher.look([5, 5, 0])
     assert [lane.owner for lane in snapshot.lanes] == ["", "", ""]
     assert snapshot.lag == 10
-    assert in_words(snapshot) == "nobody: orders-0..2; lag 10; 0 runs at work"
+    assert LaneBoard(snapshot).in_words() == "nobody: orders-0..2; lag 10; 0 runs at work"
 
 
 def test_a_partition_belongs_to_whom_it_was_assigned_until_its_hold_ended(

@@ -11,7 +11,7 @@ from proofs.witness.offsets_topic import (
     MemberAssigned,
     StoredOffset,
 )
-from proofs.witness.owners import stored_without_owning
+from proofs.witness.owners import Owners, stored_without_owning
 
 NAMES = {"id-1": "blue", "id-2": "green"}
 
@@ -123,3 +123,23 @@ def test_in_classic_a_member_that_is_gone_has_nothing() -> None:
     """Its session has timed out, and a new generation began without it."""
     log = (_generation(id_1=(0,)), _generation(id_2=()), _stored(0, 5))
     assert _found(*log) == ["offset 5 of orders-0 was stored while nobody had the partition"]
+
+
+@pytest.mark.parametrize(
+    ("log", "asked_back"),
+    [
+        ([_member("id-1", 0, 1)], []),
+        ([_member("id-1", 0, 1, asked_back=(1,))], [1]),
+        ([_member("id-1", 0, 1, asked_back=(1,)), _member("id-1", 0)], []),
+        ([_generation(id_1=(0, 1)), _generation(id_1=(0,), id_2=())], [1]),
+        ([_generation(id_1=(0, 1)), _generation(id_1=(0,), id_2=()), _generation(id_2=(1,))], []),
+    ],
+)
+def test_what_kafka_wants_back_is_known_until_it_is_given_up(
+    log: list[GroupRecord], asked_back: list[int]
+) -> None:
+    """In both protocols: that is the time in which a member holds a partition."""
+    owners = Owners()
+    for record in log:
+        owners.take(record)
+    assert [number for number in range(3) if owners.is_asked_back(number)] == asked_back

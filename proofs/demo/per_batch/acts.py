@@ -1,4 +1,4 @@
-"""The play: what happens in the demo, and what each act waits for before the next one.
+"""The play of runs for batches: what happens, and what each act waits for before the next one.
 
 Owns the order of events. It turns sensors on, sends a signal and stops the producer; everything
 else is done by the members themselves.
@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
-from proofs.demo.parts import BLUE, GREEN, SENSOR, WORK_S
-from proofs.demo.view import in_words, painted, short
+from proofs.demo.per_batch.board import LaneBoard, painted
+from proofs.demo.per_batch.parts import BLUE, GREEN, SENSOR, WORK_S
+from proofs.demo.story import check_running
+from proofs.demo.view import short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from proofs.demo.parts import Parts
-    from proofs.demo.state import Lane, Snapshot, Watcher
+    from proofs.demo.per_batch.parts import Parts
+    from proofs.demo.per_batch.state import Lane, Snapshot, Watcher
     from proofs.demo.view import View
     from proofs.witness.catalogue import Event
 
@@ -133,12 +135,13 @@ class Play:
             snapshot = self.watcher.look(self.parts.producer.ends)
             for event in self.watcher.events[told:]:
                 self.view.say(_told(event))
-            self.view.show(snapshot, what)
+            board = LaneBoard(snapshot)
+            self.view.show(board, what)
             if is_so(snapshot):
                 return
             self._check_parts()
             if time.monotonic() >= deadline_at:
-                msg = f"waited {ACT_LIMIT_S:g} s in vain for {what}; {in_words(snapshot)}"
+                msg = f"waited {ACT_LIMIT_S:g} s in vain for {what}; {board.in_words()}"
                 raise DagsterRebalanceError(msg)
             time.sleep(_LOOK_EVERY_S)
 
@@ -149,13 +152,7 @@ class Play:
             for name, location in self.parts.dagster.locations.items()
             if name not in self.watcher.leaving
         ]
-        for process in expected:
-            if not process.is_running:
-                msg = (
-                    f"{process.name} has ended by itself with exit code {process.exit_code}; "
-                    f"{process.log} ends with:\n{process.tail()}"
-                )
-                raise DagsterRebalanceError(msg)
+        check_running(expected)
 
 
 def _told(event: Event) -> str:

@@ -1,4 +1,4 @@
-"""The state of the demo has each partition's owner, the committed offsets, and the runs at work.
+"""The state of the play has each partition's owner, the committed offsets, and the runs at work.
 
 It is read from Dagster's catalogue, as a person would, and Kafka is asked who it gave what to.
 Decides nothing and changes nothing.

@@ -1,0 +1,1 @@
+"""The story of runs for batches: two members hand partitions over while Spark runs drain."""

@@ -1,0 +1,184 @@
+"""The parts of the story: Kafka, Dagster with one code location, a producer, and Spark if wanted.
+
+Owns what is started, with which settings, and that all of it is gone afterwards. Kafka, Dagster and
+Spark start at the same time.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.scratch import private_folder
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from proofs.witness.group_log import GroupLog
+from proofs.witness.producer import NumberedProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import dagster as dg
+
+TOPIC = "orders"
+GROUP = "orders"
+LOCATION = "shop"
+JOB = "kafka_stream"
+SENSOR = "kafka_stream_sensor"
+PARTITIONS = 8
+SESSION_TIMEOUT_S = 5
+"""Kafka gives the partitions of a killed member to others after this time; its default is 45 s. So
+short a time suits a demo: in production a machine that stalls for a moment would lose them."""
+_PROJECT = Path(__file__).parent / "project"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that runs.
+
+    Attributes:
+        kafka: The broker.
+        spark: The Spark Connect server, if the runs use Spark.
+        dagster: The deployment.
+        instance: Its instance.
+        producer: Produces while it is entered.
+        log: What Kafka stores of the group.
+        code: The code of the asset, as it is deployed.
+        folder: The demo's own files, logs included.
+    """
+
+    kafka: KafkaCluster
+    spark: SparkConnectServer | None
+    dagster: DagsterDeployment
+    instance: dg.DagsterInstance
+    producer: NumberedProducer
+    log: GroupLog
+    code: Path
+    folder: Path
+
+    @property
+    def output(self) -> Path:
+        """The folder with the Parquet output."""
+        return self.folder / "orders"
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files with what the parts have to say."""
+        spark = [self.spark.process.log] if self.spark else []
+        return [*self.dagster.home.glob("*.log"), *self.kafka.logs, *spark]
+
+    def scale_to(self, runs: int) -> None:
+        """Want another number of streaming runs, and load the code location again."""
+        self.code.with_name("runs").write_text(str(runs))
+        self.dagster.ui.reload(LOCATION)
+
+    def deploy(self, before: str, after: str) -> None:
+        """Deploy code that is changed in one place."""
+        self.code.write_text(self.code.read_text().replace(before, after))
+        self.dagster.ui.reload(LOCATION)
+
+
+class _Startable(Protocol):
+    def start(self) -> object: ...
+
+    def stop(self) -> None: ...
+
+
+@contextmanager
+def all_parts(
+    *,
+    protocol: str,
+    records_per_second: int,
+    with_spark: bool,
+    step: Callable[[str], None],
+    at_end: Callable[[], None],
+) -> Iterator[Parts]:
+    """Start everything.
+
+    Args:
+        protocol: The group protocol.
+        records_per_second: What the producer produces.
+        with_spark: Whether the runs use Spark.
+        step: Gets a sentence before parts are started.
+        at_end: Called first when everything is to be ended.
+
+    Raises:
+        DagsterRebalanceError: A part did not start; the message says which, and holds the end of
+            its log.
+    """
+    folder = private_folder("demo")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            session_ms = str(SESSION_TIMEOUT_S * 1000)
+            # The port is chosen here, so that Dagster can be told before Kafka is up.
+            port = free_port()
+            kafka = KafkaCluster(
+                port=port, settings={"group.consumer.session.timeout.ms": session_ms}, tell=step
+            )
+            spark = SparkConnectServer(tell=step) if with_spark else None
+            code = _project(folder / LOCATION, with_spark=with_spark)
+            env = {
+                "KAFKA_BROKERS": f"127.0.0.1:{port}",
+                "KAFKA_GROUP": GROUP,
+                "KAFKA_TOPIC": TOPIC,
+                "KAFKA_GROUP_PROTOCOL": protocol,
+                "KAFKA_CLIENT_CONFIG": json.dumps(
+                    {"session.timeout.ms": session_ms, "heartbeat.interval.ms": "1000"}
+                    if protocol == "classic"
+                    else {}
+                ),
+                "ORDERS_PATH": str(folder / "orders"),
+                **({"SPARK_REMOTE": spark.remote} if spark else {}),
+            }
+            location = CodeLocation(LOCATION, code.stem, code.parent, env, reloads=True)
+            dagster = DagsterDeployment(folder / "home", [location])
+            step(
+                "starting Kafka, Dagster (webserver, daemon, code location)"
+                + (" and a Spark Connect server" if spark else "")
+            )
+            _start_together(stack, [kafka, dagster, *([spark] if spark else [])])
+            kafka.create_topic(TOPIC, PARTITIONS)
+            yield Parts(
+                kafka=kafka,
+                spark=spark,
+                dagster=dagster,
+                instance=stack.enter_context(dagster.instance()),
+                producer=NumberedProducer(
+                    kafka.bootstrap_servers,
+                    TOPIC,
+                    partitions=PARTITIONS,
+                    per_second=records_per_second,
+                ),
+                log=stack.enter_context(GroupLog(kafka.bootstrap_servers, GROUP)),
+                code=code,
+                folder=folder,
+            )
+        finally:
+            at_end()
+
+
+def _project(folder: Path, *, with_spark: bool) -> Path:
+    """A copy of the code that is deployed: the demo changes it."""
+    folder.mkdir()
+    code = folder / "orders.py"
+    shutil.copy(_PROJECT / ("orders_with_spark.py" if with_spark else "orders.py"), code)
+    (folder / "runs").write_text("1")
+    return code
+
+
+def _start_together(stack: ExitStack, parts: list[_Startable]) -> None:
+    for part in parts:
+        stack.callback(part.stop)
+    # It waits for all of them, also when one fails: none may start after it was stopped.
+    with ThreadPoolExecutor(len(parts)) as threads:
+        starts = [threads.submit(part.start) for part in parts]
+    for start in starts:
+        start.result()

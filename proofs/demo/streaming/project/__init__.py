@@ -1,0 +1,1 @@
+"""The code that the story of streaming runs deploys."""

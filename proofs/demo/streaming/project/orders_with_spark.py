@@ -1,0 +1,50 @@
+"""Orders arrive in Kafka; streaming runs write them to Parquet, with Spark.
+
+`make demo ARGS=--spark` copies this file, runs it, and deploys a new version of it: it changes
+CODE.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import dagster as dg
+
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource
+from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
+
+CODE = "v1"
+
+
+@dg.asset(kinds={"pyspark", "parquet"})
+def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> dg.MaterializeResult[None]:
+    """Every order exactly once.
+
+    Each range of offsets has a file of its own, so that doing it again replaces it.
+    """
+    parsed = kafka_batch.dataframe(spark).selectExpr(
+        *RANGE_KEY, "offset", "from_json(string(value), 'number BIGINT, cents BIGINT') AS order"
+    )
+    row_count = write_parquet_by_range(
+        parsed.select(*RANGE_KEY, "offset", "order.*"), os.environ["ORDERS_PATH"]
+    )
+    return dg.MaterializeResult(metadata={"code": CODE, "dagster/row_count": row_count})
+
+
+kafka = KafkaConsumerResource(
+    bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
+    group_id=dg.EnvVar("KAFKA_GROUP"),
+    topics=[os.environ["KAFKA_TOPIC"]],
+    group_protocol="classic" if os.environ["KAFKA_GROUP_PROTOCOL"] == "classic" else "consumer",
+    client_config=json.loads(os.environ["KAFKA_CLIENT_CONFIG"]),
+    record_every_s=2.0,
+)
+
+defs = build_kafka_stream_defs(
+    kafka=kafka,
+    assets=[orders],
+    spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE")),
+    # A text file beside this one: a person who scales out changes no code.
+    runs=int(Path(__file__).with_name("runs").read_text()),
+)

@@ -1,0 +1,79 @@
+"""Streaming runs: a second one joins, new code is deployed, and one is killed."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from proofs.demo.streaming.acts import Play
+from proofs.demo.streaming.parts import GROUP, JOB, LOCATION, Parts, all_parts
+from proofs.demo.streaming.report import Report, make_report
+from proofs.demo.streaming.state import Watcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from proofs.demo.view import View
+    from proofs.interrupts import Interrupts
+
+
+@dataclass(frozen=True)
+class Streaming:
+    """The story.
+
+    Attributes:
+        protocol: The group protocol.
+        records_per_second: What the producer produces.
+        with_spark: Whether the runs use Spark.
+    """
+
+    protocol: str
+    records_per_second: int
+    with_spark: bool = False
+    line_every_s: float = 5.0
+
+    @contextmanager
+    def stage(
+        self, step: Callable[[str], None], at_end: Callable[[], None]
+    ) -> Iterator[StreamingStage]:
+        """Start everything."""
+        with all_parts(
+            protocol=self.protocol,
+            records_per_second=self.records_per_second,
+            with_spark=self.with_spark,
+            step=step,
+            at_end=at_end,
+        ) as parts:
+            yield StreamingStage(parts)
+
+
+@dataclass(frozen=True)
+class StreamingStage:
+    """What the story runs on."""
+
+    parts: Parts
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files with what the parts have to say."""
+        return self.parts.logs
+
+    @property
+    def pages(self) -> list[tuple[str, str]]:
+        """What a person can look at."""
+        url = self.parts.dagster.ui.url
+        return [
+            ("the streaming runs", f"{url}/locations/__repository__@{LOCATION}/jobs/{JOB}/runs"),
+            ("the batches", f"{url}/assets/orders?view=events"),
+            ("the commits", f"{url}/assets/kafka/{GROUP}/offsets?view=events"),
+            ("who joined, held and left", f"{url}/assets/kafka/{GROUP}/group?view=events"),
+        ]
+
+    def play(self, view: View, interrupts: Interrupts) -> Report:  # noqa: ARG002 - it asks nothing that a signal may not interrupt
+        """Play all acts, and judge what came out."""
+        watcher = Watcher(self.parts.instance, self.parts.log)
+        play = Play(self.parts, watcher, view)
+        play.run()
+        return make_report(self.parts, watcher, play)

@@ -1,0 +1,158 @@
+"""The story of streaming runs reads what Kafka stored, and judges it; here a test stores it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.stream_batches import StreamBatch
+from proofs.demo.checks import Check
+from proofs.demo.streaming.acts import Act
+from proofs.demo.streaming.board import StreamBoard
+from proofs.demo.streaming.checks import check_deploy, check_recorded
+from proofs.demo.streaming.figures import ActFigures, Waits, figures_of, longest_gap
+from proofs.demo.streaming.state import Lane, Life, Snapshot, StreamingRun
+from proofs.demo.streaming.work_log import Done, InHand, WorkLog
+from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
+
+
+def _stored(at: float, offset: int, until: int = 0, run_id: str = "") -> StoredOffset:
+    """What a member stores for partition 0: an offset, and a claim behind it."""
+    claims = (Claim(until, str(StreamBatch(run_id, 1))),) if run_id else ()
+    text = encode(StoredPartition(offset, claims)).metadata
+    return StoredOffset("orders", "orders", 0, offset, at, text)
+
+
+def _range(start: int, until: int, partition: int = 0) -> OffsetRange:
+    return OffsetRange("orders", partition, start, until)
+
+
+def _log(*records: StoredOffset | MemberAssigned) -> WorkLog:
+    log = WorkLog()
+    for record in records:
+        log.take(record)
+    return log
+
+
+def test_a_claim_is_in_hand_until_it_is_committed() -> None:
+    """A commit may carry the next claim."""
+    log = _log(_stored(1.0, 0), _stored(2.0, 0, 10, "a"))
+    assert log.in_hand == {0: InHand(_range(0, 10), "a", 2.0)}
+    assert not log.done
+    log.take(_stored(2.5, 10, 25, "a"))
+    assert log.done == [Done(_range(0, 10), 2.5, 2.0, "a")]
+    assert log.in_hand == {0: InHand(_range(10, 25), "a", 2.5)}
+    assert log.committed(0) == 10
+
+
+def test_a_range_that_another_run_takes_over_is_told_and_keeps_its_first_time() -> None:
+    """What the killed run had in hand waited since that run claimed it."""
+    log = _log(_stored(1.0, 0, 10, "a"), _stored(7.0, 0, 10, "a"), _stored(8.0, 0, 10, "b"))
+    assert log.again == [InHand(_range(0, 10), "a", 1.0)]
+    log.take(_stored(8.5, 10))
+    assert log.done == [Done(_range(0, 10), 8.5, 1.0, "b")]
+    assert not log.in_hand
+
+
+def test_who_has_a_partition_is_followed_beside_the_offsets() -> None:
+    """Both stand in the same log."""
+    log = _log(MemberAssigned("orders", "member", frozenset({0}), 1.0), _stored(1.0, 0))
+    assert log.owners.of(0) == "member"
+
+
+COMMITS = [
+    Done(_range(0, 10), 100.2, 100.1, "a"),
+    Done(_range(0, 10, partition=1), 100.3, 100.1, "a"),
+    Done(_range(10, 20), 101.0, 100.9, "a"),
+    Done(_range(10, 20, partition=1), 106.4, 100.9, "a"),
+    Done(_range(20, 30), 107.0, 106.9, "a"),
+]
+
+
+@pytest.mark.parametrize(
+    ("act", "gap"),
+    [
+        (Act("before all", 90.0, 95.0), (pytest.approx(10.3), 1)),
+        (Act("quiet", 100.25, 100.28), (pytest.approx(0.8), 0)),
+        (Act("within the gap", 103.0, 104.0), (pytest.approx(6.1), 1)),
+        (Act("all", 100.0, 107.0), (pytest.approx(6.1), 1)),
+        (Act("nobody commits any more", 106.5, 130.0), (pytest.approx(23.6), 1)),
+    ],
+)
+def test_the_longest_gap_is_that_of_the_partition_that_waited_longest(
+    act: Act, gap: tuple[float, int]
+) -> None:
+    """An average, or a gap of all partitions together, would hide a partition that stands still."""
+    assert longest_gap(act, COMMITS) == gap
+
+
+def test_an_act_counts_the_records_that_were_produced_in_it() -> None:
+    """A record that waits for the next act belongs to the one in which it came."""
+    produced_at = {
+        0: dict.fromkeys(range(30), 100.0),
+        1: {offset: 100.0 if offset < 10 else 103.0 for offset in range(20)},
+    }
+    found = figures_of(Act("kill", 102.0, 104.0), COMMITS, produced_at)
+    assert found == ActFigures("kill", 2.0, 10, Waits(3.4, 3.4), 6.1, 1)
+
+
+def test_waits_of_nothing_are_none() -> None:
+    """The last act produces nothing."""
+    assert Waits.of([]) == Waits(0.0, 0.0)
+    assert Waits.of([float(number) for number in range(101)]) == Waits(50.0, 99.0)
+
+
+NAME = "Dagster shows each committed offset once"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "detail"),
+    [
+        ([_range(0, 10)], "partition 0, which ends at 20: ends at 10"),
+        (
+            [_range(0, 10), _range(5, 20)],
+            "partition 0, which ends at 20: orders-0 [5, 20) does not follow",
+        ),
+        (
+            [_range(0, 10), _range(12, 20)],
+            "partition 0, which ends at 20: orders-0 [12, 20) does not follow",
+        ),
+    ],
+    ids=["not to the end", "twice", "a hole"],
+)
+def test_offsets_that_dagster_does_not_show_once_fail(
+    recorded: list[OffsetRange], detail: str
+) -> None:
+    """Equal sums would hide a hole beside an overlap."""
+    assert check_recorded(recorded, {0: 20}) == Check(NAME, passed=False, detail=detail)
+    assert check_recorded([_range(10, 20), _range(0, 10)], {0: 20}).passed
+
+
+OLD = StreamingRun(1, "11111111", "v1", Life.LEFT, dg.DagsterRunStatus.SUCCESS)
+
+
+def test_a_run_that_did_not_leave_in_order_fails() -> None:
+    """A deploy must end no run badly."""
+    assert check_deploy([OLD, OLD]).passed
+    failed = replace(OLD, status=dg.DagsterRunStatus.FAILURE)
+    assert check_deploy([OLD, failed]).detail == "run 1 ended as FAILURE"
+    assert not check_deploy([]).passed
+
+
+def test_a_line_says_all_that_the_table_says() -> None:
+    """Most first looks are at a log without a terminal."""
+    lane = Lane(
+        0, OLD, is_asked_back=False, committed=10, lag=3, per_second=5, last=None, in_hand=None
+    )
+    starting = replace(OLD, number=2, life=Life.STARTING)
+    lanes = (lane, replace(lane, number=1, owner=None, is_asked_back=True))
+    words = StreamBoard(Snapshot(lanes, (OLD, starting))).in_words()
+    assert words == (
+        "[dodger_blue1]run 1[/dodger_blue1] code v1: orders-0; [dim]nobody[/dim]: orders-1; "
+        "10 records/s; committed 20; lag 6; held until the batch at work is committed: orders-1; "
+        "[green3]run 2[/green3] starting"
+    )
