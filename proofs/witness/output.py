@@ -5,6 +5,7 @@ Owns what a row of the output says.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -70,3 +71,12 @@ def parquet_rows(folder: Path) -> Iterator[Row]:
     )
     for row in found.to_pylist():
         yield Row(**row)
+
+
+def json_rows(folder: Path) -> Iterator[Row]:
+    """The rows of an output of JSON lines, in a file `<start>-<until>.jsonl` for each range."""
+    for file in folder.glob("*/*.jsonl"):
+        start, until = map(int, file.stem.split("-"))
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            yield Row(row["number"], row["partition"], row["offset"], start, until)

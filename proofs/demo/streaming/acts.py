@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -98,7 +99,7 @@ class Play:
             "two runs are wanted instead of one: the second takes its share, the first keeps "
             "working on the rest",
         ):
-            self.parts.scale_to(2)
+            self._meanwhile("the code location to load again", lambda: self.parts.scale_to(2))
             self._until("the second run to take its share", lambda now: now.owners == {1, 2})
             self._watch_for("both to work", _STEADY_S)
 
@@ -110,7 +111,10 @@ class Play:
             "a deploy: the code of the asset changes. Runs with the new code join first, then "
             "the old ones leave, one by one, each at the end of its batch",
         ):
-            self.parts.deploy('CODE = "v1"', 'CODE = "v2"')
+            self._meanwhile(
+                "the code location to load the new code",
+                lambda: self.parts.deploy('CODE = "v1"', 'CODE = "v2"'),
+            )
             snapshot = self._until(
                 "the new code to have all partitions",
                 lambda now: (
@@ -184,6 +188,13 @@ class Play:
         began_at = time.time()
         yield
         self.played.append(Act(name, began_at, time.time()))
+
+    def _meanwhile(self, what: str, action: Callable[[], None]) -> None:
+        """Do something that takes seconds, while the view goes on."""
+        with ThreadPoolExecutor(1) as thread:
+            doing = thread.submit(action)
+            self._until(what, lambda _: doing.done())
+        doing.result()
 
     def _watch_for(self, what: str, seconds: float) -> None:
         until = time.monotonic() + seconds

@@ -20,12 +20,15 @@ from dagster_rebalance.testing.ports import free_port
 from dagster_rebalance.testing.scratch import private_folder
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from proofs.witness.group_log import GroupLog
+from proofs.witness.output import json_rows, parquet_rows
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import dagster as dg
+
+    from proofs.witness.output import Row
 
 TOPIC = "orders"
 GROUP = "orders"
@@ -63,10 +66,9 @@ class Parts:
     code: Path
     folder: Path
 
-    @property
-    def output(self) -> Path:
-        """The folder with the Parquet output."""
-        return self.folder / "orders"
+    def rows(self) -> Iterator[Row]:
+        """What the output has. Spark writes Parquet, plain Python JSON lines."""
+        return (parquet_rows if self.spark else json_rows)(self.folder / "orders")
 
     @property
     def logs(self) -> list[Path]:

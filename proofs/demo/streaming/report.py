@@ -16,7 +16,7 @@ from proofs.demo.streaming.checks import check_deploy, check_recorded
 from proofs.demo.streaming.figures import Waits, claim_to_commit, figures_of
 from proofs.demo.streaming.parts import GROUP, PARTITIONS, TOPIC
 from proofs.witness.committed import committed_offsets, end_offsets
-from proofs.witness.output import Output, compare_output, parquet_rows
+from proofs.witness.output import Output, compare_output
 from proofs.witness.producer import produced_at
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Report:
             figures.add_row(name, value)
         view.print(figures)
         acts = Table(title="From record to commit", title_justify="left")
-        for column in ("act", "seconds", "records", "p50", "p99", "longest gap in commits"):
+        for column in ("act", "seconds", "records", "p50", "p99", "longest gap of a partition"):
             acts.add_column(column, justify="left" if column == "act" else "right")
         for act in self.acts:
             waits = act.record_to_commit
@@ -106,7 +106,7 @@ class Report:
 def make_report(parts: Parts, watcher: Watcher, play: Play) -> Report:
     """Read everything and judge it."""
     produced, work = parts.producer.confirmed, watcher.work
-    output = compare_output(produced, parquet_rows(parts.output))
+    output = compare_output(produced, parts.rows())
     client = parts.kafka.client_config()
     numbers = range(PARTITIONS)
     committed = committed_offsets(client, GROUP, TOPIC, numbers, limit_s=_LIMIT_S)
