@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
@@ -18,6 +19,10 @@ from proofs.demo.streaming.figures import ActFigures, Waits, figures_of, longest
 from proofs.demo.streaming.state import Lane, Life, Snapshot, StreamingRun
 from proofs.demo.streaming.work_log import Done, InHand, WorkLog
 from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
+from proofs.witness.output import Row, json_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _stored(at: float, offset: int, until: int = 0, run_id: str = "") -> StoredOffset:
@@ -104,6 +109,16 @@ def test_waits_of_nothing_are_none() -> None:
     """The last act produces nothing."""
     assert Waits.of([]) == Waits(0.0, 0.0)
     assert Waits.of([float(number) for number in range(101)]) == Waits(50.0, 99.0)
+
+
+def test_the_rows_of_json_lines_have_the_range_of_their_file(tmp_path: Path) -> None:
+    """A file that is being written is no output yet."""
+    folder = tmp_path / "orders-3"
+    folder.mkdir()
+    line = '{"number": 7, "partition": 3, "offset": 12}\n'
+    (folder / "10-15.jsonl").write_text(line)
+    (folder / "15-20.4711").write_text(line)
+    assert list(json_rows(tmp_path)) == [Row(7, 3, 12, 10, 15)]
 
 
 NAME = "Dagster shows each committed offset once"
