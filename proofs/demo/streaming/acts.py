@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 ACT_LIMIT_S = 180.0
 _LOOK_EVERY_S = 0.25
-_STEADY_S = 5.0
+_STEADY_S = 4.0
 """How long an act goes on when nothing has to happen any more, to be watched."""
 _KILL_LIMIT_S = 20.0
 _CAUGHT_UP_S = 2.0
