@@ -130,6 +130,11 @@ class View:
         return f"{minutes}:{seconds:02}"
 
 
+def plain(text: str) -> str:
+    """A text without its colours."""
+    return Text.from_markup(text).plain
+
+
 def short(names: Iterable[str]) -> str:
     """Partitions in short: `orders-0..3, orders-7`."""
     split = [name.rpartition("-") for name in names]

@@ -37,15 +37,11 @@ class NumberedProducer:
         topic: The topic.
         partitions: How many partitions it has.
         per_second: Records per second, all partitions together.
-
-    Attributes:
-        per_second: The same.
     """
 
     def __init__(
         self, bootstrap_servers: str, topic: str, *, partitions: int, per_second: int
     ) -> None:
-        self.per_second = per_second
         self._topic = topic
         self._per_round = per_second * _ROUND_S
         # Idempotent: a retry of the producer itself must not look like a record that was processed

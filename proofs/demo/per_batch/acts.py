@@ -17,7 +17,7 @@ from dagster_rebalance.core.errors import DagsterRebalanceError
 from proofs.demo.per_batch.board import LaneBoard, painted
 from proofs.demo.per_batch.parts import BLUE, GREEN, SENSOR, WORK_S
 from proofs.demo.story import check_running
-from proofs.demo.view import short
+from proofs.demo.view import plain, short
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -141,7 +141,7 @@ class Play:
                 return
             self._check_parts()
             if time.monotonic() >= deadline_at:
-                msg = f"waited {ACT_LIMIT_S:g} s in vain for {what}; {board.in_words()}"
+                msg = f"waited {ACT_LIMIT_S:g} s in vain for {what}; {plain(board.in_words())}"
                 raise DagsterRebalanceError(msg)
             time.sleep(_LOOK_EVERY_S)
 
