@@ -93,6 +93,7 @@ class View:
 
     def step(self, text: str) -> None:
         """Something is being started."""
+        self._line_due_at = time.monotonic() + self._line_every_s
         self.say(escape(text))
         if self.is_terminal:
             self._live.update(Text(f"        {text} ...", style="dim"))

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
 
 _COLOURS = ("dodger_blue1", "green3", "orange1", "magenta", "cyan", "yellow3")
 _COLUMNS = (
-    ("partition", "left"),
-    ("owner", "left"),
-    ("committed", "right"),
-    ("lag", "right"),
-    ("records/s", "right"),
-    ("last batch", "right"),
-    ("now", "left"),
+    ("partition", "left", 9),
+    ("owner", "left", 13),
+    ("committed", "right", 9),
+    ("lag", "right", 5),
+    ("records/s", "right", 9),
+    ("last batch", "right", 13),
+    ("now", "left", 28),
 )
+"""The columns with their widths, which stay as they are while the table lives."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,13 @@ class StreamBoard:
     def table(self) -> Table:
         """For a terminal."""
         table = Table()
-        for name, justify in _COLUMNS:
-            table.add_column(name, justify="right" if justify == "right" else "left", no_wrap=True)
+        for name, justify, width in _COLUMNS:
+            table.add_column(
+                name,
+                justify="right" if justify == "right" else "left",
+                min_width=width,
+                no_wrap=True,
+            )
         for lane in self.snapshot.lanes:
             table.add_row(
                 lane.name,
@@ -108,9 +114,9 @@ def _last(done: Done | None) -> str:
 
 def _now(lane: Lane) -> str:
     if lane.owner is not None and lane.owner.life is Life.KILLED:
-        return "[bold red]waits for Kafka's session time-out[/bold red]"
+        return "[bold red]waits for session time-out[/bold red]"
     if lane.is_asked_back:
-        return "[bold yellow]held: Kafka wants it, its batch is not done[/bold yellow]"
+        return "[bold yellow]held until its batch is done[/bold yellow]"
     if lane.in_hand is not None:
         return f"works on {len(lane.in_hand.range)} records"
     return ""
