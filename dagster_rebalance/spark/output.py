@@ -3,6 +3,11 @@
 Owns the layout `topic_partition=<topic>-p<partition>/<start>-<until>.parquet`, and that a file is
 complete before it gets there. Spark writes to a folder beside the output (`staged`), which no
 reader of the output looks into; `publication` moves the files. Never touches another range.
+
+A task of Spark reads one range of Kafka, so what it writes is the file of that range, unless the
+user's code moves records between tasks. So records are written as they come where this process can
+look at the files (`footers`), and gathered by range, which takes a shuffle, only where a file is
+not exactly one range.
 """
 
 from __future__ import annotations
@@ -13,20 +18,24 @@ import time
 import uuid
 from collections import OrderedDict
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark import publication
+from dagster_rebalance.spark.footers import COLUMNS, local_folder, ranges_by_file
 from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.ranges import READ_ID, explained_read_errors
+from dagster_rebalance.spark.ranges import IS_ONE_RANGE_A_TASK, READ_ID, explained_read_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql import DataFrame
 
-RANGE_KEY = ("topic", "partition", "range_start", "range_until")
+RANGE_KEY = COLUMNS
+
+# The staging folder of an attempt, the output, and the place of each staged file: all as URIs.
+_Moves: TypeAlias = "tuple[str, str, Mapping[str, str]]"
 
 # Not `topic`: readers infer the type of a folder's value (007 is 7), and take it for the column.
 FOLDER = "topic_partition"
@@ -44,13 +53,17 @@ _FILE_OF_ROW = """
     THEN raise_error('a record has no topic, partition, range_start or range_until')
     ELSE concat(range_start, '-', range_until) END
 """
-_STAGED = re.compile(rf"{FOLDER}=([^/]+)/{_FILE}=(\d+-\d+)/[^/]+")
+# The two folders of an attempt: what Spark wrote without a look at the ranges, and by range.
+_AS_READ, _BY_RANGE = "as_read", "by_range"
+_STAGED = re.compile(rf"{_BY_RANGE}/{FOLDER}=([^/]+)/{_FILE}=(\d+-\d+)/[^/]+")
 # Longer than any write; far below the age at which another writer removes what was left over.
 _STAGING_LIMIT_S = publication.LEFT_OVER_AFTER_S / 2
 _READS_REMEMBERED = 1000
 
 _written: OrderedDict[str, set[str]] = OrderedDict()
 _written_lock = threading.Lock()
+_gathered: set[str] = set()
+"""Outputs of which a file was not exactly one range: their records are gathered at once."""
 
 
 def write_parquet_by_range(frame: DataFrame, path: str) -> int:
@@ -86,31 +99,41 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     if urlsplit(path).scheme:
         publication.check_scheme(session, urlsplit(path).scheme)
     attempt = uuid.uuid4().hex
-    staged = f"{parent}.{name}-staging/{attempt}"
+    output, staged = f"{parent}{name}", f"{parent}.{name}-staging/{attempt}"
     started_at = time.time()
-    read_id = frame.schema["range_start"].metadata.get(READ_ID)
-    written = _stage(frame, staged)
-    files = _files_in(session, staged)
-    found = session.read.parquet(staged).count() if files else 0
-    if found != written:
-        msg = (
-            f"Spark wrote {written} records to {staged}, and {found} of them are there: the "
-            "folder is not shared by all of Spark's workers and its driver. Nothing was changed "
-            "in the output. Write to a file system that they share."
-        )
-        raise ConfigurationError(msg)
-    if not files:
+    about_read = frame.schema["range_start"].metadata
+    written, moved = None, None
+    if about_read.get(IS_ONE_RANGE_A_TASK) and _is_seen(parent) and output not in _gathered:
+        written = _write(frame, f"{staged}/{_AS_READ}")
+        moved = _moves_as_read(output, staged, written)
+        if moved is None:
+            _gathered.add(output)
+            frame = session.read.schema(frame.schema).parquet(f"{staged}/{_AS_READ}")
+    if moved is None:
+        gathered = _stage(frame, staged)
+        files = _files_in(session, f"{staged}/{_BY_RANGE}")
+        found = session.read.parquet(f"{staged}/{_BY_RANGE}").count() if files else 0
+        written = gathered if written is None else written
+        if not found == gathered == written:
+            msg = (
+                f"Spark wrote {written} records to {staged}, and {found} of them are there: the "
+                "folder is not shared by all of Spark's workers and its driver. Nothing was "
+                "changed in the output. Write to a file system that they share."
+            )
+            raise ConfigurationError(msg)
+        moved = _moves(files, attempt) if files else None
+    if moved is None:
         return 0
-    staging, root, moves = _moves(files, attempt)
+    staging, root, moves = moved
     if time.time() - started_at > _STAGING_LIMIT_S:
         msg = (
             f"writing took longer than a day, so that {staging} may be taken for left over. "
             "Nothing was changed in the output. Write smaller batches."
         )
         raise IllegalStateError(msg)
-    with _written_once(read_id, moves.values()):
+    with _written_once(about_read.get(READ_ID), moves.values()):
         publication.publish(session, root, moves, staging)
-    return written
+    return written or 0
 
 
 def _check_columns(columns: Iterable[str]) -> None:
@@ -139,22 +162,47 @@ def _parent_and_name(path: str) -> tuple[str, str]:
     return f"{parent}{slash}", name
 
 
+def _is_seen(parent: str) -> bool:
+    """Whether an output in this folder is likely to be seen by this process."""
+    folder = local_folder(parent)
+    return folder is not None and folder.is_dir()
+
+
+def _moves_as_read(output: str, staged: str, written: int) -> _Moves | None:
+    """The moves of what was written as it was read; None if it has to be gathered by range."""
+    root, staging = local_folder(output), local_folder(staged)
+    if root is None or staging is None:
+        return None
+    ranges = ranges_by_file(staging / _AS_READ, written)
+    if ranges is None:
+        return None
+    moves = {
+        file.as_uri(): f"{root.as_uri()}/{FOLDER}={key.place[0]}/{key.place[1]}.parquet"
+        for file, key in ranges.items()
+    }
+    return staging.as_uri(), root.as_uri(), moves
+
+
 def _stage(frame: DataFrame, staged: str) -> int:
     """Write one complete file for each range into a folder that no other attempt knows."""
-    named = frame.withMetadata("range_start", {}).selectExpr(
-        "*", f"{_FOLDER_OF_ROW} AS {FOLDER}", f"{_FILE_OF_ROW} AS {_FILE}"
-    )
+    named = frame.selectExpr("*", f"{_FOLDER_OF_ROW} AS {FOLDER}", f"{_FILE_OF_ROW} AS {_FILE}")
     # One task for each range, or it would be several files, which no file system replaces at once.
     whole = named.repartition(FOLDER, _FILE)
-    counted, count = _observed(whole)
-    writer = counted.write.mode("error").option("maxRecordsPerFile", "0").partitionBy(FOLDER, _FILE)
+    return _write(whole, f"{staged}/{_BY_RANGE}", FOLDER, _FILE)
+
+
+def _write(frame: DataFrame, folder: str, *by: str) -> int:
+    """Write records, and return how many."""
+    plain = frame.withMetadata("range_start", {})
+    counted, count = _observed(plain)
+    writer = counted.write.mode("error").option("maxRecordsPerFile", "0")
     with explained_read_errors():
-        writer.parquet(staged)
+        (writer.partitionBy(*by) if by else writer).parquet(folder)
     counted_records = count.get.get("records")
     if (
         counted_records is None
     ):  # a Spark Connect server that is busy ends a command without its observations now and then
-        return int(frame.sparkSession.read.schema(whole.schema).parquet(staged).count())
+        return int(frame.sparkSession.read.schema(plain.schema).parquet(folder).count())
     return int(counted_records)
 
 
@@ -175,7 +223,7 @@ def _files_in(session: Any, folder: str) -> list[str]:  # noqa: ANN401
     return files
 
 
-def _moves(files: Iterable[str], attempt: str) -> tuple[str, str, dict[str, str]]:
+def _moves(files: Iterable[str], attempt: str) -> _Moves:
     """The staging folder of this attempt, the output, and the place of each staged file in it."""
     moves: dict[str, str] = {}
     staging = root = ""
@@ -206,7 +254,7 @@ def _written_once(read_id: str | None, places: Iterable[str]) -> Iterator[None]:
     if read_id is None:
         yield
         return
-    claimed = set(places)
+    claimed = {unquote(urlsplit(place).path) for place in places}
     with _written_lock:
         known = _written.setdefault(read_id, set())
         again = sorted(claimed & known)

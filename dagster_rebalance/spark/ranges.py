@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 # In the metadata of the column `range_start`: tells two parts of one read from two reads.
 READ_ID = "dagster_rebalance.read"
+# There, too: whether each task of the read has records of one range only.
+IS_ONE_RANGE_A_TASK = "dagster_rebalance.one_range_a_task"
 
 # Spark has offsets, timestamps and timestamps by partition, and gives some of them precedence.
 _OURS = re.compile(r"(starting|ending|subscribe|assign).*|failondataloss", re.IGNORECASE)
+_SPLITS_RANGES = re.compile(r"minPartitions|maxRecordsPerPartition", re.IGNORECASE)
 _LOST_RECORDS = re.compile(
     r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)"
 )
@@ -93,7 +96,10 @@ def read_ranges(
     with explained_read_errors():
         # A Connect session would look for the connector only at the first action, far from here.
         _ = frame.schema
-    return frame.withMetadata("range_start", {READ_ID: uuid.uuid4().hex})
+    are_split = any(_SPLITS_RANGES.fullmatch(key) for key in further)
+    is_one = not are_split and all(len(span) == 1 for spans in rounds for span in spans)
+    about = {READ_ID: uuid.uuid4().hex, IS_ONE_RANGE_A_TASK: is_one}
+    return frame.withMetadata("range_start", about)
 
 
 def given_records(

@@ -9,17 +9,36 @@ from __future__ import annotations
 import enum
 import sys
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
 
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.testing.broker import KafkaCluster
-from proofs.bench import coordinator, hold, idle, poll, tracker
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from proofs.bench import (
+    coordinator,
+    hold,
+    idle,
+    poll,
+    spark_batches,
+    stream_latency,
+    tracker,
+)
 from proofs.bench.entries import table_of, write_json
 from proofs.interrupts import Interrupts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from proofs.bench.entries import Entry
+
+_T = TypeVar("_T")
 
 
 class Benchmark(enum.Enum):
@@ -30,9 +49,46 @@ class Benchmark(enum.Enum):
     POLL = "poll_overhead"
     TRACKER = "tracker"
     IDLE = "idle"
+    INGEST = "spark_ingest"
+    WRITES = "write_by_range"
+    LATENCY = "stream_claim_to_commit"
+    STREAM_IDLE = "stream_idle"
+    REVOKE = "stream_revoke"
 
 
-_ON_ONE_NODE = {Benchmark.HOLD, Benchmark.POLL}
+@dataclass
+class _Parts:
+    """What is measured with, each started when it is needed first, and ended with the stack."""
+
+    stack: ExitStack
+    interrupts: Interrupts
+    step: Callable[[str], None]
+
+    def _started(self, what: str, part: AbstractContextManager[_T]) -> _T:
+        self.step(f"starting {what}")
+        started = self.stack.enter_context(part)
+        self.stack.callback(self.interrupts.end)
+        return started
+
+    @cached_property
+    def kafka(self) -> KafkaCluster:
+        """For clients."""
+        return self._started("Kafka", KafkaCluster())
+
+    @cached_property
+    def nodes(self) -> KafkaCluster:
+        """One of which a node may die."""
+        return self._started("a Kafka of three nodes", KafkaCluster(nodes=coordinator.NODES))
+
+    @cached_property
+    def streamed(self) -> KafkaCluster:
+        """For streaming runs and Spark: its topic of offsets is read again and again."""
+        return self._started("Kafka for streaming runs", KafkaCluster())
+
+    @cached_property
+    def spark(self) -> SparkConnectServer:
+        """A warm server for all that use Spark."""
+        return self._started("Spark Connect", SparkConnectServer())
 
 
 def bench(
@@ -49,7 +105,10 @@ def bench(
         float, typer.Option(min=0.5, help="How long is read before, to compare with.")
     ] = 6.0,
     records: Annotated[
-        int, typer.Option(min=2000, help="How many records poll_overhead reads each time.")
+        int,
+        typer.Option(
+            min=2000, help="How many records poll_overhead and spark_ingest read each time."
+        ),
     ] = 2_000_000,
     marks: Annotated[
         int, typer.Option(min=1000, help="How many records the tracker is told about.")
@@ -57,6 +116,15 @@ def bench(
     turns: Annotated[
         int, typer.Option(min=10, help="How often an idle member looks at its partitions.")
     ] = 300,
+    streams: Annotated[
+        int, typer.Option(min=1, help="How often what has streaming runs is repeated.")
+    ] = 2,
+    stream_seconds: Annotated[
+        float, typer.Option(min=1, help="How long a streaming run is measured each time.")
+    ] = 15.0,
+    rebalances: Annotated[
+        int, typer.Option(min=1, help="How often partitions are asked for in stream_revoke.")
+    ] = 12,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
         "build/bench.json"
     ),
@@ -67,32 +135,46 @@ def bench(
     chosen = set(only or Benchmark)
     # Without a terminal rich takes it to have 80 columns, and would leave out half of the table.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 180)
-    entries = []
+    # On stderr it is heard at once; the table is the output.
+    step = Console(stderr=True, highlight=False).print
+    entries: list[Entry] = []
     try:
         with ExitStack() as stack:
-            # On stderr it is heard at once; the table is the output.
-            step = Console(stderr=True, highlight=False).print
-            if chosen & _ON_ONE_NODE:
-                step("starting Kafka")
-                kafka = stack.enter_context(KafkaCluster())
-                stack.callback(interrupts.end)
-                if Benchmark.HOLD in chosen:
-                    entries += hold.measure(
-                        kafka, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step
-                    )
-                if Benchmark.POLL in chosen:
-                    entries += poll.measure(kafka, runs=runs, records=records, step=step)
-            if Benchmark.COORDINATOR in chosen:
-                step("starting a Kafka of three nodes")
-                nodes = stack.enter_context(KafkaCluster(nodes=coordinator.NODES))
-                stack.callback(interrupts.end)
-                entries += coordinator.measure(
-                    nodes, runs=runs, hold_s=hold_seconds, steady_s=steady_seconds, step=step
-                )
-            if Benchmark.TRACKER in chosen:
-                entries += tracker.measure(runs=runs, marks=marks, step=step)
-            if Benchmark.IDLE in chosen:
-                entries += idle.measure(runs=runs, turns=turns, step=step)
+            parts = _Parts(stack, interrupts, step)
+            held: dict[str, Any] = {
+                "runs": runs,
+                "hold_s": hold_seconds,
+                "steady_s": steady_seconds,
+                "step": step,
+            }
+            streaming: dict[str, Any] = {"runs": streams, "seconds": stream_seconds, "step": step}
+            measures: dict[Benchmark, Callable[[], list[Entry]]] = {
+                Benchmark.HOLD: lambda: hold.measure(parts.kafka, **held),
+                Benchmark.POLL: lambda: poll.measure(
+                    parts.kafka, runs=runs, records=records, step=step
+                ),
+                Benchmark.COORDINATOR: lambda: coordinator.measure(parts.nodes, **held),
+                Benchmark.TRACKER: lambda: tracker.measure(runs=runs, marks=marks, step=step),
+                Benchmark.IDLE: lambda: idle.measure(runs=runs, turns=turns, step=step),
+                Benchmark.LATENCY: lambda: stream_latency.measure_latency(
+                    parts.streamed, **streaming
+                ),
+                Benchmark.STREAM_IDLE: lambda: stream_latency.measure_idle(
+                    parts.streamed, **streaming
+                ),
+                Benchmark.REVOKE: lambda: stream_latency.measure_revoke(
+                    parts.streamed, rebalances=rebalances, step=step
+                ),
+                Benchmark.WRITES: lambda: spark_batches.measure_writes(
+                    parts.streamed, parts.spark, runs=runs, step=step
+                ),
+                Benchmark.INGEST: lambda: spark_batches.measure_ingest(
+                    parts.streamed, parts.spark, runs=runs, records=records, step=step
+                ),
+            }
+            for name, measure in measures.items():
+                if name in chosen:
+                    entries += measure()
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     write_json(entries, output)

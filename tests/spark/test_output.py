@@ -13,7 +13,7 @@ from dagster_rebalance.spark import output as output_module
 from dagster_rebalance.spark import publication
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.output import write_parquet_by_range
-from dagster_rebalance.spark.ranges import READ_ID
+from dagster_rebalance.spark.ranges import IS_ONE_RANGE_A_TASK, READ_ID
 from tests.spark.readers import read_by_all
 
 if TYPE_CHECKING:
@@ -37,6 +37,99 @@ def records(session: SparkSession, *topics: str, until: int = 10, value: str = "
 def expected(*topics: str, until: int = 10) -> list[tuple[str, int]]:
     """What each reader must find."""
     return sorted((topic, offset) for topic in topics for offset in range(until))
+
+
+def one_range_a_task(session: SparkSession, topic: str, value: str = "a") -> DataFrame:
+    """Two ranges of five, each of them read by a task of its own, as from Kafka."""
+    frame = session.sql(
+        f"SELECT '{topic}' AS topic, 3 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
+        "id - id % 5 AS range_start, id - id % 5 + 5 AS range_until FROM range(0, 10, 1, 2)"
+    )
+    return frame.withMetadata("range_start", {IS_ONE_RANGE_A_TASK: True})
+
+
+@pytest.fixture
+def gathered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The folders into which records were gathered by range, which takes a shuffle."""
+    folders: list[str] = []
+    stage = output_module._stage
+
+    def noted(frame: DataFrame, staged: str) -> int:
+        folders.append(staged)
+        return stage(frame, staged)
+
+    monkeypatch.setattr(output_module, "_stage", noted)
+    return folders
+
+
+@pytest.mark.parametrize("topic", ["orders", "Orders", "007", "T" * 249, "a._-b"])
+def test_ranges_that_are_in_a_task_each_are_written_as_they_come_and_in_the_same_places(
+    session: SparkSession, tmp_path: Path, topic: str, gathered: list[str]
+) -> None:
+    """A replay whose records had to be gathered must replace the very same files."""
+    out = tmp_path / "out"
+    assert write_parquet_by_range(one_range_a_task(session, topic), str(out)) == 10
+    assert gathered == []
+    files = {file.relative_to(out) for file in out.rglob("*.parquet")}
+    again = one_range_a_task(session, topic, "b").repartition(3, "offset")
+    assert write_parquet_by_range(again, str(out)) == 10
+    assert len(gathered) == 1
+    assert {file.relative_to(out) for file in out.rglob("*.parquet")} == files
+    found = read_by_all(session, out)
+    assert found == dict.fromkeys(found, expected(topic))
+    assert {row["value"] for row in session.read.parquet(str(out)).collect()} == {"b"}
+    assert list((tmp_path / ".out-staging").iterdir()) == []
+
+
+def test_records_that_move_between_tasks_are_gathered_at_once_the_next_time(
+    session: SparkSession, tmp_path: Path, gathered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first time costs a second write of what Spark has written, and no second run of code."""
+    written: list[str] = []
+    write = output_module._write
+
+    def noted(frame: DataFrame, folder: str, *by: str) -> int:
+        written.append(folder.rpartition("/")[2])
+        return write(frame, folder, *by)
+
+    monkeypatch.setattr(output_module, "_write", noted)
+    for _ in range(2):
+        frame = one_range_a_task(session, "orders").repartition(3, "offset")
+        assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
+    assert written == ["as_read", "by_range", "by_range"]
+    assert len(gathered) == 2
+
+
+def test_one_task_with_two_ranges_is_found_out(
+    session: SparkSession, tmp_path: Path, gathered: list[str]
+) -> None:
+    """Its one file would be one range with the records of both."""
+    frame = one_range_a_task(session, "orders").coalesce(1)
+    assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
+    assert len(gathered) == 1
+    names = {file.name for file in (tmp_path / "out").rglob("*.parquet")}
+    assert names == {"0-5.parquet", "5-10.parquet"}
+
+
+def test_records_that_are_not_seen_here_are_gathered_by_spark(
+    session: SparkSession, tmp_path: Path, gathered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mounted folder may show a file later than it was written."""
+    monkeypatch.setattr(output_module, "ranges_by_file", lambda _folder, _records: None)
+    frame = one_range_a_task(session, "orders")
+    assert write_parquet_by_range(frame, str(tmp_path / "out")) == 10
+    assert len(gathered) == 1
+
+
+def test_a_replay_without_records_replaces_nothing_and_leaves_nothing_behind(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """Each batch of a filter that lets nothing through would leave a folder."""
+    out = tmp_path / "out"
+    write_parquet_by_range(one_range_a_task(session, "orders"), str(out))
+    assert write_parquet_by_range(one_range_a_task(session, "orders").where("false"), str(out)) == 0
+    assert session.read.parquet(str(out)).count() == 10
+    assert list((tmp_path / ".out-staging").iterdir()) == []
 
 
 @pytest.mark.parametrize("topics", [["orders", "returns"], []])

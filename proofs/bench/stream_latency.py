@@ -1,0 +1,311 @@
+"""What a batch of a streaming run costs beyond its work, and how fast partitions are handed over.
+
+`stream_claim_to_commit` compares a body that does nothing in both forms, on one Dagster and one
+topic; `stream_idle` is the CPU of a run without records; `stream_revoke` the time from Kafka's
+request to the release, while batches take a second.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.postgres import Postgres
+from proofs.bench.entries import Entry, Goal, Sample
+from proofs.bench.streams import (
+    BATCHES,
+    PROJECT,
+    ROOT,
+    STREAM,
+    Body,
+    committed_ranges,
+    percentile,
+    streaming_run,
+)
+from proofs.witness.offsets_topic import MemberAssigned, read_group
+from proofs.witness.producer import NumberedProducer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import dagster as dg
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from proofs.bench.streams import Committed
+    from proofs.witness.offsets_topic import GroupRecord
+
+_PARTITIONS, _PER_SECOND = 8, 1000
+_SETTLE_S, _BATCHES_WANTED = 3.0, 3
+_START_LIMIT_S, _END_LIMIT_S = 90.0, 60.0
+_IDLE_PARTITIONS = 100
+_BATCH_S = 1.0
+_AFTER_RELEASE_S = 1.0
+"""A batch that is claimed so long after a release began after it."""
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A Dagster with both forms, and the Kafka that they work on."""
+
+    kafka: KafkaCluster
+    dagster: DagsterDeployment
+    instance: dg.DagsterInstance
+    body: Body
+
+
+def measure_latency(
+    kafka: KafkaCluster, *, runs: int, seconds: float, step: Callable[[str], None]
+) -> list[Entry]:
+    """Let a streaming run and then runs for each batch do nothing, on SQLite and on Postgres."""
+    entries = []
+    for storage in ("SQLite", "Postgres"):
+        with ExitStack() as stack:
+            settings = dict(AT_ONCE)
+            if storage == "Postgres":
+                postgres = stack.enter_context(Postgres())
+                postgres.create_database("bench")
+                settings |= postgres.dagster_settings("bench")
+            home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
+            topic = unique_name("latency")
+            kafka.create_topic(topic, _PARTITIONS)
+            body = Body(kafka.bootstrap_servers, topic, topic)
+            location = CodeLocation("bench", PROJECT, ROOT, body.environment)
+            dagster = stack.enter_context(
+                DagsterDeployment(home / "home", [location], settings=settings)
+            )
+            instance = stack.enter_context(dagster.instance())
+            stack.enter_context(
+                NumberedProducer(
+                    kafka.bootstrap_servers,
+                    topic,
+                    partitions=_PARTITIONS,
+                    per_second=_PER_SECOND,
+                )
+            )
+            stage = _Stage(kafka, dagster, instance, body)
+            streams, batches = [], 0.0
+            for run in range(runs):
+                step(f"stream_claim_to_commit, {storage}, run {run + 1} of {runs}")
+                streams.append(_play(stage, STREAM, seconds))
+                if not run:
+                    step(f"stream_claim_to_commit, {storage}, a run for each batch")
+                    found = _play(stage, BATCHES, seconds)
+                    batches = median(one.took_s for one in found)
+        entries += _latency_entries(storage, streams, batches)
+    return entries
+
+
+def _latency_entries(
+    storage: str, streams: Sequence[Sequence[Committed]], batches: float
+) -> list[Entry]:
+    took = [[one.took_s for one in found] for found in streams]
+    p50, p99 = ([percentile(each, share) for each in took] for share in (0.5, 0.99))
+    case = f"{_PARTITIONS} partitions, {_PER_SECOND:,} records/s, empty body, {storage}"
+    note = f"{sum(map(len, took)):,} ranges"
+    name = "stream_claim_to_commit"
+    return [
+        Entry(
+            name,
+            f"{case}, p50",
+            "s",
+            "s",
+            Goal("<=", 0.06),
+            [Sample(each, None, each) for each in p50],
+            note,
+        ),
+        Entry(
+            name,
+            f"{case}, p99",
+            "s",
+            "s",
+            Goal("<=", 0.25),
+            [Sample(each, None, each) for each in p99],
+            note,
+        ),
+        Entry(
+            name,
+            f"{case}, p50 against a run for each batch",
+            "the peer's time",
+            "s",
+            Goal(">=", 100),
+            [Sample(each, batches, batches / each) for each in p50],
+            "the peer was measured once, after the first run",
+        ),
+    ]
+
+
+def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
+    """Turn a form on, and off again; returns what was committed once it had settled."""
+    group, ui = f"{stage.body.group}-{form}", stage.dagster.ui
+    began_at = time.time()
+    ui.start_sensor("bench", f"{form}_sensor")
+
+    def committed_since(since: float) -> list[Committed]:
+        return [one for one in committed_ranges(stage.kafka, group) if one.at >= since]
+
+    wait_until(
+        lambda: committed_since(began_at) or None,
+        timeout_s=_START_LIMIT_S,
+        what=f"{group} to commit",
+        interval_s=1.0,
+    )
+    time.sleep(_SETTLE_S)
+    from_ = time.time()
+    time.sleep(seconds)
+    wait_until(
+        lambda: len(committed_since(from_)) >= _BATCHES_WANTED * _PARTITIONS or None,
+        timeout_s=_START_LIMIT_S,
+        what=f"{group} to commit {_BATCHES_WANTED} batches",
+        interval_s=2.0,
+    )
+    found = committed_since(from_)
+    ui.stop_sensor("bench", f"{form}_sensor")
+    if form == STREAM:
+        for run in stage.instance.get_runs():
+            if not run.is_finished:
+                ui.cancel(run.run_id)
+    wait_until(
+        lambda: all(run.is_finished for run in stage.instance.get_runs()) or None,
+        timeout_s=_END_LIMIT_S,
+        what="all runs to end",
+        interval_s=0.5,
+    )
+    return found
+
+
+def measure_idle(
+    kafka: KafkaCluster, *, runs: int, seconds: float, step: Callable[[str], None]
+) -> list[Entry]:
+    """The CPU of a streaming run whose partitions have no records."""
+    topic = unique_name("idle")
+    kafka.create_topic(topic, _IDLE_PARTITIONS)
+    body = Body(kafka.bootstrap_servers, topic, topic)
+    samples = []
+    step("stream_idle, starting a streaming run")
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as home,
+        streaming_run(kafka, Path(home), body) as process,
+    ):
+        time.sleep(2 * _SETTLE_S)
+        for run in range(runs):
+            step(f"stream_idle, run {run + 1} of {runs}")
+            before, began_at = _cpu_s(process.pid), time.monotonic()
+            time.sleep(seconds)
+            used_s, passed_s = _cpu_s(process.pid) - before, time.monotonic() - began_at
+            samples.append(Sample(used_s, None, used_s / passed_s))
+    case = f"a streaming run with {_IDLE_PARTITIONS} idle partitions"
+    unit = f"s of CPU in {seconds:g} s"
+    return [Entry("stream_idle", case, "a core", unit, Goal("<=", 0.02), samples)]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_revoke(
+    kafka: KafkaCluster, *, rebalances: int, step: Callable[[str], None]
+) -> list[Entry]:
+    """Let another member join and leave again and again while batches take a second."""
+    topic = unique_name("revoke")
+    kafka.create_topic(topic, _PARTITIONS)
+    body = Body(kafka.bootstrap_servers, topic, topic, sleep_s=_BATCH_S)
+    group = f"{topic}-{STREAM}"
+    step("stream_revoke, starting a streaming run")
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as home,
+        NumberedProducer(
+            kafka.bootstrap_servers, topic, partitions=_PARTITIONS, per_second=_PER_SECOND
+        ),
+        streaming_run(kafka, Path(home), body),
+    ):
+        time.sleep(2 * _SETTLE_S)
+        for number in range(rebalances):
+            step(f"stream_revoke, {number + 1} of {rebalances}")
+            _join_and_leave(kafka, group, topic)
+            time.sleep(_SETTLE_S + _BATCH_S * number / rebalances)  # at any point of a batch
+        records = read_group(kafka.bootstrap_servers, group)
+        commits = committed_ranges(kafka, group)
+    revokes = _revokes(records)
+    if not revokes:
+        msg = f"Kafka asked for no partition of {group}"
+        raise DagsterRebalanceError(msg)
+    took = [until - since for since, until, _ in revokes]
+    rates = [_retained(commits, *revoke) for revoke in revokes]
+    case = f"batches of {_BATCH_S:g} s, from Kafka's request to the release"
+    note = f"{len(took)} revokes, the longest; median {median(took):.2f}"
+    steady = _PER_SECOND / _PARTITIONS
+    return [
+        Entry(
+            "stream_revoke",
+            case,
+            "s",
+            "s",
+            Goal("<=", 1.5),
+            [Sample(max(took), None, max(took))],
+            note,
+        ),
+        Entry(
+            "stream_revoke",
+            "retained partitions, from the last commit before the request to one after the release",
+            "of what was produced",
+            "records/s of a partition",
+            Goal(">=", 0.98),
+            [Sample(rate, None, rate / steady) for rate in rates],
+        ),
+    ]
+
+
+def _join_and_leave(kafka: KafkaCluster, group: str, topic: str) -> None:
+    settings = {"group.id": group, "group.protocol": "consumer", "enable.auto.commit": False}
+    with closing(Consumer({**kafka.client_config(), **settings})) as other:
+        other.subscribe([topic])
+        wait_until(
+            lambda: other.poll(0.1) is not None or other.assignment() or None,
+            timeout_s=_START_LIMIT_S,
+            what="another member to get partitions",
+        )
+
+
+def _revokes(records: Iterable[GroupRecord]) -> list[tuple[float, float, frozenset[int]]]:
+    """When partitions were asked back, when they were released, and what was retained."""
+    asked: dict[str, tuple[float, frozenset[int]]] = {}
+    found = []
+    for record in records:
+        if not isinstance(record, MemberAssigned):
+            continue
+        if record.asked_back and record.member_id not in asked:
+            kept = (record.partitions or frozenset()) - record.asked_back
+            asked[record.member_id] = (record.at, kept)
+        elif not record.asked_back and record.member_id in asked:
+            since, kept = asked.pop(record.member_id)
+            found.append((since, record.at, kept))
+    return found
+
+
+def _retained(
+    commits: Sequence[Committed], since: float, until: float, kept: frozenset[int]
+) -> float:
+    """Records a second of a retained partition, between two commits around a hold."""
+    rates = []
+    for partition in kept:
+        mine = [one for one in commits if one.partition == partition]
+        before = [one for one in mine if one.at < since]
+        after = [one for one in mine if one.claimed_at >= until + _AFTER_RELEASE_S]
+        if before and after:
+            first, last = before[-1], after[0]
+            records = sum(one.records for one in mine if first.at < one.at <= last.at)
+            rates.append(records / (last.at - first.at))
+    return sum(rates) / len(rates) if rates else 0.0

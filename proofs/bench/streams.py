@@ -1,0 +1,149 @@
+"""What the benchmarks of streaming runs have in common: such a run, and what Kafka saw of it.
+
+All times are Kafka's own, from its topic of offsets: they hold for any member of any group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.processes import ChildProcess
+from proofs.witness.offsets_topic import read_stored_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from proofs.witness.offsets_topic import StoredOffset
+
+ROOT = Path(__file__).parents[2]
+PROJECT = "proofs.bench.stream_project"
+STREAM, BATCHES = "stream", "batches"
+LIMIT_S = 120.0
+_VARIABLE = "DAGSTER_REBALANCE_BENCH_BODY"
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a run of the code location works on, and how.
+
+    Attributes:
+        brokers: The Kafka.
+        topic: The topic.
+        group: What the names of the groups begin with.
+        sleep_s: How long a batch takes.
+        remote: The Spark Connect server; empty for no Spark.
+        output: Where Spark writes; empty for nowhere.
+        records_per_range: The limit of a range.
+    """
+
+    brokers: str
+    topic: str
+    group: str
+    sleep_s: float = 0.0
+    remote: str = ""
+    output: str = ""
+    records_per_range: int = 10_000
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """How the code location is told."""
+        return {_VARIABLE: json.dumps(asdict(self)), "PYTHONPATH": str(ROOT)}
+
+    @classmethod
+    def from_environment(cls) -> Body:
+        """What this process was told."""
+        return cls(**json.loads(os.environ[_VARIABLE]))
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A range that was claimed and then committed.
+
+    Attributes:
+        partition: The number of its partition.
+        records: How many offsets it has.
+        batch_id: The batch that had claimed it.
+        claimed_at: When Kafka stored the claim, in seconds since 1970.
+        at: When Kafka stored the offset behind it.
+    """
+
+    partition: int
+    records: int
+    batch_id: str
+    claimed_at: float
+    at: float
+
+    @property
+    def took_s(self) -> float:
+        """From claim to commit."""
+        return self.at - self.claimed_at
+
+
+def committed_ranges(kafka: KafkaCluster, group: str) -> list[Committed]:
+    """All ranges that a group has claimed and committed, oldest commit first."""
+    return ranges_in(read_stored_offsets(kafka.bootstrap_servers, group))
+
+
+def ranges_in(stored: Iterable[StoredOffset]) -> list[Committed]:
+    """The ranges that were claimed and then committed, among all that a group has stored."""
+    claimed_at: dict[tuple[int, int], float] = {}
+    open_claims: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    found = []
+    for one in stored:
+        for start, until, batch_id in open_claims[one.partition]:
+            if until <= one.offset:
+                since = claimed_at.pop((one.partition, until))
+                found.append(Committed(one.partition, until - start, batch_id, since, one.at))
+        claims = decode(OffsetAndMetadata(one.offset, one.metadata)).claims
+        open_claims[one.partition] = []
+        start = one.offset
+        for claim in claims:
+            claimed_at.setdefault((one.partition, claim.until), one.at)
+            open_claims[one.partition].append((start, claim.until, claim.batch_id))
+            start = claim.until
+    return found
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The smallest value that so large a share of all does not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]
+
+
+@contextmanager
+def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[ChildProcess]:
+    """A streaming run that has committed something, or owns its partitions; then it leaves."""
+    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "dagster.yaml"
+    if not settings.exists():
+        settings.write_text(json.dumps({"telemetry": {"enabled": False}}))
+    process = ChildProcess(
+        "streaming run",
+        [sys.executable, "-m", "dagster", "job", "execute", "-m", PROJECT, "-j", STREAM],
+        log=home / "run.log",
+        env={"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **body.environment},
+        cwd=ROOT,
+    )
+    group = f"{body.group}-{STREAM}"
+    try:
+        wait_until(
+            lambda: bool(read_stored_offsets(kafka.bootstrap_servers, group)) or None,
+            timeout_s=LIMIT_S,
+            what=f"the streaming run of {group} to begin",
+            interval_s=0.5,
+        )
+        yield process
+    finally:
+        process.stop(timeout_s=30, first=signal.SIGTERM)

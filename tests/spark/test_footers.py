@@ -1,0 +1,95 @@
+"""Which range a Parquet file holds, by its footer, without Spark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from dagster_rebalance.spark.footers import COLUMNS, RangeKey, local_folder, ranges_by_file
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FIRST, SECOND = ("orders", 0, 0, 5), ("orders", 0, 5, 9)
+
+
+def write(file: Path, rows: Sequence[Sequence[Any]], **options: Any) -> Path:  # noqa: ANN401
+    """Write rows of the key's columns."""
+    columns: dict[str, Any] = {
+        name: [row[index] for row in rows] for index, name in enumerate(COLUMNS)
+    }
+    kinds = (pa.string(), pa.int32(), pa.int64(), pa.int64())
+    schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
+    parquet.write_table(pa.table(columns, schema=schema), file, **options)
+    return file
+
+
+def test_files_of_one_range_each_are_named_by_it(tmp_path: Path) -> None:
+    """Also one of several row groups; what is empty or hidden is no file of the output."""
+    one = write(tmp_path / "1.parquet", [FIRST] * 5, row_group_size=2)
+    two = write(tmp_path / "2.parquet", [SECOND])
+    write(tmp_path / "3.parquet", [])
+    write(tmp_path / "_4.parquet", [FIRST])
+    (tmp_path / "_SUCCESS").touch()
+    assert ranges_by_file(tmp_path, 6) == {one: RangeKey(*FIRST), two: RangeKey(*SECOND)}
+
+
+def test_no_record_is_no_file(tmp_path: Path) -> None:
+    """Spark writes one without records, or none."""
+    write(tmp_path / "1.parquet", [])
+    assert ranges_by_file(tmp_path, 0) == {}
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        ([FIRST, SECOND], {}),
+        ([FIRST, SECOND], {"row_group_size": 1}),
+        ([FIRST, ("orders", 0, None, 5)], {}),
+        ([(None, 0, 0, 5)], {}),
+        ([("orders", 0, -5, 5)], {}),
+        ([FIRST], {"write_statistics": False}),
+    ],
+)
+def test_a_file_that_is_not_known_to_be_one_range_is_none(
+    tmp_path: Path, rows: list[tuple[Any, ...]], options: dict[str, Any]
+) -> None:
+    """Published as one, it would be replaced by a replay of a part of it."""
+    write(tmp_path / "1.parquet", rows, **options)
+    assert ranges_by_file(tmp_path, len(rows)) is None
+
+
+def test_a_range_in_two_files_is_none(tmp_path: Path) -> None:
+    """No file system replaces both at once; also where only their places are the same."""
+    write(tmp_path / "1.parquet", [FIRST])
+    write(tmp_path / "2.parquet", [FIRST])
+    assert ranges_by_file(tmp_path, 2) is None
+
+
+def test_records_that_are_not_seen_are_missed(tmp_path: Path) -> None:
+    """Spark may have written on other machines, or a mount may show a file later."""
+    write(tmp_path / "1.parquet", [FIRST] * 4)
+    assert ranges_by_file(tmp_path, 5) is None
+    assert ranges_by_file(tmp_path / "none", 5) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "folder"),
+    [
+        ("/data/out", Path("/data/out")),
+        ("file:///data/out", Path("/data/out")),
+        ("file:/data/out", Path("/data/out")),
+        ("out#1", Path.cwd() / "out#1"),
+        ("/a b/c%20d", Path("/a b/c%20d")),
+        ("file:///a b/c%20d#1", Path("/a b/c%20d#1")),
+        ("s3a://bucket/out", None),
+        ("file://host/out", None),
+    ],
+)
+def test_only_a_mounted_path_is_a_folder_here(path: str, folder: Path | None) -> None:
+    """Spark takes the text of a path as it is: nothing in it is decoded."""
+    assert local_folder(path) == folder
