@@ -27,9 +27,11 @@ from proofs.bench import (
     poll,
     spark_batches,
     stream_latency,
+    stream_spark,
     tracker,
 )
 from proofs.bench.entries import table_of, write_json
+from proofs.bench.plot import write_svg
 from proofs.interrupts import Interrupts
 
 if TYPE_CHECKING:
@@ -54,6 +56,8 @@ class Benchmark(enum.Enum):
     LATENCY = "stream_claim_to_commit"
     STREAM_IDLE = "stream_idle"
     REVOKE = "stream_revoke"
+    MICRO_BATCH = "stream_micro_batch"
+    BACKLOG = "stream_backlog"
 
 
 @dataclass
@@ -125,6 +129,9 @@ def bench(
     rebalances: Annotated[
         int, typer.Option(min=1, help="How often partitions are asked for in stream_revoke.")
     ] = 12,
+    backlog: Annotated[
+        int, typer.Option(min=1000, help="How many records stream_backlog has.")
+    ] = 1_000_000,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
         "build/bench.json"
     ),
@@ -165,6 +172,12 @@ def bench(
                 Benchmark.REVOKE: lambda: stream_latency.measure_revoke(
                     parts.streamed, rebalances=rebalances, step=step
                 ),
+                Benchmark.MICRO_BATCH: lambda: stream_spark.measure_micro_batches(
+                    parts.streamed, parts.spark, runs=streams, step=step
+                ),
+                Benchmark.BACKLOG: lambda: stream_spark.measure_backlog(
+                    parts.streamed, parts.spark, runs=streams, records=backlog, step=step
+                ),
                 Benchmark.WRITES: lambda: spark_batches.measure_writes(
                     parts.streamed, parts.spark, runs=runs, step=step
                 ),
@@ -178,5 +191,6 @@ def bench(
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     write_json(entries, output)
+    write_svg(entries, output.with_suffix(".svg"))
     console.print(table_of(entries))
     console.print(f"the figures are in {output}")

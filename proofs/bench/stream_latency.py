@@ -33,6 +33,7 @@ from proofs.bench.streams import (
     committed_ranges,
     percentile,
     streaming_run,
+    wait_for_commits,
 )
 from proofs.witness.offsets_topic import MemberAssigned, read_group
 from proofs.witness.producer import NumberedProducer
@@ -80,7 +81,7 @@ def measure_latency(
             home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
             topic = unique_name("latency")
             kafka.create_topic(topic, _PARTITIONS)
-            body = Body(kafka.bootstrap_servers, topic, topic)
+            body = Body(kafka.bootstrap_servers, topic, _PARTITIONS, topic)
             location = CodeLocation("bench", PROJECT, ROOT, body.environment)
             dagster = stack.enter_context(
                 DagsterDeployment(home / "home", [location], settings=settings)
@@ -149,28 +150,19 @@ def _latency_entries(
 def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
     """Turn a form on, and off again; returns what was committed once it had settled."""
     group, ui = f"{stage.body.group}-{form}", stage.dagster.ui
-    began_at = time.time()
     ui.start_sensor("bench", f"{form}_sensor")
-
-    def committed_since(since: float) -> list[Committed]:
-        return [one for one in committed_ranges(stage.kafka, group) if one.at >= since]
-
-    wait_until(
-        lambda: committed_since(began_at) or None,
-        timeout_s=_START_LIMIT_S,
-        what=f"{group} to commit",
-        interval_s=1.0,
-    )
+    wait_for_commits(stage.kafka, stage.body, form, timeout_s=_START_LIMIT_S)
     time.sleep(_SETTLE_S)
-    from_ = time.time()
+    since = time.time()
     time.sleep(seconds)
-    wait_until(
-        lambda: len(committed_since(from_)) >= _BATCHES_WANTED * _PARTITIONS or None,
-        timeout_s=_START_LIMIT_S,
-        what=f"{group} to commit {_BATCHES_WANTED} batches",
-        interval_s=2.0,
+
+    def settled() -> list[Committed] | None:
+        found = [one for one in committed_ranges(stage.kafka, group) if one.at >= since]
+        return found if len(found) >= _BATCHES_WANTED * _PARTITIONS else None
+
+    found = wait_until(
+        settled, timeout_s=_START_LIMIT_S, what=f"more batches of {group}", interval_s=3.0
     )
-    found = committed_since(from_)
     ui.stop_sensor("bench", f"{form}_sensor")
     if form == STREAM:
         for run in stage.instance.get_runs():
@@ -191,7 +183,7 @@ def measure_idle(
     """The CPU of a streaming run whose partitions have no records."""
     topic = unique_name("idle")
     kafka.create_topic(topic, _IDLE_PARTITIONS)
-    body = Body(kafka.bootstrap_servers, topic, topic)
+    body = Body(kafka.bootstrap_servers, topic, _IDLE_PARTITIONS, topic)
     samples = []
     step("stream_idle, starting a streaming run")
     with (
@@ -221,7 +213,7 @@ def measure_revoke(
     """Let another member join and leave again and again while batches take a second."""
     topic = unique_name("revoke")
     kafka.create_topic(topic, _PARTITIONS)
-    body = Body(kafka.bootstrap_servers, topic, topic, sleep_s=_BATCH_S)
+    body = Body(kafka.bootstrap_servers, topic, _PARTITIONS, topic, sleep_s=_BATCH_S)
     group = f"{topic}-{STREAM}"
     step("stream_revoke, starting a streaming run")
     with (

@@ -10,15 +10,18 @@ import os
 import signal
 import sys
 from collections import defaultdict
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from confluent_kafka import KafkaException
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.processes import ChildProcess
+from proofs.witness.committed import committed_offsets
 from proofs.witness.offsets_topic import read_stored_offsets
 
 if TYPE_CHECKING:
@@ -31,6 +34,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = "proofs.bench.stream_project"
 STREAM, BATCHES = "stream", "batches"
 LIMIT_S = 120.0
+_ASK_LIMIT_S = 5.0
 _VARIABLE = "DAGSTER_REBALANCE_BENCH_BODY"
 
 
@@ -41,6 +45,7 @@ class Body:
     Attributes:
         brokers: The Kafka.
         topic: The topic.
+        partitions: How many the topic has.
         group: What the names of the groups begin with.
         sleep_s: How long a batch takes.
         remote: The Spark Connect server; empty for no Spark.
@@ -50,6 +55,7 @@ class Body:
 
     brokers: str
     topic: str
+    partitions: int
     group: str
     sleep_s: float = 0.0
     remote: str = ""
@@ -91,6 +97,33 @@ class Committed:
         return self.at - self.claimed_at
 
 
+def committed_records(kafka: KafkaCluster, body: Body, form: str) -> int | None:
+    """The sum of all committed offsets; None while there are none."""
+    with suppress(KafkaException):  # the coordinator of a new group has to be found first
+        found = committed_offsets(
+            kafka.client_config(),
+            f"{body.group}-{form}",
+            body.topic,
+            range(body.partitions),
+            limit_s=_ASK_LIMIT_S,
+        )
+        return sum(found.values()) if found else None
+    return None
+
+
+def wait_for_commits(kafka: KafkaCluster, body: Body, form: str, *, timeout_s: float) -> None:
+    """Wait until a group commits."""
+    first: list[int] = []
+
+    def has_moved() -> bool | None:
+        now = committed_records(kafka, body, form)
+        if now is not None:
+            first.append(now)
+        return (bool(first) and first[-1] > first[0]) or None
+
+    wait_until(has_moved, timeout_s=timeout_s, what=f"{body.group}-{form}", interval_s=0.5)
+
+
 def committed_ranges(kafka: KafkaCluster, group: str) -> list[Committed]:
     """All ranges that a group has claimed and committed, oldest commit first."""
     return ranges_in(read_stored_offsets(kafka.bootstrap_servers, group))
@@ -98,20 +131,19 @@ def committed_ranges(kafka: KafkaCluster, group: str) -> list[Committed]:
 
 def ranges_in(stored: Iterable[StoredOffset]) -> list[Committed]:
     """The ranges that were claimed and then committed, among all that a group has stored."""
-    claimed_at: dict[tuple[int, int], float] = {}
-    open_claims: dict[int, list[tuple[int, int, str]]] = defaultdict(list)
+    open_claims: dict[int, list[tuple[int, int, str, float]]] = defaultdict(list)
     found = []
     for one in stored:
-        for start, until, batch_id in open_claims[one.partition]:
+        for start, until, batch_id, since in open_claims[one.partition]:
             if until <= one.offset:
-                since = claimed_at.pop((one.partition, until))
                 found.append(Committed(one.partition, until - start, batch_id, since, one.at))
         claims = decode(OffsetAndMetadata(one.offset, one.metadata)).claims
+        before = {until: since for _, until, _, since in open_claims[one.partition]}
         open_claims[one.partition] = []
         start = one.offset
         for claim in claims:
-            claimed_at.setdefault((one.partition, claim.until), one.at)
-            open_claims[one.partition].append((start, claim.until, claim.batch_id))
+            since = before.get(claim.until, one.at)
+            open_claims[one.partition].append((start, claim.until, claim.batch_id, since))
             start = claim.until
     return found
 
@@ -136,13 +168,12 @@ def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[Child
         env={"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **body.environment},
         cwd=ROOT,
     )
-    group = f"{body.group}-{STREAM}"
     try:
         wait_until(
-            lambda: bool(read_stored_offsets(kafka.bootstrap_servers, group)) or None,
+            lambda: committed_records(kafka, body, STREAM) is not None or None,
             timeout_s=LIMIT_S,
-            what=f"the streaming run of {group} to begin",
-            interval_s=0.5,
+            what=f"the streaming run of {body.group} to begin",
+            interval_s=0.2,
         )
         yield process
     finally:

@@ -9,14 +9,19 @@ import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import pytest
 
+from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from proofs.bench import hold, idle, poll
 from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
+from proofs.bench.plot import margin, write_svg
+from proofs.bench.streams import Committed, percentile, ranges_in
 from proofs.bench.tracker import shuffled
+from proofs.witness.offsets_topic import StoredOffset
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -174,3 +179,65 @@ def test_reading_is_measured_for_ours_and_the_bare_client(kafka_broker: KafkaClu
         assert found.ours > 0
         assert found.peer
         assert len(found.samples) == 2 * 3
+
+
+def stored(partition: int, at: float, offset: int, *claims: tuple[int, str]) -> StoredOffset:
+    """What a member wrote for a partition."""
+    text = encode(StoredPartition(offset, tuple(Claim(*claim) for claim in claims))).metadata
+    return StoredOffset("group", "orders", partition, offset, at, text)
+
+
+def test_a_range_takes_from_its_first_claim_to_the_commit_behind_it() -> None:
+    """A claim that is written again, or beside another one, is as old as it was."""
+    found = ranges_in(
+        [
+            stored(0, 1.0, 0),
+            stored(0, 2.0, 0, (10, "a")),
+            stored(1, 2.5, 7, (9, "a")),
+            stored(0, 3.0, 0, (10, "a"), (15, "b")),
+            stored(0, 5.0, 10, (15, "b")),
+            stored(1, 5.5, 9),
+            stored(0, 9.0, 15),
+        ]
+    )
+    assert found == [
+        Committed(0, 10, "a", 2.0, 5.0),
+        Committed(1, 2, "a", 2.5, 5.5),
+        Committed(0, 5, "b", 3.0, 9.0),
+    ]
+    assert [one.took_s for one in found] == [3.0, 3.0, 6.0]
+
+
+def test_a_claim_that_is_taken_back_was_never_committed() -> None:
+    """Its range is claimed anew, from then on."""
+    found = ranges_in(
+        [
+            stored(0, 1.0, 0, (10, "a")),
+            stored(0, 2.0, 0),
+            stored(0, 3.0, 0, (10, "b")),
+            stored(0, 4.0, 10),
+        ]
+    )
+    assert found == [Committed(0, 10, "b", 3.0, 4.0)]
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    """The largest one, where there are too few."""
+    assert percentile([3, 1, 2], 0.5) == 2
+    assert percentile(range(1000), 0.99) == 990
+    assert percentile([1, 5], 0.99) == 5
+
+
+@pytest.mark.parametrize(
+    ("goal", "ratio", "factor"),
+    [(Goal(">=", 100), 200, 2), (Goal("<=", 0.06), 0.03, 2), (Goal("<=", 1.3), 2.6, 0.5)],
+)
+def test_a_plot_shows_how_much_better_than_its_goal_a_figure_is(
+    tmp_path: Path, goal: Goal, ratio: float, factor: float
+) -> None:
+    """Whichever way round the goal is; text is escaped."""
+    found = Entry("speed", "a < b", "time", "s", goal, [Sample(1, 1, ratio)])
+    assert margin(found) == pytest.approx(factor)
+    write_svg([found], tmp_path / "images" / "plot.svg")
+    root = ET.fromstring((tmp_path / "images" / "plot.svg").read_text())  # noqa: S314 - our own
+    assert any("a < b" in (text.text or "") for text in root.iter())
