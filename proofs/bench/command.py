@@ -22,6 +22,7 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from proofs.bench import (
     coordinator,
+    deploy,
     hold,
     idle,
     poll,
@@ -58,6 +59,7 @@ class Benchmark(enum.Enum):
     REVOKE = "stream_revoke"
     MICRO_BATCH = "stream_micro_batch"
     BACKLOG = "stream_backlog"
+    DEPLOY = "deploy_duplicates"
 
 
 @dataclass
@@ -177,6 +179,9 @@ def bench(
                 ),
                 Benchmark.BACKLOG: lambda: stream_spark.measure_backlog(
                     parts.streamed, parts.spark, runs=streams, records=backlog, step=step
+                ),
+                Benchmark.DEPLOY: lambda: deploy.measure(
+                    parts.streamed, lambda: parts.spark, step=step
                 ),
                 Benchmark.WRITES: lambda: spark_batches.measure_writes(
                     parts.streamed, parts.spark, runs=runs, step=step

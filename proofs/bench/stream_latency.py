@@ -230,12 +230,12 @@ def measure_revoke(
             time.sleep(_SETTLE_S + _BATCH_S * number / rebalances)  # at any point of a batch
         records = read_group(kafka.bootstrap_servers, group)
         commits = committed_ranges(kafka, group)
-    revokes = _revokes(records)
+    revokes = revokes_in(records)
     if not revokes:
         msg = f"Kafka asked for no partition of {group}"
         raise DagsterRebalanceError(msg)
     took = [until - since for since, until, _ in revokes]
-    rates = [_retained(commits, *revoke) for revoke in revokes]
+    rates = [retained_rate(commits, *revoke, after_s=_AFTER_RELEASE_S) for revoke in revokes]
     case = f"batches of {_BATCH_S:g} s, from Kafka's request to the release"
     note = f"{len(took)} revokes, the longest; median {median(took):.2f}"
     steady = _PER_SECOND / _PARTITIONS
@@ -271,7 +271,7 @@ def _join_and_leave(kafka: KafkaCluster, group: str, topic: str) -> None:
         )
 
 
-def _revokes(records: Iterable[GroupRecord]) -> list[tuple[float, float, frozenset[int]]]:
+def revokes_in(records: Iterable[GroupRecord]) -> list[tuple[float, float, frozenset[int]]]:
     """When partitions were asked back, when they were released, and what was retained."""
     asked: dict[str, tuple[float, frozenset[int]]] = {}
     found = []
@@ -287,15 +287,20 @@ def _revokes(records: Iterable[GroupRecord]) -> list[tuple[float, float, frozens
     return found
 
 
-def _retained(
-    commits: Sequence[Committed], since: float, until: float, kept: frozenset[int]
+def retained_rate(
+    commits: Sequence[Committed],
+    since: float,
+    until: float,
+    kept: frozenset[int],
+    *,
+    after_s: float,
 ) -> float:
     """Records a second of a retained partition, between two commits around a hold."""
     rates = []
     for partition in kept:
         mine = [one for one in commits if one.partition == partition]
         before = [one for one in mine if one.at < since]
-        after = [one for one in mine if one.claimed_at >= until + _AFTER_RELEASE_S]
+        after = [one for one in mine if one.claimed_at >= until + after_s]
         if before and after:
             first, last = before[-1], after[0]
             records = sum(one.records for one in mine if first.at < one.at <= last.at)

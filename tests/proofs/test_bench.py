@@ -15,18 +15,21 @@ import pytest
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from proofs.bench import hold, idle, poll
+from proofs.bench.deploy_work import lost_and_doubled
 from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
 from proofs.bench.plot import margin, write_svg
+from proofs.bench.stream_latency import retained_rate, revokes_in
 from proofs.bench.streams import Committed, percentile, ranges_in
 from proofs.bench.tracker import shuffled
-from proofs.witness.offsets_topic import StoredOffset
+from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from dagster_rebalance.testing.broker import KafkaCluster
+    from proofs.witness.offsets_topic import GroupRecord
 
 FIELDS = {"name", "ours", "peer", "ratio", "unit", "runs", "goal", "met"}
 AIOKAFKA = PAIRS[-1][1]
@@ -241,3 +244,32 @@ def test_a_plot_shows_how_much_better_than_its_goal_a_figure_is(
     write_svg([found], tmp_path / "images" / "plot.svg")
     root = ET.fromstring((tmp_path / "images" / "plot.svg").read_text())  # noqa: S314 - our own
     assert any("a < b" in (text.text or "") for text in root.iter())
+
+
+def test_a_revoke_is_from_the_request_to_the_release_of_that_member() -> None:
+    """Another member's assignment, or a second request before the release, is not one more."""
+    records: list[GroupRecord]
+    every, kept, asked = frozenset(range(4)), frozenset({0, 1}), frozenset({2, 3})
+    records = [
+        MemberAssigned("group", "a", every, 1.0),
+        MemberAssigned("group", "a", every, 2.0, asked),
+        MemberAssigned("group", "b", frozenset(), 2.5),
+        MemberAssigned("group", "a", every, 2.6, asked),
+        StoredOffset("group", "orders", 2, 5, 2.8),
+        MemberAssigned("group", "a", kept, 3.0),
+        MemberAssigned("group", "b", asked, 3.5),
+    ]
+    assert revokes_in(records) == [(2.0, 3.0, kept)]
+
+
+def test_retained_partitions_are_measured_between_commits_around_the_hold() -> None:
+    """What was produced before the first of them was not worked on during the hold."""
+    commits = [Committed(0, 10, "a", at - 1, at) for at in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0)]
+    rate = retained_rate(commits, 2.5, 3.5, frozenset({0}), after_s=1.0)
+    assert rate == pytest.approx(30 / 4)
+
+
+def test_lost_and_doubled_records_are_counted_one_by_one() -> None:
+    """Ranges may overlap in part, and a record that is there three times is one that is doubled."""
+    output = [(0, 0, 5), (0, 3, 8), (0, 3, 4), (1, 1, 2)]
+    assert lost_and_doubled(output, [10, 3]) == (2 + 2, 2)
