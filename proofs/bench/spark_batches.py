@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 COLUMNS = ("topic", "partition", "offset", "CAST(value AS STRING) AS value")
 _BOUNDS = ("range_start", "range_until")
 _INGEST_PARTITIONS = 4
-_WRITES = ((1, 1_000), (4, 1_000), (64, 1_024), (4, 60_000))
-"""How many ranges, and how many records together."""
-_WARM_UP, _TURNS_IN_A_RUN = 2, 3
+_WRITES = {(1, 1_000): 3, (4, 1_000): 3, (4, 60_000): 2, (64, 1_024): 1}
+"""How many ranges, and how many records together; and how often they are written in a run."""
+_WARM_UP = 2
 _PRODUCE_LIMIT_S = 120.0
 
 
@@ -83,11 +83,10 @@ def measure_writes(
     step: Callable[[str], None],
 ) -> list[Entry]:
     """Write micro-batches of some ranges, in turns by range and by a plain append."""
-    turns = _WARM_UP + runs * _TURNS_IN_A_RUN
     sizes = [0] * max(count for count, _ in _WRITES)
-    for count, records in _WRITES:
+    for (count, records), turns in _WRITES.items():
         for number in range(count):
-            sizes[number] += 2 * turns * records // count
+            sizes[number] += 2 * (_WARM_UP + runs * turns) * records // count
     topic = fill(kafka, sizes)
     entries = []
     with connected(server) as session, tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -101,11 +100,11 @@ def measure_writes(
             frame.selectExpr(*COLUMNS, *_BOUNDS).write.mode("append").parquet(name)
 
         positions = [0] * len(sizes)
-        for count, records in _WRITES:
+        for (count, records), turns in _WRITES.items():
             case = f"{count} range{'s' if count > 1 else ''}, {records:,} records"
             step(f"write_by_range, {case}")
             samples = []
-            for turn in range(turns):
+            for turn in range(_WARM_UP + runs * turns):
                 writes = (by_range, append) if turn % 2 else (append, by_range)
                 took_s: dict[_Write, float] = {}
                 for write in writes:
