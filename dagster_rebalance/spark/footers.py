@@ -57,14 +57,17 @@ def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:
 
     Returns:
         None when a file holds more than one range or part of one, or when not all of the records
-        are seen here.
+        are seen here: a mounted folder may show a file late, and one may be encrypted.
     """
-    from pyarrow import parquet
+    from pyarrow import ArrowException, parquet
 
     found: dict[Path, RangeKey] = {}
     seen = 0
     for file in _files(folder):
-        footer = parquet.read_metadata(file)
+        try:
+            footer = parquet.read_metadata(file)
+        except (OSError, ArrowException):
+            return None
         if not footer.num_rows:
             continue
         key = _only_range(footer)

@@ -39,6 +39,9 @@ _SPLITS_RANGES = re.compile(r"minPartitions|maxRecordsPerPartition", re.IGNORECA
 _LOST_RECORDS = re.compile(
     r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)"
 )
+_LAST_START = "array_max(filter({}, bound -> bound <= offset))"
+_FIRST_UNTIL = "array_min(filter({}, bound -> bound > offset))"
+_NO_BOUND = "CAST(NULL AS BIGINT)"
 _NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
 
 
@@ -169,33 +172,43 @@ def _read_round(
         reader = reader.option(key, json.dumps(value))
     with explained_read_errors():
         frame = reader.load()
-    starts = _lookup(by_topic, lambda one: one.start)
-    untils = _lookup(by_topic, lambda one: one.until)
-    bounded = frame.selectExpr(
-        "*",
-        f"array_max(filter({starts}, bound -> bound <= offset)) AS range_start",
-        f"array_min(filter({untils}, bound -> bound > offset)) AS range_until",
-    )
+    starts = _lookup(by_topic, lambda one: one.start, _LAST_START)
+    untils = _lookup(by_topic, lambda one: one.until, _FIRST_UNTIL)
+    bounded = frame.selectExpr("*", f"{starts} AS range_start", f"{untils} AS range_until")
     # A condition, because Spark leaves out a column that nobody reads.
     return bounded.where(
-        "if(range_start IS NULL OR range_until IS NULL, "
+        "if(range_start IS NULL OR range_until IS NULL OR offset < range_start "
+        "OR offset >= range_until, "
         "raise_error(concat('offset ', offset, ' of ', topic, '-', partition, ' is in no range of "
         "the batch')), true)"
     )
 
 
-def _lookup(by_topic: Mapping[str, Sequence[Span]], bound: Callable[[OffsetRange], int]) -> str:
-    """Return SQL for the bounds of the ranges of a row's partition.
+def _lookup(
+    by_topic: Mapping[str, Sequence[Span]], bound: Callable[[OffsetRange], int], chosen: str
+) -> str:
+    """Return SQL for a bound of the range of a row.
 
-    The bounds are in arrays indexed by partition: a look-up by key would scan all of them.
+    The bounds are in arrays indexed by partition: a look-up by key would scan all of them. Where
+    each partition has one range, which is the rule, nothing is searched: Spark evaluates a search
+    for each row, and it took a third of the time of a read.
+
+    Args:
+        by_topic: The spans of each topic.
+        bound: Of a range.
+        chosen: SQL that finds the bound among those of a partition, which stand in its braces.
     """
     cases = []
     for topic, spans in by_topic.items():
-        bounds = {span[0].partition: ", ".join(f"{bound(one)}L" for one in span) for span in spans}
-        rows = ", ".join(
-            f"array({bounds.get(partition, '')})" for partition in range(max(bounds) + 1)
-        )
-        cases.append(f"WHEN '{topic}' THEN element_at(array({rows}), partition + 1)")
+        bounds = {span[0].partition: [f"{bound(one)}L" for one in span] for span in spans}
+        numbers = range(max(bounds) + 1)
+        is_one = all(len(span) == 1 for span in spans)
+        if is_one:
+            rows = [bounds[number][0] if number in bounds else _NO_BOUND for number in numbers]
+        else:
+            rows = [f"array({', '.join(bounds.get(number, ()))})" for number in numbers]
+        found = f"element_at(array({', '.join(rows)}), partition + 1)"
+        cases.append(f"WHEN '{topic}' THEN {found if is_one else chosen.format(found)}")
     return f"CASE topic {' '.join(cases)} END"
 
 

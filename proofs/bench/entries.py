@@ -104,6 +104,10 @@ class Entry:
             "unit": self.unit,
             "runs": len(self.samples),
             "ratios": [round(sample.ratio, 4) for sample in self.samples],
+            "ours_by_run": [round(sample.ours, 4) for sample in self.samples],
+            "peer_by_run": [
+                None if sample.peer is None else round(sample.peer, 4) for sample in self.samples
+            ],
             "goal": str(self.goal),
             "met": self.met,
             "note": self.note,

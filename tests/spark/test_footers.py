@@ -77,6 +77,13 @@ def test_records_that_are_not_seen_are_missed(tmp_path: Path) -> None:
     assert ranges_by_file(tmp_path / "none", 5) is None
 
 
+def test_a_file_that_cannot_be_read_here_is_none(tmp_path: Path) -> None:
+    """Spark has written it, and can gather what is in it: it may be encrypted, or not all here."""
+    whole = write(tmp_path / "1.parquet", [FIRST] * 4).read_bytes()
+    (tmp_path / "1.parquet").write_bytes(whole[:-10])
+    assert ranges_by_file(tmp_path, 4) is None
+
+
 @pytest.mark.parametrize(
     ("path", "folder"),
     [
