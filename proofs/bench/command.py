@@ -103,7 +103,7 @@ def bench(
         list[Benchmark] | None,
         typer.Option(help="Which one; may be given several times. Default: all."),
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="How often everything is repeated.")] = 5,
+    runs: Annotated[int, typer.Option(min=1, help="How often everything is repeated.")] = 3,
     hold_seconds: Annotated[
         float, typer.Option(min=0.5, help="How long partitions are held.")
     ] = 8.0,
@@ -127,13 +127,13 @@ def bench(
     ] = 2,
     stream_seconds: Annotated[
         float, typer.Option(min=1, help="How long a streaming run is measured each time.")
-    ] = 15.0,
+    ] = 10.0,
     rebalances: Annotated[
         int, typer.Option(min=1, help="How often partitions are asked for in stream_revoke.")
-    ] = 12,
+    ] = 8,
     backlog: Annotated[
         int, typer.Option(min=1000, help="How many records stream_backlog has.")
-    ] = 1_000_000,
+    ] = 600_000,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
         "build/bench.json"
     ),
