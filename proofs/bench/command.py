@@ -193,9 +193,9 @@ def bench(
             for name, measure in measures.items():
                 if name in chosen:
                     entries += measure()
+                    write_json(entries, output)  # what follows takes minutes, and may fail
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    write_json(entries, output)
     write_svg(entries, output.with_suffix(".svg"))
     console.print(table_of(entries))
     console.print(f"the figures are in {output}")
