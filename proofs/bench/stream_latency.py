@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from proofs.witness.offsets_topic import GroupRecord
 
 _PARTITIONS, _PER_SECOND = 8, 1000
-_SETTLE_S, _BATCHES_WANTED = 3.0, 3
-_START_LIMIT_S, _END_LIMIT_S = 90.0, 60.0
+_SETTLE_S, _START_LIMIT_S, _END_LIMIT_S = 3.0, 240.0, 60.0
 _IDLE_PARTITIONS = 100
 _BATCH_S = 1.0
 _AFTER_RELEASE_S = 1.0
@@ -104,11 +103,11 @@ def measure_latency(
                     step(f"stream_claim_to_commit, {storage}, a run for each batch")
                     found = _play(stage, BATCHES, seconds)
                     batches = median(one.took_s for one in found)
-        entries += _latency_entries(storage, streams, batches)
+        entries += latency_entries(storage, streams, batches)
     return entries
 
 
-def _latency_entries(
+def latency_entries(
     storage: str, streams: Sequence[Sequence[Committed]], batches: float
 ) -> list[Entry]:
     took = [[one.took_s for one in found] for found in streams]
@@ -158,7 +157,7 @@ def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
 
     def settled() -> list[Committed] | None:
         found = [one for one in committed_ranges(stage.kafka, group) if one.at >= since]
-        return found if len(found) >= _BATCHES_WANTED * _PARTITIONS else None
+        return found if len(found) >= _PARTITIONS else None
 
     found = wait_until(
         settled, timeout_s=_START_LIMIT_S, what=f"more batches of {group}", interval_s=3.0

@@ -20,7 +20,7 @@ from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
 from proofs.bench.plot import margin, write_svg
-from proofs.bench.stream_latency import retained_rate, revokes_in
+from proofs.bench.stream_latency import latency_entries, retained_rate, revokes_in
 from proofs.bench.streams import Committed, percentile, ranges_in
 from proofs.bench.tracker import shuffled
 from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
@@ -260,6 +260,19 @@ def test_a_revoke_is_from_the_request_to_the_release_of_that_member() -> None:
         MemberAssigned("group", "b", asked, 3.5),
     ]
     assert revokes_in(records) == [(2.0, 3.0, kept)]
+
+
+def test_latency_is_told_by_percentiles_and_beside_a_run_for_each_batch() -> None:
+    """Each turn of the streaming run is a sample of its own."""
+    turns = [
+        [Committed(0, 1, "a", 0.0, took) for took in (0.02, 0.04, 0.3)],
+        [Committed(0, 1, "a", 0.0, 0.05)],
+    ]
+    p50, p99, against = latency_entries("SQLite", turns, 10.0)
+    assert [sample.ours for sample in p50.samples] == [0.04, 0.05]
+    assert [sample.ours for sample in p99.samples] == [0.3, 0.05]
+    assert [sample.ratio for sample in against.samples] == pytest.approx([250, 200])
+    assert (p50.met, p99.met, against.met) == (True, True, True)
 
 
 def test_retained_partitions_are_measured_between_commits_around_the_hold() -> None:
