@@ -35,10 +35,6 @@ IS_ONE_RANGE_A_TASK = "dagster_rebalance.one_range_a_task"
 
 # Spark has offsets, timestamps and timestamps by partition, and gives some of them precedence.
 _OURS = re.compile(r"(starting|ending|subscribe|assign).*|failondataloss", re.IGNORECASE)
-# Spark has a client for each task of a read, and keeps 64. Beyond that, a task first closes those
-# of earlier reads, and each waits for the answer to its last fetch: half a second by default, where
-# no record comes.
-_DEFAULTS = {"kafka.fetch.max.wait.ms": "20"}
 _SPLITS_RANGES = re.compile(r"minPartitions|maxRecordsPerPartition", re.IGNORECASE)
 _LOST_RECORDS = re.compile(
     r"[Cc]ould not read records in offset \[(\d+), (\d+)\) for topic partition (\S+)-(\d+)"
@@ -88,7 +84,7 @@ def read_ranges(
             **{key: value for key, value in further.items() if key.startswith("kafka.")},
         }
     )
-    options = hidden({**_DEFAULTS, **further, **kafka})
+    options = hidden({**further, **kafka})
     if not allow_plaintext and any(map(is_secret, kafka)) and connects_in_the_clear(session):
         msg = (
             "the Kafka login would travel to the Spark Connect server unencrypted: put "

@@ -46,47 +46,6 @@ def test_the_offsets_cannot_be_overridden_by_options(option: str) -> None:
         )
 
 
-class Recorded:
-    """A session whose reader takes down its options; all else that is called answers itself."""
-
-    def __init__(self) -> None:
-        self.given: dict[str, str] = {}
-
-    def options(self, **options: str) -> Recorded:
-        """Take them down."""
-        self.given |= options
-        return self
-
-    def __getattr__(self, name: str) -> Recorded:
-        return self
-
-    def __call__(self, *_arguments: object) -> Recorded:
-        """Answer itself."""
-        return self
-
-
-@pytest.mark.parametrize(
-    ("kafka", "connector", "wait_ms"),
-    [
-        ({}, {}, "20"),
-        ({"kafka.fetch.max.wait.ms": "7"}, {}, "7"),
-        ({}, {"kafka.fetch.max.wait.ms": "7"}, "7"),
-    ],
-)
-def test_clients_of_earlier_reads_are_closed_quickly_unless_it_is_said_otherwise(
-    kafka: dict[str, str], connector: dict[str, str], wait_ms: str
-) -> None:
-    """Spark closes them one by one while a task waits: it took half a second for each."""
-    session = Recorded()
-    read_ranges(
-        session,  # type: ignore[arg-type]
-        [OffsetRange("a", 0, 0, 1)],
-        {"bootstrap.servers": "a:1", **kafka},
-        connector_options=connector,
-    )
-    assert session.given["kafka.fetch.max.wait.ms"] == wait_ms
-
-
 def test_a_deleted_topic_and_a_missing_connector_are_explained() -> None:
     """Both come as stack traces of the JVM."""
     with (
