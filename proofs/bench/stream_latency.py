@@ -110,6 +110,7 @@ def measure_latency(
 def latency_entries(
     storage: str, streams: Sequence[Sequence[Committed]], batches: float
 ) -> list[Entry]:
+    """Tell each turn of a streaming run by percentiles, and beside the median of the other form."""
     took = [[one.took_s for one in found] for found in streams]
     p50, p99 = ([percentile(each, share) for each in took] for share in (0.5, 0.99))
     case = f"{_PARTITIONS} partitions, {_PER_SECOND:,} records/s, empty body, {storage}"
