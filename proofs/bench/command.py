@@ -22,13 +22,11 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from proofs.bench import (
     coordinator,
-    deploy,
     hold,
     idle,
     poll,
     spark_batches,
     stream_latency,
-    stream_spark,
     tracker,
 )
 from proofs.bench.entries import table_of, write_json
@@ -57,9 +55,6 @@ class Benchmark(enum.Enum):
     LATENCY = "stream_claim_to_commit"
     STREAM_IDLE = "stream_idle"
     REVOKE = "stream_revoke"
-    MICRO_BATCH = "stream_micro_batch"
-    BACKLOG = "stream_backlog"
-    DEPLOY = "deploy_duplicates"
 
 
 @dataclass
@@ -131,9 +126,6 @@ def bench(
     rebalances: Annotated[
         int, typer.Option(min=1, help="How often partitions are asked for in stream_revoke.")
     ] = 8,
-    backlog: Annotated[
-        int, typer.Option(min=1000, help="How many records stream_backlog has.")
-    ] = 600_000,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
         "build/bench.json"
     ),
@@ -173,15 +165,6 @@ def bench(
                 ),
                 Benchmark.REVOKE: lambda: stream_latency.measure_revoke(
                     parts.streamed, rebalances=rebalances, step=step
-                ),
-                Benchmark.MICRO_BATCH: lambda: stream_spark.measure_micro_batches(
-                    parts.streamed, parts.spark, runs=streams, step=step
-                ),
-                Benchmark.BACKLOG: lambda: stream_spark.measure_backlog(
-                    parts.streamed, parts.spark, runs=streams, records=backlog, step=step
-                ),
-                Benchmark.DEPLOY: lambda: deploy.measure(
-                    parts.streamed, lambda: parts.spark, step=step
                 ),
                 Benchmark.WRITES: lambda: spark_batches.measure_writes(
                     parts.streamed, parts.spark, runs=runs, step=step

@@ -128,7 +128,7 @@ def measure_writes(
     return entries
 
 
-def fill(kafka: KafkaCluster, sizes: Sequence[int], *, value: bytes = b"") -> str:
+def fill(kafka: KafkaCluster, sizes: Sequence[int]) -> str:
     """Make a topic with so many records in each partition, and return its name.
 
     Raises:
@@ -144,7 +144,7 @@ def fill(kafka: KafkaCluster, sizes: Sequence[int], *, value: bytes = b"") -> st
             "queue.buffering.max.messages": 1_000_000,
         }
     )
-    value = value or json.dumps({"number": 12345, "cents": 995, "pad": "x" * 60}).encode()
+    value = json.dumps({"number": 12345, "cents": 995, "pad": "x" * 60}).encode()
     for partition, size in enumerate(sizes):
         for _ in range(size):
             while True:

@@ -48,9 +48,6 @@ class Body:
         partitions: How many the topic has.
         group: What the names of the groups begin with.
         sleep_s: How long a batch takes.
-        remote: The Spark Connect server; empty for no Spark.
-        output: Where Spark writes; empty for nowhere.
-        records_per_range: The limit of a range.
     """
 
     brokers: str
@@ -58,9 +55,6 @@ class Body:
     partitions: int
     group: str
     sleep_s: float = 0.0
-    remote: str = ""
-    output: str = ""
-    records_per_range: int = 10_000
 
     @property
     def environment(self) -> dict[str, str]:

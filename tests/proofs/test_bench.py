@@ -15,7 +15,6 @@ import pytest
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from proofs.bench import hold, idle, poll
-from proofs.bench.deploy_work import lost_and_doubled
 from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
@@ -280,9 +279,3 @@ def test_retained_partitions_are_measured_between_commits_around_the_hold() -> N
     commits = [Committed(0, 10, "a", at - 1, at) for at in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0)]
     rate = retained_rate(commits, 2.5, 3.5, frozenset({0}), after_s=1.0)
     assert rate == pytest.approx(30 / 4)
-
-
-def test_lost_and_doubled_records_are_counted_one_by_one() -> None:
-    """Ranges may overlap in part, and a record that is there three times is one that is doubled."""
-    output = [(0, 0, 5), (0, 3, 8), (0, 3, 4), (1, 1, 2)]
-    assert lost_and_doubled(output, [10, 3]) == (2 + 2, 2)
