@@ -190,8 +190,8 @@ def _lookup(
     """Return SQL for a bound of the range of a row.
 
     The bounds are in arrays indexed by partition: a look-up by key would scan all of them. Where
-    each partition has one range, which is the rule, nothing is searched: Spark evaluates a search
-    for each row, which took about a quarter of the time of a read.
+    each partition has one range, which is the rule, nothing is searched: Spark would do it for each
+    row.
 
     Args:
         by_topic: The spans of each topic.
