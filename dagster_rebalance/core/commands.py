@@ -33,6 +33,19 @@ class ReadStoredOffsets:
     epochs: Mapping[TopicPartition, int]
 
 
+@dataclass(frozen=True, slots=True)
+class ReadOrders:
+    """Read what people have ordered for the group.
+
+    Answer: `OrdersRead`.
+
+    Attributes:
+        epoch: The newest epoch. The answer has to name it.
+    """
+
+    epoch: int
+
+
 Claimed: TypeAlias = "tuple[str, OffsetRange]"
 """A range, and the id of the batch that has claimed it."""
 
@@ -288,6 +301,7 @@ class LeaveGroup:
 
 Command = (
     ReadStoredOffsets
+    | ReadOrders
     | ReadRuns
     | ReadBounds
     | WriteOffsets

@@ -34,6 +34,8 @@ def due_letter(owned: OwnedPartition, now: float, retry_s: float) -> Letter | No
     entry = owned.entries[0] if owned.entries else None
     if entry is None or not isinstance(entry.progress, Exhausted) or not owned.phase.is_kept:
         return None
+    if owned.order is not None:
+        return None
     if entry.progress.is_cancelled or _deleted(owned, entry.range) is not None:
         return None
     command = StoreDeadLetter(entry.range, owned.epoch, entry.batch_id, entry.progress.run_ids)
@@ -51,6 +53,8 @@ def is_wanted(owned: OwnedPartition | None, command: StoreDeadLetter) -> bool:
     What its last run failed with is looked up first, which may take long.
     """
     if owned is None or owned.letter is None or not owned.phase.is_kept:
+        return False
+    if owned.order is not None:
         return False
     return owned.letter.command == command and not owned.letter.is_stored
 

@@ -5,8 +5,8 @@ no clock and does nothing itself: `now` is an argument, and a shell carries out 
 command may go unanswered; what matters is given again after `retry_s`.
 
 Outline of one call: apply the event; then each partition, in this order: dead letter, commit,
-record; then one step of each hold (`holds`) and the end of those that are over; then new claims;
-then what has to be read again.
+record; then one step of each hold (`holds`) and the end of those that are over; then what people
+have stopped is cancelled; then new claims; then what has to be read again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.assigned import AssignedPartitions
+from dagster_rebalance.core.control import Action, Order, in_force
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Hold, advance, is_over
 from dagster_rebalance.core.lookups import Lookups
@@ -72,6 +73,9 @@ class Driver:
         self._is_new_next = False
         self._lookups = Lookups(settings)
         self._rechecked_at = self._cancelled_at = float("-inf")
+        self.orders: tuple[Order, ...] = ()
+        self._ordered_epoch = 0
+        self._obeyed_at: dict[str, float] = {}
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -81,6 +85,7 @@ class Driver:
             seen.TickArrived: self._on_tick,
             seen.TimePassed: self._on_time,
             seen.StoredOffsetsRead: self._on_stored,
+            seen.OrdersRead: self._on_orders,
             seen.RunsRead: self._on_runs,
             seen.DeadRunEnded: self._on_dead_run_ended,
             seen.BoundsRead: self._on_bounds,
@@ -98,13 +103,20 @@ class Driver:
         commands += self._commit(now)
         commands += self._record(now)
         commands += self._advance_holds(now)
+        commands += self._obey(now)
         commands += self._claim_again(now) if self.settings.worker else ()
         commands += self._claim(now)
         # A run that works without being the work of a claim has no entry, and may be deleted, or
         # end in Dagster, before it is over.
         followed = self.pulse.batch_ids
         commands += self._lookups.due(
-            self.partitions, followed, now, holds=bool(self.holds), leaves=self.leaving is not None
+            self.partitions,
+            followed,
+            now,
+            epoch=self._epoch,
+            ordered_epoch=self._ordered_epoch,
+            holds=bool(self.holds),
+            leaves=self.leaving is not None,
         )
         return tuple(commands)
 
@@ -152,11 +164,12 @@ class Driver:
                 raise IllegalStateError(msg)
         for partition in event.partitions:
             self._epoch += 1
-            owned = OwnedPartition(partition, self._epoch)
+            owned = OwnedPartition(partition, self._epoch, order=in_force(self.orders, partition))
             self.partitions[partition] = (
                 owned.changed(Change.GIVE_UP_REQUESTED) if self.leaving else owned
             )
         self._lookups.want_stored()
+        self._lookups.want_orders()
         yield do.Note(f"assigned {named(event.partitions)}")
 
     def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
@@ -277,6 +290,23 @@ class Driver:
             if moved is not None:
                 yield do.Note(moved)
 
+    def _on_orders(self, event: seen.OrdersRead, _now: float) -> Iterable[do.Command]:
+        self._ordered_epoch = max(event.epoch, self._ordered_epoch)
+        if event.orders == self.orders:
+            return
+        self.orders = event.orders
+        changed: dict[Order | None, list[TopicPartition]] = {}
+        for owned in list(self.partitions.values()):
+            order = in_force(event.orders, owned.partition)
+            if order != owned.order:
+                self.partitions[owned.partition] = owned.under(order)
+                changed.setdefault(order, []).append(owned.partition)
+        if None in changed:
+            self._lookups.want_runs()
+        for order, partitions in changed.items():
+            said = "resumed, and goes on where it stood" if order is None else order
+            yield do.Note(f"{named(partitions)}: {said}")
+
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
         return () if self._lookups.is_stale(event) else self._take_in_runs(event, now)
 
@@ -289,10 +319,15 @@ class Driver:
                 news = taken_in(owned, owned.ledger, event, self.settings, now)
                 yield from map(do.Note, news.notes)
                 self.partitions[owned.partition] = news.owned
-                if owned.phase is Phase.RESTORING and event.with_live and news.covers_all:
+                is_known = event.with_live and news.covers_all
+                if owned.phase is Phase.RESTORING and is_known and self._is_ordered(owned):
                     yield from self._restore(news.owned, event.runs, now)
                 yield from self._stop_or_go_on(self.partitions[owned.partition])
                 yield from self._doubt(self.partitions[owned.partition], news.refused)
+
+    def _is_ordered(self, owned: OwnedPartition) -> bool:
+        """Whether what people have ordered was read since the partition was assigned."""
+        return owned.epoch <= self._ordered_epoch
 
     def _feel_pulse(self, runs: Iterable[RunSeen], now: float) -> Iterable[do.Command]:
         mine = [
@@ -562,6 +597,31 @@ class Driver:
             held = self._known(hold.epochs)
             if is_over(held):
                 yield from self._end(hold, held, now)
+
+    def _obey(self, now: float) -> Iterable[do.Command]:
+        """Cancel what people have stopped, and what has not started of what they have paused.
+
+        It is asked for again after a while, should it not have worked.
+        """
+        wanted: dict[tuple[Order, bool], set[str]] = {}
+        for owned in self.partitions.busy:
+            if owned.order is None or not owned.phase.may_commit:
+                continue
+            is_stop = owned.order.action is Action.STOP
+            live = owned.live_runs if is_stop else owned.unstarted_runs
+            wanted.setdefault((owned.order, is_stop), set()).update(live)
+        unwanted = {run for runs in wanted.values() for run in runs}
+        self._obeyed_at = {run: at for run, at in self._obeyed_at.items() if run in unwanted}
+        for (order, is_stop), runs in wanted.items():
+            due = {
+                run
+                for run in runs
+                if now - self._obeyed_at.get(run, float("-inf")) >= self.settings.retry_s
+            }
+            self._obeyed_at |= dict.fromkeys(due, now)
+            if due:
+                reason = f"{order.partitions} was {order}"
+                yield do.CancelRuns(tuple(sorted(due)), reason, only_unstarted=not is_stop)
 
     def _known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
         """Those of the partitions that this member has."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from dagster_rebalance.core.commands import OffsetWrite, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
 
@@ -156,6 +157,20 @@ class StoredOffsetsRead:
 
 
 @dataclass(frozen=True, slots=True)
+class OrdersRead:
+    """The answer to `ReadOrders`.
+
+    Attributes:
+        orders: All orders that people have given for the group, oldest first.
+        epoch: The epoch of the command: the partitions up to it were assigned before the orders
+            were read.
+    """
+
+    orders: tuple[Order, ...]
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunsRead:
     """The answer to `ReadRuns`.
 
@@ -238,6 +253,7 @@ Event: TypeAlias = (
     | TickArrived
     | TimePassed
     | StoredOffsetsRead
+    | OrdersRead
     | RunsRead
     | DeadRunEnded
     | BoundsRead

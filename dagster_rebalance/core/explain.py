@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.control import how_to_resume, selector_of
 from dagster_rebalance.core.holds import Hold, waits_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
@@ -24,8 +25,9 @@ from dagster_rebalance.core.runs import (
 from dagster_rebalance.core.setbacks import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition, PendingWrite
@@ -65,7 +67,11 @@ def explain_hold(
 
 def explain_partition(owned: OwnedPartition, now: float) -> str:
     """Why a partition does or does not make progress right now."""
-    return f"{owned.partition}: {_state(owned, now)}"
+    state = _state(owned, now)
+    if owned.order is None:
+        return f"{owned.partition}: {state}"
+    ordered = f"{owned.order}; resume with `{how_to_resume(selector_of(owned.partition))}`"
+    return f"{owned.partition}: {ordered}; {state}"
 
 
 def summary(driver: Driver, now: float) -> tuple[str, ...]:
@@ -87,6 +93,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
             _unconfirmed(driver.pulse.signs[run_id].run, left_s)
             for run_id, left_s in driver.pulse.unconfirmed.items()
         ),
+        *_ordered(driver.partitions.values()),
         *_explained(
             [
                 o
@@ -96,6 +103,16 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
             now,
         ),
     )
+
+
+def _ordered(partitions: Iterable[OwnedPartition]) -> Iterator[str]:
+    """What people have paused or stopped, one line for each order."""
+    under: dict[Order, list[TopicPartition]] = {}
+    for owned in partitions:
+        if owned.order is not None:
+            under.setdefault(owned.order, []).append(owned.partition)
+    for order, those in under.items():
+        yield f"{named(those)}: {order}; resume with `{how_to_resume(order.partitions)}`"
 
 
 def _explained(partitions: list[OwnedPartition], now: float) -> Iterator[str]:
@@ -153,12 +170,19 @@ def _restoring(owned: OwnedPartition) -> str:
             f"being taken in, waits for {named_runs(owned.blocked_by)}, at work on it without a "
             "claim"
         )
-    return "being taken in, asks Dagster for the runs of its claims"
+    return (
+        "being taken in, asks Dagster for the runs of its claims, and for what people have paused"
+    )
 
 
 def _work(owned: OwnedPartition, now: float) -> str:
     """What is under way; empty when nothing is."""
-    texts = [_entry(entry, now) for entry in owned.entries]
+    # Of a paused partition no run is asked for.
+    texts = [
+        _entry(entry, now)
+        for entry in owned.entries
+        if owned.order is None or not isinstance(entry.progress, ToRequest | Exhausted)
+    ]
     if owned.pending is not None:
         texts.append(
             f"{_write(owned.pending)} has waited {now - owned.pending.asked_at:.1f} s for Kafka's "
@@ -243,6 +267,8 @@ def _in_flight(progress: InFlight, span: str) -> str:
 
 
 def _backlog(owned: OwnedPartition, now: float) -> str:
+    if owned.order is not None:
+        return f"{owned.lag} offset{_s(owned.lag)} wait"
     if owned.bounds is None or owned.ledger is None:
         return "waits for Kafka's end offset"
     size = owned.bounds.until - owned.ledger.claimed_until

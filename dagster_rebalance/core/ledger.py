@@ -181,6 +181,14 @@ class OffsetLedger:
         )
         return replace(self, entries=entries)
 
+    def disowned(self) -> OffsetLedger:
+        """Forget which claims this member has written, of those that no run works on."""
+        entries = tuple(
+            replace(entry, claimed_at=None) if isinstance(entry.progress, ToRequest) else entry
+            for entry in self.entries
+        )
+        return replace(self, entries=entries)
+
     def note(
         self, epoch: int, range_: OffsetRange, progress: Progress, *, due_at: float = float("-inf")
     ) -> OffsetLedger:

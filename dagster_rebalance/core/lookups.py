@@ -1,4 +1,4 @@
-"""What a member looks up again, and when: stored offsets, runs, and the bounds of the log.
+"""What a member looks up again, and when: stored offsets, orders, runs, and bounds of the log.
 
 Owns how often Kafka and Dagster are asked. What waits for a person, or for a time that has not
 come, is asked for seldom: a group of which a thousand partitions are stopped must not read their
@@ -38,7 +38,11 @@ class Lookups:
         self._settings = settings
         self._look = 0
         self._runs_at = self._quiet_at = self._bounds_at = self._stored_at = _AT_ONCE
-        self._busy_at = _AT_ONCE
+        self._busy_at = self._orders_at = _AT_ONCE
+
+    def want_orders(self) -> None:
+        """Read the orders of people at once: they are not known for what was assigned just now."""
+        self._orders_at = _AT_ONCE
 
     def want_stored(self) -> None:
         """Read the stored offsets of what is taken in at once."""
@@ -59,6 +63,8 @@ class Lookups:
         followed: frozenset[str],
         now: float,
         *,
+        epoch: int,
+        ordered_epoch: int,
         holds: bool,
         leaves: bool,
     ) -> Iterable[do.Command]:
@@ -68,11 +74,20 @@ class Lookups:
             partitions: What the member owns.
             followed: Batches whose runs are wanted although no claim names them.
             now: On the member's clock.
+            epoch: The newest epoch.
+            ordered_epoch: Up to this epoch it is known what people have ordered.
             holds: Whether a hold waits for runs.
             leaves: Whether the member claims nothing any more.
         """
         settings = self._settings
         owned = partitions.busy
+        are_orders_known = all(
+            o.epoch <= ordered_epoch for o in owned if o.phase is Phase.RESTORING
+        )
+        orders_s = settings.orders_s if are_orders_known else settings.retry_s
+        if partitions and now - self._orders_at >= orders_s:
+            self._orders_at = now
+            yield do.ReadOrders(epoch)
         unread = {
             o.partition: o.epoch for o in owned if o.phase is Phase.RESTORING and o.ledger is None
         }
@@ -110,7 +125,7 @@ class Lookups:
                 }
                 own = (batch_ids - others - followed) if settings.worker else frozenset()
                 yield do.ReadRuns(batch_ids, restoring, self._look, claims, own)
-        if any(o.entries or o.backlog_since is not None for o in owned):
+        if any((o.entries and o.order is None) or o.live_runs or o.has_more for o in owned):
             self._busy_at = now
         is_idle = now - self._busy_at >= _IDLE_AFTER_S
         look_s = settings.idle_look_s if is_idle else settings.look_s
@@ -131,5 +146,5 @@ class Lookups:
         """
         if holds:
             return self._settings.poll_s / 4
-        has_more = any(o.backlog_since is not None and o.phase is Phase.OWNED for o in owned)
+        has_more = any(o.has_more and o.phase is Phase.OWNED for o in owned)
         return self._settings.poll_s / 2 if has_more else self._settings.poll_s

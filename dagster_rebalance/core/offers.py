@@ -161,8 +161,10 @@ def _has_failed(entry: Entry) -> bool:
 def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
     """The ranges of a partition that a run may be asked for.
 
-    Of a stopped one that is the first that is not done.
+    Of a stopped one that is the first that is not done; of one that a person has paused, none.
     """
+    if owned.order is not None:
+        return []
     undone = [entry for entry in owned.entries if entry.done_by is None]
     if owned.phase is Phase.STOPPED:
         undone = undone[:1]

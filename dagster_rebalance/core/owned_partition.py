@@ -27,6 +27,7 @@ from dagster_rebalance.core.runs import InFlight
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.commands import StoreDeadLetter
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.ledger import Entry, OffsetLedger
     from dagster_rebalance.core.partition import Bounds
     from dagster_rebalance.core.transactions import OpenTransaction
@@ -140,6 +141,7 @@ class OwnedPartition:
         doubted_by: The last run that refused itself, after which the claims were looked up again.
         is_overtaken: Whether Kafka stores what this member did not write, found while it is given
             up: nothing more is committed.
+        order: What a person has ordered, so that nothing new is begun; None when nobody has.
         before: What it was until it is taken in again; None the first time, and when Kafka stores
             something else by now.
     """
@@ -167,6 +169,7 @@ class OwnedPartition:
     letter: Letter | None = None
     doubted_by: str = ""
     is_overtaken: bool = False
+    order: Order | None = None
     before: OwnedPartition | None = None
 
     def changed(self, change: Change) -> OwnedPartition:
@@ -195,7 +198,8 @@ class OwnedPartition:
         """
         if self.before is None:
             return self.changed(Change.GIVE_UP_REQUESTED)
-        return replace(self.before, phase=after(self.phase, Change.LOOK_UP_DROPPED))
+        phase = after(self.phase, Change.LOOK_UP_DROPPED)
+        return replace(self.before, phase=phase, order=self.order)
 
     def restored(self, now: float) -> OwnedPartition:
         """The partition once all is known of it.
@@ -204,6 +208,16 @@ class OwnedPartition:
         """
         known = replace(self.changed(Change.RESTORED), blocked_by=(), refused=None, before=None)
         return known if self.bounds is None else known.with_bounds(self.bounds, now)
+
+    def under(self, order: Order | None) -> OwnedPartition:
+        """The partition under another order, or under none any more.
+
+        What was claimed and not begun before is claimed anew: other ranges of its batch may have
+        been worked on meanwhile, and a streaming run begins no batch twice.
+        """
+        if order is not None or self.ledger is None:
+            return replace(self, order=order)
+        return replace(self, order=None, ledger=self.ledger.disowned())
 
     def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
         """The partition after a look at what can be read, which may be more than is claimed."""
@@ -243,11 +257,16 @@ class OwnedPartition:
 
         Only a person can change that.
         """
-        return (
-            self.phase is Phase.STOPPED
-            and not isinstance(entry.progress, InFlight)
-            and at < entry.due_at
-        )
+        if isinstance(entry.progress, InFlight):
+            return False
+        if self.order is not None and self.phase is Phase.OWNED:
+            return not entry.is_in_question
+        return self.phase is Phase.STOPPED and (at < entry.due_at or self.order is not None)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there are offsets that may be claimed."""
+        return self.backlog_since is not None and self.order is None
 
     @property
     def is_claiming(self) -> bool:
@@ -340,6 +359,7 @@ class OwnedPartition:
             or self.bounds is None
             or self.pending
             or self.backlog_since is None
+            or self.order is not None
         ):
             return None
         if self.has_new_leader:  # a partition whose stop has just ended was not taken in anew yet

@@ -107,6 +107,7 @@ class DriverSettings:
             times as often during a hold.
         look_s: How often end offsets are read.
         idle_look_s: The same while nothing was there to be read for a while.
+        orders_s: How often the orders of people are read.
         retry_s: When a command that was not answered is given again.
         recheck_s: How often a stopped partition is looked at again.
         pulse: After how long a run without a sign of life is dead.
@@ -131,6 +132,7 @@ class DriverSettings:
     poll_s: float = 1.0
     look_s: float = 1.0
     idle_look_s: float = 1.0
+    orders_s: float = 3.0
     retry_s: float = 1.0
     recheck_s: float = 10.0
     pulse: Pulse = field(default_factory=Pulse)

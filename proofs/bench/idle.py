@@ -87,6 +87,8 @@ def _feed(driver: Driver, event: seen.Event, now: float) -> None:
                 case do.ReadStoredOffsets(epochs):
                     found = Found(OffsetAndMetadata(0), _NOTHING, None)
                     todo.append(seen.StoredOffsetsRead(epochs, dict.fromkeys(epochs, found)))
+                case do.ReadOrders(epoch):
+                    todo.append(seen.OrdersRead((), epoch))
                 case do.ReadRuns(batch_ids, live_too, look):
                     todo.append(seen.RunsRead(batch_ids, (), live_too, look))
                 case do.ReadBounds(asked):

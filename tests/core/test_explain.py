@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.commands import ReadStoredOffsets, RecordCommit
 from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.explain import explain_hold, explain_partition, summary
 from dagster_rebalance.core.holds import Hold
@@ -131,7 +131,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         (OwnedPartition(tp(4), 1), "being taken in, reads its committed offset"),
         (
             owned(4, phase=Phase.RESTORING),
-            "being taken in, asks Dagster for the runs of its claims",
+            (
+                "being taken in, asks Dagster for the runs of its claims, and for what people have "
+                "paused"
+            ),
         ),
         (
             replace(owned(4, phase=Phase.RESTORING), blocked_by=(RUN,)),
@@ -316,7 +319,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     world.wait(1, member)
     range_ = world.dagster.runs[run_id].ranges[0]
     member.feed(RevokeRequested((range_.topic_partition,)))
-    member.fails.add(type(member.done[1]))
+    member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(3),)))
     member.driver.leaving = "a reload"
     halted = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)

@@ -30,6 +30,7 @@ from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.receipts import Receipt
 
@@ -248,7 +249,9 @@ class Member:
             self.world.released(self, released)
             yield seen.PartitionsRevoked(released)
 
-    def _carry_out(self, command: do.Command) -> seen.Event | None:  # noqa: PLR0911 - one case for each
+    def _carry_out(  # noqa: C901, PLR0911 - one case for each
+        self, command: do.Command
+    ) -> seen.Event | None:
         kafka, dagster = self.world.kafka, self.world.dagster
         match command:
             case do.ReadStoredOffsets(wanted):
@@ -266,6 +269,8 @@ class Member:
                         for p in wanted
                     },
                 )
+            case do.ReadOrders(epoch):
+                return seen.OrdersRead(tuple(self.world.orders), epoch)
             case do.ReadRuns(batch_ids, live_too, look, claims):
                 runs = tuple(
                     run
@@ -340,6 +345,7 @@ class World:
         self.streams: dict[str, RunSeen] = {}
         self.notes: dict[do.Claimed, Outcome] = {}
         self.done_by_streams: set[do.Claimed] = set()
+        self.orders: list[Order] = []
         self.released_by: list[tuple[Member, tuple[TopicPartition, ...]]] = []
         for number in range(partitions):
             self.kafka.produce(tp(number), records)

@@ -1,0 +1,129 @@
+"""Control: what people order of the partitions of a group, and which order is in force.
+
+An order names partitions, who gave it, when, and why. It is kept until a newer one takes its place,
+so it outlives every member. The newest order that covers a partition counts: a group can be paused
+but for one partition, and partitions that are created later are covered as well.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+import shlex
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+MOST_REASON_CHARACTERS = 300
+"""An order is kept as a key of a database, which must not be longer than some 2,000 bytes."""
+MOST_NAME_CHARACTERS = 60
+EVERYTHING = "*"
+_SELECTOR = re.compile(r"[A-Za-z0-9._*?\[\]!-]{1,249}(:[0-9*?\[\]!-]{1,20})?")
+
+
+class Action(enum.Enum):
+    """What a person orders."""
+
+    PAUSE = "pause"
+    """Nothing new is claimed or begun. What is at work ends, and is committed."""
+    STOP = "stop"
+    """The same, and what is at work is cancelled, which is no failed attempt."""
+    RESUME = "resume"
+    """The partition goes on where it stood."""
+
+
+_DONE = {Action.PAUSE: "paused", Action.STOP: "stopped", Action.RESUME: "resumed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a person has ordered.
+
+    Attributes:
+        action: What is to be done.
+        partitions: Which partitions it covers: `orders:3`, a topic, or a pattern of either with
+            `*`, `?` and `[...]`. `*` is all of the group.
+        by: Who gave it.
+        at: When, in seconds since 1970.
+        reason: Why. Only a resume may go without one.
+
+    Raises:
+        ConfigurationError: A part is missing, too long, or cannot name partitions.
+    """
+
+    action: Action
+    partitions: str
+    by: str
+    at: float
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        if _SELECTOR.fullmatch(self.partitions) is None:
+            msg = (
+                f"{self.partitions[:300]!r} cannot name partitions: write orders:3 for a "
+                "partition, orders for a topic, or a pattern such as ord* or '*'"
+            )
+            raise ConfigurationError(msg)
+        if not self.by.strip():
+            msg = f"{self.action.value} {self.partitions}: say who you are, for those who find it"
+            raise ConfigurationError(msg)
+        if self.action is not Action.RESUME and not self.reason.strip():
+            msg = f"{self.action.value} {self.partitions}: give a reason, for those who find it"
+            raise ConfigurationError(msg)
+        for what, text, most in (
+            ("reason", self.reason, MOST_REASON_CHARACTERS),
+            ("name", self.by, MOST_NAME_CHARACTERS),
+        ):
+            if len(text) > most:
+                msg = f"a {what} may have {most} characters, and this one has {len(text)}"
+                raise ConfigurationError(msg)
+
+    def __str__(self) -> str:
+        at = datetime.fromtimestamp(self.at, timezone.utc)
+        why = f": {' '.join(self.reason.split())}" if self.reason else ""
+        return f"{_DONE[self.action]} by {self.by} since {at:%Y-%m-%d %H:%M:%S} UTC{why}"
+
+    def covers(self, partition: TopicPartition) -> bool:
+        """Whether the order is about a partition."""
+        topic, _, number = self.partitions.partition(":")
+        return fnmatchcase(partition.topic, topic) and fnmatchcase(
+            str(partition.partition), number or "*"
+        )
+
+
+def in_force(orders: Sequence[Order], partition: TopicPartition) -> Order | None:
+    """The order that keeps a partition from being worked on; None when there is none.
+
+    Args:
+        orders: All orders, oldest first.
+        partition: The partition.
+    """
+    newest = next((order for order in reversed(orders) if order.covers(partition)), None)
+    return None if newest is None or newest.action is Action.RESUME else newest
+
+
+def out_of_date(orders: Sequence[Order]) -> Iterator[int]:
+    """The indices of orders that can never count again: a newer one covers all that they cover."""
+    later: set[str] = set()
+    for index in range(len(orders) - 1, -1, -1):
+        if later & {orders[index].partitions, EVERYTHING}:
+            yield index
+        later.add(orders[index].partitions)
+
+
+def selector_of(partition: TopicPartition) -> str:
+    """How a person names one partition."""
+    return f"{partition.topic}:{partition.partition}"
+
+
+def how_to_resume(*partitions: str) -> str:
+    """The command that lets partitions go on, each named as in an order."""
+    return f"dagster-rebalance resume {shlex.join(partitions)}"

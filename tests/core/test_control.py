@@ -1,0 +1,109 @@
+"""The table of orders: which one is in force, and which can never count again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from dagster_rebalance.core.control import (
+    EVERYTHING,
+    MOST_NAME_CHARACTERS,
+    MOST_REASON_CHARACTERS,
+    Action,
+    Order,
+    how_to_resume,
+    in_force,
+    out_of_date,
+    selector_of,
+)
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import TopicPartition
+
+PARTITIONS = [TopicPartition(topic, number) for topic in ("orders", "pay") for number in (0, 1, 11)]
+SELECTORS = ("*", "orders", "orders:1", "pay:0", "o*", "*:1", "orders:1*")
+
+
+def order(action: Action, partitions: str = EVERYTHING) -> Order:
+    """An order of somebody."""
+    return Order(action, partitions, "ada", 1_700_000_000.0, "the warehouse is away")
+
+
+@pytest.mark.parametrize(
+    ("selector", "covered"),
+    [
+        ("*", PARTITIONS),
+        ("orders", PARTITIONS[:3]),
+        ("orders:1", PARTITIONS[1:2]),
+        ("orders:1*", PARTITIONS[1:3]),
+        ("ord*", PARTITIONS[:3]),
+        ("p?y:[01]", PARTITIONS[3:5]),
+        ("*:11", [PARTITIONS[2], PARTITIONS[5]]),
+        ("order", []),
+        ("Orders", []),
+        ("orders:2", []),
+    ],
+)
+def test_a_selector_names_a_partition_a_topic_or_a_pattern(
+    selector: str, covered: list[TopicPartition]
+) -> None:
+    """As people write them."""
+    said = order(Action.PAUSE, selector)
+    assert [partition for partition in PARTITIONS if said.covers(partition)] == covered
+
+
+def test_the_newest_order_that_covers_a_partition_counts() -> None:
+    """A group can be paused but for one partition."""
+    paused, but_one = order(Action.PAUSE), order(Action.RESUME, "orders:1")
+    assert in_force((), PARTITIONS[1]) is None
+    assert in_force((paused, but_one), PARTITIONS[0]) == paused
+    assert in_force((paused, but_one), PARTITIONS[1]) is None
+    stopped = order(Action.STOP, "orders")
+    assert in_force((paused, but_one, stopped), PARTITIONS[1]) == stopped
+    assert in_force((paused, stopped, order(Action.RESUME)), PARTITIONS[1]) is None
+
+
+@given(some.lists(some.builds(order, some.sampled_from(Action), some.sampled_from(SELECTORS))))
+def test_without_what_is_out_of_date_the_same_orders_are_in_force(orders: list[Order]) -> None:
+    """The book stays short, and says the same."""
+    gone = set(out_of_date(orders))
+    kept = [said for index, said in enumerate(orders) if index not in gone]
+    assert len(kept) <= len(SELECTORS)
+    for partition in PARTITIONS:
+        assert in_force(kept, partition) == in_force(orders, partition)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "by", "reason", "problem"),
+    [
+        ("", "ada", "why", "'' cannot name partitions: write orders:3"),
+        ("orders:", "ada", "why", "'orders:' cannot name partitions"),
+        ("orders:three", "ada", "why", "'orders:three' cannot name partitions"),
+        ("orders 3", "ada", "why", "'orders 3' cannot name partitions"),
+        ("orders:3", " ", "why", "pause orders:3: say who you are"),
+        ("orders:3", "ada", " \n", "pause orders:3: give a reason"),
+        ("*", "ada", "w" * (MOST_REASON_CHARACTERS + 1), "a reason may have 300 characters"),
+        ("*", "a" * (MOST_NAME_CHARACTERS + 1), "why", "a name may have 60 characters"),
+    ],
+)
+def test_an_order_that_nobody_could_read_is_refused(
+    partitions: str, by: str, reason: str, problem: str
+) -> None:
+    """Whoever finds it at night needs to know who, what and why."""
+    with pytest.raises(ConfigurationError, match="^" + problem.replace("*", r"\*")):
+        Order(Action.PAUSE, partitions, by, 0.0, reason)
+
+
+def test_an_order_says_who_gave_it_when_and_why() -> None:
+    """In one line, whatever the person has typed."""
+    said = Order(Action.STOP, "orders:3", "ada", 1_700_000_000.0, "bad\ndeploy ")
+    assert str(said) == "stopped by ada since 2023-11-14 22:13:20 UTC: bad deploy"
+    assert str(Order(Action.RESUME, "*", "bob", 1_700_000_000.0)) == (
+        "resumed by bob since 2023-11-14 22:13:20 UTC"
+    )
+
+
+def test_the_command_to_resume_can_be_pasted() -> None:
+    """A shell would replace a pattern by the names of files."""
+    assert how_to_resume(selector_of(PARTITIONS[1])) == "dagster-rebalance resume orders:1"
+    assert how_to_resume("*") == "dagster-rebalance resume '*'"
