@@ -16,12 +16,15 @@ from pydantic import Field, PrivateAttr
 from typing_extensions import Self
 
 from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.given_messages import GivenMessages
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import (
@@ -292,6 +295,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
         if not me.ranges or me.ranges != self.offset_ranges:
             return "its ranges are not those of its run config"
+        paused = self._paused(instance)
+        if paused is not None:
+            return paused
         try:
             with self.kafka.connect() as consumer:
                 committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
@@ -300,3 +306,13 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         ) as error:  # a refusal is no failed attempt: an outage of Kafka must not stop a partition
             return f"Kafka could not be asked whether its claim stands: {error}"
         return refusal(me, runs, committed)
+
+    def _paused(self, instance: dg.DagsterInstance) -> str | None:
+        """Why a person does not want any of the ranges to be worked on; None when nobody minds."""
+        assets = GroupAssets.of(self.kafka.group_id)
+        orders = OrderBook(instance, assets.order_book_name).read()
+        for partition in (range_.topic_partition for range_ in self.offset_ranges):
+            order = in_force(orders, partition)
+            if order is not None:
+                return f"{partition} is {order}"
+        return None

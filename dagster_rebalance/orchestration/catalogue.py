@@ -21,12 +21,14 @@ import dagster as dg
 from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.partition import named
+from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.commands import RecordCommit
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.receipts import Receipt
 
@@ -62,6 +64,11 @@ class GroupAssets:
     def partitions_name(self) -> str:
         """The name under which Dagster keeps the partitions of the offsets asset."""
         return "/".join(self.offsets.path)
+
+    @property
+    def order_book_name(self) -> str:
+        """The name under which Dagster keeps what people have ordered."""
+        return f"dagster_rebalance/orders/{self.group.path[1]}"
 
 
 class Seat:
@@ -127,6 +134,7 @@ class Catalogue:
         self._known: set[str] = set()
         self._newest_event: int | None = None
         self._seat = Seat(instance, assets, host.location, host.sensor)
+        self._order_book = OrderBook(instance, assets.order_book_name)
 
     def keep_seat(self) -> None:
         """Show other processes of the code location that this one is the member, and lives."""
@@ -274,12 +282,20 @@ class Catalogue:
             },
         )
 
-    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
-        """Show which partitions of the group are stopped, with the reasons.
+    def orders(self) -> tuple[Order, ...]:
+        """What people have ordered for the group, oldest first."""
+        return self._order_book.read()
 
-        The check passes when no partition is stopped.
+    def show_stopped(
+        self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+    ) -> None:
+        """Show which partitions of the group cannot go on, with the reasons.
+
+        The check passes when no partition is stopped, and none is paused by a person.
         """
-        self._instance.report_runless_asset_event(evaluation(stopped, self._assets.offsets))
+        self._instance.report_runless_asset_event(
+            evaluation(stopped, ordered, self._assets.offsets)
+        )
 
     def record_joined(self) -> None:
         """Record that this process is a member from now on.

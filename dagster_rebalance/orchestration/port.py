@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.events import (
         DeadLetterFailed,
         DeadLetterStored,
@@ -126,8 +127,18 @@ class CataloguePort(RecordedCommits, Protocol):
     def record_receipt(self, receipt: Receipt) -> None:
         """Show how a hold ended."""
 
-    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
-        """Show which partitions of the group are stopped, each with its reason."""
+    def orders(self) -> tuple[Order, ...]:
+        """What people have ordered for the group, oldest first."""
+
+    def show_stopped(
+        self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+    ) -> None:
+        """Show which partitions of the group cannot go on, each with its reason.
+
+        Args:
+            stopped: Those that are stopped.
+            ordered: Those that people have paused or stopped.
+        """
 
     def record_joined(self) -> None:
         """Show that this process has joined, to people and to the process that it succeeds."""

@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.dead_letters import is_wanted
 from dagster_rebalance.core.errors import (
     BrokerError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
@@ -77,6 +79,9 @@ each takes the driver 10 ms."""
 _COMMIT_PATIENCE_S = 10.0
 """In the classic protocol no coordinator answers a member that waits for others in a rebalance, and
 one of those may hold a revoke."""
+
+_Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[tuple[TopicPartition, str]]]"
+"""What the check has shown: the stopped partitions, and those that people have paused, with why."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +122,8 @@ class Pump:
         self._summary: tuple[str, ...] = ()
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._stop_news = self._stop_news_told = 0
-        self._unproven: frozenset[TopicPartition] | None = None
+        self._unproven: _Shown | None = None
+        self._orders: tuple[Order, ...] = ()
         self._ender = RunEnder(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
@@ -286,6 +292,13 @@ class Pump:
                     partial(self._stored, epochs),
                     slot="offsets",
                 )
+            case do.ReadOrders(epoch):
+                self._ask(
+                    command,
+                    parts.catalogue.orders,
+                    partial(self._ordered, epoch),
+                    slot="orders",
+                )
             case do.ReadRuns(batch_ids, live_too, look, claims, own):
                 if parts.work is not None and own == batch_ids and not live_too:
                     known = parts.work.known(batch_ids, claims)
@@ -334,6 +347,12 @@ class Pump:
             case do.LeaveGroup(reason):
                 self._left = reason
         return None
+
+    def _ordered(self, epoch: int, orders: tuple[Order, ...]) -> seen.Event:
+        if orders != self._orders:
+            self._orders = orders
+            self._stop_news += 1
+        return seen.OrdersRead(orders, epoch)
 
     def _last_recorded(
         self, partitions: Collection[TopicPartition], assigned: Collection[TopicPartition]
@@ -425,24 +444,29 @@ class Pump:
         known = {
             partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING
         } | own.keys()
-        look = look_at_group(
-            parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S
-        ).without(known)
+        whole = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S)
+        look = whole.without(known)
+        ordered = {
+            partition: str(order)
+            for partition in whole.found
+            if (order := in_force(self._orders, partition)) is not None
+        }
         news, unproven = (
             self._stop_news,
             self._unproven if self._stop_news == self._stop_news_told else None,
         )
 
-        def show() -> tuple[int, frozenset[TopicPartition] | None]:
+        def show() -> tuple[int, _Shown | None]:
             stopped = stopped_in(look, parts.runs, parts.catalogue, parts.driver.settings) | own
-            if stopped.keys() == unproven:
+            shown = (frozenset(stopped), frozenset(ordered.items()))
+            if shown == unproven:
                 return news, None
-            parts.catalogue.show_stopped(stopped)
-            return news, frozenset(stopped)
+            parts.catalogue.show_stopped(stopped, ordered)
+            return news, shown
 
         self._show(show, self._stops_shown, slot="stopped")
 
-    def _stops_shown(self, shown: tuple[int, frozenset[TopicPartition] | None]) -> None:
+    def _stops_shown(self, shown: tuple[int, _Shown | None]) -> None:
         """Only now: the check must not stay as it was because the storage failed once."""
         self._stop_news_told, self._unproven = shown
 

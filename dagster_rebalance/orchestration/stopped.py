@@ -1,4 +1,4 @@
-"""The asset check that fails while a partition is stopped.
+"""The asset check that fails while a partition is stopped, and warns while people pause one.
 
 A member reports it whenever it stops a partition, lets one go on, or is assigned some: its own
 partitions as it knows them, those of others as Kafka and the runs show them. Executed by hand, it
@@ -10,12 +10,13 @@ looks at Kafka and the runs alone, so that it also answers while no member is th
 import hashlib
 import json
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import dagster as dg
 
+from dagster_rebalance.core.control import Order, in_force
 from dagster_rebalance.core.partition import TopicPartition, named
 from dagster_rebalance.orchestration.bounds import read_bounds
 from dagster_rebalance.orchestration.group_look import look_at_group, stopped_in
@@ -31,11 +32,20 @@ _MOST_NAMES_CHARACTERS = 2_000
 """However many partitions are stopped, an evaluation stays small: Dagster stores each one."""
 
 
+class Known(RecordedCommits, Protocol):
+    """What Dagster's storage has of a group."""
+
+    def orders(self) -> tuple[Order, ...]:
+        """What people have ordered for the group, oldest first."""
+
+
 def evaluation(
-    stopped: Mapping[TopicPartition, str], asset_key: dg.AssetKey
+    stopped: Mapping[TopicPartition, str],
+    ordered: Mapping[TopicPartition, str],
+    asset_key: dg.AssetKey,
 ) -> dg.AssetCheckEvaluation:
     """The state of the check, as a member reports it."""
-    result = _result(stopped)
+    result = _result(stopped, ordered)
     return dg.AssetCheckEvaluation(
         asset_key=asset_key,
         check_name=STOPPED_CHECK,
@@ -49,7 +59,7 @@ def evaluation(
 def build_stopped_check(
     asset_key: dg.AssetKey,
     kafka_key: str,
-    catalogue_of: Callable[[dg.DagsterInstance], RecordedCommits],
+    catalogue_of: Callable[[dg.DagsterInstance], Known],
 ) -> dg.AssetChecksDefinition:
     """Build the check for the offsets asset of a group.
 
@@ -61,7 +71,10 @@ def build_stopped_check(
     spec = dg.AssetCheckSpec(
         STOPPED_CHECK,
         asset=asset_key,
-        description="Fails while a partition is stopped, and says why.",
+        description=(
+            "Fails while a partition is stopped, and warns while a person has paused one. It says "
+            "why."
+        ),
     )
 
     # `asset_check` would name its op by the key with dots and dashes taken away, so that the groups
@@ -76,27 +89,43 @@ def build_stopped_check(
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
             look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
-        return _result(
-            stopped_in(look, ledger, catalogue_of(context.instance), kafka.driver_settings())
-        )
+        catalogue = catalogue_of(context.instance)
+        orders = catalogue.orders()
+        ordered = {
+            partition: str(order)
+            for partition in look.found
+            if (order := in_force(orders, partition)) is not None
+        }
+        return _result(stopped_in(look, ledger, catalogue, kafka.driver_settings()), ordered)
 
     return no_partition_stopped
 
 
-def _result(stopped: Mapping[TopicPartition, str]) -> dg.AssetCheckResult:
-    shown = dict(sorted(stopped.items())[:_REASONS_SHOWN])
-    more = f"; and {len(stopped) - len(shown)} more" if len(stopped) > len(shown) else ""
+def _result(
+    stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+) -> dg.AssetCheckResult:
+    """A person who pauses knows of it, so that is a warning, and no failure that pages anybody."""
+    reasons = dict(sorted(stopped.items())[:_REASONS_SHOWN])
+    shown = list(reasons.values())
+    if len(stopped) > len(shown):
+        shown.append(f"and {len(stopped) - len(shown)} more")
+    for why in list(dict.fromkeys(ordered.values()))[:_REASONS_SHOWN]:
+        those = [partition for partition, said in ordered.items() if said == why]
+        shown.append(f"{_names(those)}: {why}")
     return dg.AssetCheckResult(
-        passed=not stopped,
-        severity=dg.AssetCheckSeverity.ERROR,
-        description="; ".join(shown.values()) + more if stopped else "every partition goes on",
+        passed=not stopped and not ordered,
+        severity=dg.AssetCheckSeverity.ERROR if stopped else dg.AssetCheckSeverity.WARN,
+        description="; ".join(shown) or "every partition goes on",
         metadata={
             "stopped": dg.MetadataValue.json(
-                {str(partition): reason for partition, reason in shown.items()}
+                {str(partition): reason for partition, reason in reasons.items()}
             ),
             "stopped_partitions": len(stopped),
-            "partitions": dg.MetadataValue.text(
-                textwrap.shorten(named(stopped), _MOST_NAMES_CHARACTERS, placeholder=" ...")
-            ),
+            "partitions": dg.MetadataValue.text(_names(stopped)),
+            "paused_partitions": len(ordered),
         },
     )
+
+
+def _names(partitions: Iterable[TopicPartition]) -> str:
+    return textwrap.shorten(named(partitions), _MOST_NAMES_CHARACTERS, placeholder=" ...")

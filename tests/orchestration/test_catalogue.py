@@ -266,13 +266,13 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
 
 def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
     """The reason is visible in the UI for as long as any partition stands still."""
-    shown.catalogue.show_stopped({tp(1): "orders-1: offsets were deleted"})
+    shown.catalogue.show_stopped({tp(1): "orders-1: offsets were deleted"}, {})
     check = shown.check()
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
     assert check.description == "orders-1: offsets were deleted"
     assert check.metadata["stopped"].value == {"orders-1": "orders-1: offsets were deleted"}
-    shown.catalogue.show_stopped({})
+    shown.catalogue.show_stopped({}, {})
     assert shown.check().passed
 
 

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
@@ -118,6 +121,15 @@ def stage(batch_id: str) -> Iterator[Stage]:
 def stored_stage(instance: dg.DagsterInstance, batch_id: str) -> Stage:
     """The same on an instance with a storage, for runs that work."""
     return Stage(instance, batch_id)
+
+
+def test_a_run_of_a_partition_that_people_have_paused_refuses_itself(stage: Stage) -> None:
+    """It may have been requested before, or executed again by hand. That is no attempt."""
+    book = OrderBook(stage.instance, GroupAssets.of(stage.kafka.group_id).order_book_name)
+    book.add([Order(Action.PAUSE, "orders:0", "ada", 1_700_000_000.0, "the warehouse is away")])
+    stage.is_refused(
+        "orders-0 is paused by ada since 2023-11-14 22:13:20 UTC: the warehouse is away"
+    )
 
 
 def test_a_run_whose_claim_stands_works_and_two_assets_get_the_same_batch(

@@ -105,13 +105,15 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     show, asked = bench.catalogue.show_stopped, 0
 
-    def fail_once(stopped: Mapping[TopicPartition, str]) -> None:
+    def fail_once(
+        stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+    ) -> None:
         nonlocal asked
         asked += bool(stopped)
         if asked == 1:
             message = "database is locked"
             raise OSError(message)
-        show(stopped)
+        show(stopped, ordered)
 
     monkeypatch.setattr(bench.catalogue, "show_stopped", fail_once)
     bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))

@@ -1,0 +1,67 @@
+"""The book of orders: what people have ordered for a group, in Dagster's storage.
+
+Orders are kept as dynamic partitions of no asset: Dagster adds one without touching the others,
+gives them back in the order in which they came, in one query, never deletes one by itself, and no
+page of it can change them. Observations can be wiped, and values of the run storage lose what
+another writer has written meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.control import Action, Order, out_of_date
+from dagster_rebalance.core.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import dagster as dg
+
+
+class OrderBook:
+    """The orders of one group.
+
+    Args:
+        instance: Keeps them.
+        name: The name of the book.
+    """
+
+    def __init__(self, instance: dg.DagsterInstance, name: str) -> None:
+        self._instance = instance
+        self._name = name
+
+    def read(self) -> tuple[Order, ...]:
+        """All orders that may count, oldest first.
+
+        Raises:
+            ValueError: Somebody else has written into the book. Nobody can know what it says.
+        """
+        return tuple(_read(text) for text in self._instance.get_dynamic_partitions(self._name))
+
+    def add(self, orders: Iterable[Order]) -> None:
+        """Add orders, and remove those that can never count again."""
+        self._instance.add_dynamic_partitions(self._name, [_written(order) for order in orders])
+        texts = self._instance.get_dynamic_partitions(self._name)
+        for index in out_of_date([_read(text) for text in texts]):
+            self._instance.delete_dynamic_partition(self._name, texts[index])
+
+
+def _written(order: Order) -> str:
+    """The text of an order, which no other one has: the time in it counts nanoseconds."""
+    said = [order.action.value, order.partitions, order.by, order.at, order.reason]
+    return f"{time.time_ns()} {json.dumps(said, ensure_ascii=False)}"
+
+
+def _read(text: str) -> Order:
+    try:
+        action, partitions, by, at, reason = json.loads(text.partition(" ")[2])
+        return Order(Action(action), str(partitions), str(by), float(at), str(reason))
+    except (ConfigurationError, TypeError, ValueError) as error:
+        msg = (
+            f"the order {text[:200]!r} cannot be read: a newer version may have written it, which "
+            "then has to be used"
+        )
+        raise ValueError(msg) from error
