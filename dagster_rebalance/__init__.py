@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
     from dagster_rebalance.orchestration.batch import KafkaBatch
+    from dagster_rebalance.orchestration.control_job import build_kafka_control_job
     from dagster_rebalance.orchestration.definitions import (
         build_kafka_batch_defs,
         build_kafka_stream_defs,
@@ -91,6 +92,7 @@ __all__ = [
     "__version__",
     "build_kafka_batch_defs",
     "build_kafka_batch_sensor",
+    "build_kafka_control_job",
     "build_kafka_stream_defs",
 ]
 
@@ -129,6 +131,7 @@ _HOMES = {
     "UnsupportedOperationError": "core.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.sensor",
+    "build_kafka_control_job": "orchestration.control_job",
     "build_kafka_stream_defs": "orchestration.definitions",
 }
 

@@ -15,8 +15,8 @@ try:
     import typer
 except ModuleNotFoundError:
     sys.exit(
-        "dagster-rebalance needs typer and rich, which are not installed. Install the extra: pip "
-        "install 'dagster-rebalance[testing]'"
+        "dagster-rebalance needs typer, which is not installed. Install the extra: pip install "
+        "'dagster-rebalance[cli]'"
     )
 
 import dagster_rebalance
@@ -28,7 +28,12 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """The exit code that a shell gives to a program that Ctrl-C ended."""
 
-COMMANDS = {"broker": "dagster_rebalance.cli.broker"}
+COMMANDS = {
+    "broker": "dagster_rebalance.cli.broker",
+    "pause": "dagster_rebalance.cli.control",
+    "resume": "dagster_rebalance.cli.control",
+    "stop": "dagster_rebalance.cli.control",
+}
 """Each command's module; the function in it has the command's name."""
 
 

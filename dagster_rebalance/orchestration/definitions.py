@@ -15,6 +15,7 @@ from dagster_rebalance.core.fleet import Fleet
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.code_version import code_version
+from dagster_rebalance.orchestration.control_job import build_kafka_control_job
 from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.job_checks import check_assets, check_steps
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
@@ -71,8 +72,9 @@ def build_kafka_batch_defs(
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
-        The assets, the job, the sensor, the assets of the group (committed offsets, and members and
-        holds), their check, and the resources.
+        The assets, the job, the sensor, the job by which people pause partitions (`_control`
+        behind the name), the assets of the group (committed offsets, and members and holds), their
+        check, and the resources.
 
     Raises:
         ConfigurationError: There is no asset, one does not take a batch, has partitions or an
@@ -100,6 +102,7 @@ def build_kafka_batch_defs(
         default_status=default_status,
     )
     return _definitions(
+        name,
         kafka,
         kafka_key,
         assets=assets,
@@ -152,7 +155,8 @@ def build_kafka_stream_defs(
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
-        The assets, the job, the sensor, the assets of the group, their check, and the resources.
+        The assets, the job, the sensor, the job by which people pause partitions (`_control`
+        behind the name), the assets of the group, their check, and the resources.
 
     Raises:
         ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
@@ -188,6 +192,7 @@ def build_kafka_stream_defs(
         default_status=default_status,
     )
     return _definitions(
+        name,
         kafka,
         kafka_key,
         assets=[streamed],
@@ -235,6 +240,7 @@ def _resources(
 
 
 def _definitions(
+    name: str,
     kafka: KafkaConsumerResource,
     kafka_key: str,
     *,
@@ -273,7 +279,7 @@ def _definitions(
                 group.offsets, kafka_key, lambda instance: Catalogue(instance, group, NOBODY)
             )
         ],
-        jobs=[job],
+        jobs=[job, build_kafka_control_job(name=f"{name}_control", kafka_key=kafka_key)],
         sensors=[sensor],
         resources=dict(resources),
     )

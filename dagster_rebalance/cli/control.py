@@ -1,0 +1,151 @@
+"""`dagster-rebalance pause`, `stop` and `resume`: orders for all members of a consumer group.
+
+Owns what a person types, and who is meant where that is left out. It needs the Dagster instance of
+the members (`DAGSTER_HOME`), and neither Kafka nor the code of the assets.
+"""
+
+from __future__ import annotations
+
+import getpass
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import dagster as dg
+import typer
+
+from dagster_rebalance.core.control import EVERYTHING, Action
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.control import Wanted, give, groups_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Partitions: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help="orders:3 for a partition, orders for a topic, or a pattern such as 'ord*'.",
+        show_default=False,
+    ),
+]
+Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All partitions of the group.")]
+Group: TypeAlias = Annotated[
+    str, typer.Option(help="The consumer group. By default the only one of the instance.")
+]
+By: TypeAlias = Annotated[
+    str, typer.Option(help="Who you are. By default the name of your login.", show_default=False)
+]
+Reason: TypeAlias = Annotated[
+    str, typer.Option("--reason", "-r", help="Why, for those who see it.")
+]
+_NO_REASON = ""
+
+
+def pause(
+    partitions: Partitions = None,
+    *,
+    reason: Reason,
+    everything: Everything = False,
+    group: Group = "",
+    by: By = "",
+) -> None:
+    """Begin nothing new of some partitions; what is at work ends and is committed.
+
+    The partitions stay assigned, and whoever owns them next knows of it.
+
+    \b
+    dagster-rebalance pause orders:3 --reason "the warehouse is being moved"
+    dagster-rebalance pause orders 'pay*' --group shop --reason "bad deploy upstream"
+    dagster-rebalance pause --all --reason "maintenance until 14:00"
+    """  # noqa: D301 - click keeps the lines behind \b as they are
+    _order(Action.PAUSE, partitions, everything=everything, group=group, by=by, reason=reason)
+
+
+def stop(
+    partitions: Partitions = None,
+    *,
+    reason: Reason,
+    everything: Everything = False,
+    group: Group = "",
+    by: By = "",
+) -> None:
+    """Pause some partitions, and cancel what is at work on them.
+
+    That is no failed attempt: it is done again, with the same bounds, after `resume`. A run that
+    works on other partitions as well is cancelled as a whole, and those go on at once.
+
+    \b
+    dagster-rebalance stop orders:3 --reason "it writes nonsense"
+    """  # noqa: D301 - click keeps the lines behind \b as they are
+    _order(Action.STOP, partitions, everything=everything, group=group, by=by, reason=reason)
+
+
+def resume(
+    partitions: Partitions = None,
+    *,
+    reason: Reason = _NO_REASON,
+    everything: Everything = False,
+    group: Group = "",
+    by: By = "",
+) -> None:
+    """Let paused and stopped partitions go on where they stood.
+
+    \b
+    dagster-rebalance resume orders:3
+    dagster-rebalance resume --all --reason "the warehouse is back"
+    """  # noqa: D301 - click keeps the lines behind \b as they are
+    _order(Action.RESUME, partitions, everything=everything, group=group, by=by, reason=reason)
+
+
+def _order(
+    action: Action,
+    partitions: list[str] | None,
+    *,
+    everything: bool,
+    group: str,
+    by: str,
+    reason: str,
+) -> None:
+    if everything and partitions:
+        msg = "give either partitions or --all, not both"
+        raise ConfigurationError(msg)
+    selectors = [EVERYTHING] if everything else partitions or []
+    with _instance() as instance:
+        wanted = Wanted(action, selectors, by or _login(), reason)
+        typer.echo(give(instance, group or _only_group(instance), wanted))
+
+
+def _login() -> str:
+    """The name of the login; empty where there is none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (ImportError, KeyError, OSError):
+        return ""
+
+
+@contextmanager
+def _instance() -> Iterator[dg.DagsterInstance]:
+    """The instance that `DAGSTER_HOME` names.
+
+    Raises:
+        ConfigurationError: There is none, or Dagster cannot open it.
+    """
+    try:
+        instance = dg.DagsterInstance.get()
+    except dg.DagsterError as error:
+        msg = f"Dagster's instance cannot be opened: {error}"
+        raise ConfigurationError(msg) from error
+    with instance:
+        yield instance
+
+
+def _only_group(instance: dg.DagsterInstance) -> str:
+    groups = groups_of(instance)
+    if len(groups) == 1:
+        return groups[0]
+    msg = (
+        f"this Dagster instance has several consumer groups: say --group with one of "
+        f"{', '.join(groups)}"
+        if groups
+        else "this Dagster instance has no consumer group yet: no member has ever joined one"
+    )
+    raise ConfigurationError(msg)

@@ -1,0 +1,152 @@
+"""People pause, stop and resume partitions: what the job and the command line have in common.
+
+Neither asks Kafka, so an order can be given while Kafka is away: Dagster knows the partitions that
+the group has had. Members read the order book every few seconds, and before they claim anything of
+a partition that was assigned to them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import dagster as dg
+
+from dagster_rebalance.core.control import (
+    EVERYTHING,
+    Action,
+    Order,
+    how_to_resume,
+    in_force,
+)
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.order_book import OrderBook
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_GROUPS_PREFIX = "kafka"
+_DOES = {
+    Action.PAUSE: "nothing new is begun, and what is at work ends and is committed",
+    Action.STOP: "nothing new is begun, and what is at work is cancelled",
+    Action.RESUME: "they go on where they stood",
+}
+
+
+class Wanted(NamedTuple):
+    """What a person wants to be done.
+
+    Attributes:
+        action: What.
+        partitions: Which partitions, each as `Order.partitions`.
+        by: Who wants it.
+        reason: Why.
+    """
+
+    action: Action
+    partitions: Sequence[str]
+    by: str
+    reason: str = ""
+
+
+def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
+    """Give an order to all members of a group, present and future, and show it in Dagster.
+
+    Args:
+        instance: The Dagster instance of the members.
+        group_id: The consumer group.
+        wanted: The order.
+
+    Returns:
+        What was done, as a sentence.
+
+    Raises:
+        ConfigurationError: The order is incomplete, matches no partition of the group, or an
+            earlier one cannot be read.
+    """
+    assets = GroupAssets.of(group_id)
+    now = time.time()
+    orders = [
+        Order(wanted.action, selector, wanted.by.strip(), now, wanted.reason.strip())
+        for selector in dict.fromkeys(wanted.partitions)
+    ]
+    if not orders:
+        msg = f"say which partitions to {wanted.action.value}: orders:3, a topic, a pattern, or all"
+        raise ConfigurationError(msg)
+    known = _partitions(instance, assets, group_id)
+    matched = sorted({p for order in orders for p in _matched(order, known, group_id)})
+    book = OrderBook(instance, assets.order_book_name)
+    try:
+        before = book.read()
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from error
+    book.add(orders)
+    shown = f"{named(matched)} {orders[0]}"
+    instance.report_runless_asset_event(
+        dg.AssetObservation(
+            asset_key=assets.group,
+            description=shown,
+            metadata={
+                "event": wanted.action.value,
+                "partitions": dg.MetadataValue.json([str(partition) for partition in matched]),
+                "selectors": dg.MetadataValue.json([order.partitions for order in orders]),
+                "by": orders[0].by,
+                "reason": orders[0].reason,
+                "given_at": dg.MetadataValue.timestamp(now),
+            },
+        )
+    )
+    return f"{shown}. {_consequence(wanted.action, orders, matched, before)}"
+
+
+def groups_of(instance: dg.DagsterInstance) -> list[str]:
+    """The consumer groups of an instance, as their asset keys name them."""
+    keys = instance.get_asset_keys(prefix=[_GROUPS_PREFIX])
+    return sorted({key.path[1] for key in keys if key == GroupAssets.of(key.path[1]).group})
+
+
+def _consequence(
+    action: Action,
+    orders: Sequence[Order],
+    matched: Sequence[TopicPartition],
+    before: Sequence[Order],
+) -> str:
+    if action is not Action.RESUME:
+        resume = how_to_resume(*(order.partitions for order in orders))
+        return f"Within seconds {_DOES[action]}. To go on: {resume}"
+    waited = [partition for partition in matched if in_force(before, partition) is not None]
+    others = [partition for partition in matched if partition not in waited]
+    ignored = f" Not paused before: {named(others)}." if others else ""
+    return f"Within seconds {_DOES[action]}.{ignored}"
+
+
+def _matched(order: Order, known: Sequence[TopicPartition], group_id: str) -> list[TopicPartition]:
+    found = [partition for partition in known if order.covers(partition)]
+    if not found:
+        msg = (
+            f"{order.partitions} matches no partition of group {group_id}, which has "
+            f"{named(known)}. Write topic:number for a partition, a topic, a pattern such as "
+            f"'ord*', or '{EVERYTHING}'"
+        )
+        raise ConfigurationError(msg)
+    return found
+
+
+def _partitions(
+    instance: dg.DagsterInstance, assets: GroupAssets, group_id: str
+) -> list[TopicPartition]:
+    """The partitions that a member of the group was ever assigned."""
+    found = []
+    for key in instance.get_dynamic_partitions(assets.partitions_name):
+        topic, _, number = key.rpartition("-")
+        found.append(TopicPartition(topic, int(number)))
+    if not found:
+        groups = ", ".join(groups_of(instance)) or "none"
+        msg = (
+            f"no member of group {group_id} has had a partition yet in this Dagster instance. "
+            f"Its groups: {groups}"
+        )
+        raise ConfigurationError(msg)
+    return sorted(found)

@@ -1,0 +1,74 @@
+"""The job by which people pause, stop and resume partitions from Dagster's pages."""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotations of an op.
+
+from typing import TYPE_CHECKING, Literal
+
+import dagster as dg
+from pydantic import Field
+
+from dagster_rebalance.core.control import Action
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.control import Wanted, give
+
+if TYPE_CHECKING:
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+
+_USER_TAG = "user"
+"""Dagster+ adds who launched a run. Elsewhere nobody knows."""
+
+
+class ControlConfig(dg.Config):
+    """What a person fills in in the launchpad."""
+
+    action: Literal["pause", "stop", "resume"] = Field(
+        description=(
+            "pause: nothing new is begun, and what is at work ends. stop: what is at work is "
+            "cancelled, too. resume: go on."
+        )
+    )
+    partitions: list[str] = Field(
+        description="orders:3 for a partition, orders for a topic, ord* for a pattern, * for all."
+    )
+    reason: str = Field(default="", description="Why. Only a resume may go without one.")
+    by: str = Field(default="", description="Who you are. Dagster+ knows it without.")
+
+
+def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefinition:
+    """Build the job that pauses, stops and resumes partitions of a group.
+
+    Args:
+        name: The name of the job.
+        kafka_key: The resource key of the `KafkaConsumerResource` of the group.
+    """
+
+    @dg.op(
+        name=f"{name}_order",
+        required_resource_keys={kafka_key},
+        description="Tells all members of the group, and those that join later.",
+    )
+    def order(context: dg.OpExecutionContext, config: ControlConfig) -> None:
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        wanted = Wanted(
+            Action(config.action),
+            config.partitions,
+            config.by or context.run.tags.get(_USER_TAG, ""),
+            config.reason,
+        )
+        try:
+            context.log.info(give(context.instance, kafka.group_id, wanted))
+        except ConfigurationError as error:
+            raise dg.Failure(str(error), allow_retries=False) from None
+
+    @dg.job(
+        name=name,
+        executor_def=dg.in_process_executor,
+        description=(
+            "Pauses, stops or resumes partitions of a consumer group. Fill in the launchpad; the "
+            "orders are shown on the asset of the group."
+        ),
+    )
+    def control() -> None:
+        order()
+
+    return control

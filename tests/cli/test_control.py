@@ -1,0 +1,122 @@
+"""`dagster-rebalance pause`, `stop` and `resume`, as a person types them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+from typer.testing import CliRunner, Result
+
+from dagster_rebalance.cli.app import COMMANDS, build_app
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import TopicPartition
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.order_book import OrderBook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An instance in which members of two groups have had partitions."""
+    home = tmp_path_factory.mktemp("home")
+    with dg.DagsterInstance.local_temp(str(home)) as instance:
+        for group_id, topic in (("shop", "orders"), ("billing", "invoices")):
+            catalogue = Catalogue(instance, GroupAssets.of(group_id), NOBODY)
+            catalogue.add_partitions([TopicPartition(topic, number) for number in range(3)])
+            catalogue.record_joined()
+    return home
+
+
+@pytest.fixture
+def shop(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderBook]:
+    """The orders of a group of that instance, which `DAGSTER_HOME` names."""
+    (home / "dagster.yaml").touch()
+    monkeypatch.setenv("DAGSTER_HOME", str(home))
+    with dg.DagsterInstance.get() as instance:
+        yield OrderBook(instance, GroupAssets.of("shop").order_book_name)
+
+
+def typed(*arguments: str) -> Result:
+    """What a command says; an error of the package is raised, as the console script gets it."""
+    result = CliRunner().invoke(build_app(COMMANDS, arguments), list(arguments))
+    if isinstance(result.exception, ConfigurationError):
+        raise result.exception
+    return result
+
+
+def test_a_partition_is_paused_and_resumed(shop: OrderBook) -> None:
+    """It says what it did, and how to take it back."""
+    said = typed("pause", "orders:1", "--group", "shop", "-r", "the warehouse is away", "--by", "a")
+    assert said.exit_code == 0
+    assert "orders-1 paused by a since " in said.output
+    assert "dagster-rebalance resume orders:1" in said.output
+    assert [str(order).split(" since ")[0] for order in shop.read()] == ["paused by a"]
+    assert "Not paused before: orders-0, orders-2." in (
+        typed("resume", "--all", "--group", "shop").output
+    )
+    assert [order.partitions for order in shop.read()] == ["*"]
+
+
+def test_who_gives_an_order_is_the_login_unless_it_is_said(
+    shop: OrderBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a shared server the login says little; in a container there may be none."""
+    monkeypatch.setenv("LOGNAME", "grace")
+    typed("stop", "orders", "--group", "shop", "--reason", "away")
+    assert shop.read()[-1].by == "grace"
+
+    def nobody() -> str:
+        raise OSError
+
+    monkeypatch.setattr("getpass.getuser", nobody)
+    with pytest.raises(ConfigurationError, match="say who you are"):
+        typed("stop", "orders", "--group", "shop", "--reason", "away")
+
+
+@pytest.mark.usefixtures("shop")
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["pause", "orders:1", "-r", "x"], "several consumer groups: say --group with one of bill"),
+        (["pause", "orders:9", "-r", "x", "--group", "shop"], "matches no partition of group shop"),
+        (["pause", "-r", "x", "--group", "shop"], "say which partitions to pause"),
+        (["stop", "orders", "--all", "-r", "x"], "give either partitions or --all, not both"),
+        (["resume", "--all", "--group", "shopp"], "Its groups: billing, shop"),
+        (["pause", "--all", "--group", "shop", "-r", " "], "give a reason"),
+    ],
+)
+def test_a_slip_of_the_hand_is_answered_with_a_sentence(arguments: list[str], problem: str) -> None:
+    """A traceback tells a person nothing."""
+    with pytest.raises(ConfigurationError, match=problem):
+        typed(*arguments)
+
+
+def test_without_an_instance_it_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first thing that people forget."""
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    with pytest.raises(ConfigurationError, match="DAGSTER_HOME"):
+        typed("resume", "--all")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="no consumer group yet"):
+        typed("resume", "--all")
+
+
+def test_a_pause_without_a_reason_is_a_mistake_of_usage() -> None:
+    """The exit code of all wrong usage is 2."""
+    result = typed("pause", "orders")
+    assert result.exit_code == 2
+    assert "--reason" in result.output
+
+
+@pytest.mark.parametrize("command", ["pause", "stop", "resume"])
+def test_the_help_of_each_command_has_examples(command: str) -> None:
+    """They stand on lines of their own, to be pasted."""
+    result = typed(command, "--help")
+    assert result.exit_code == 0
+    assert f"dagster-rebalance {command} orders:3" in result.output

@@ -1,0 +1,279 @@
+"""What people order: how it is kept, given, shown, and obeyed by runs and members."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.control import Action, Order
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.control import Wanted, give, groups_of
+from dagster_rebalance.orchestration.control_job import build_kafka_control_job
+from dagster_rebalance.orchestration.order_book import OrderBook
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.orchestration.bench import SETTINGS, Bench
+from tests.orchestration.parts import EACH_STORAGE, kafka_in_memory, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dagster_rebalance.core.claims import Claim
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+
+
+@pytest.fixture(params=EACH_STORAGE)
+def instance(request: pytest.FixtureRequest) -> dg.DagsterInstance:
+    """One after the other."""
+    found: dg.DagsterInstance = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def group_id(instance: dg.DagsterInstance) -> str:
+    """A group whose members have had three partitions."""
+    group_id = unique_name("group")
+    Catalogue(instance, GroupAssets.of(group_id), NOBODY).add_partitions([tp(0), tp(1), tp(2)])
+    return group_id
+
+
+def order(action: Action, partitions: str = "orders:0", reason: str = "away") -> Order:
+    """An order of somebody."""
+    return Order(action, partitions, "ada", 1_700_000_000.0, reason)
+
+
+def book_of(instance: dg.DagsterInstance, group_id: str) -> OrderBook:
+    """The book of a group."""
+    return OrderBook(instance, GroupAssets.of(group_id).order_book_name)
+
+
+def wanted(action: Action, *partitions: str, reason: str = "away", by: str = "ada") -> Wanted:
+    """What somebody wants."""
+    return Wanted(action, partitions, by, reason)
+
+
+# The book
+
+
+def test_orders_come_back_in_the_order_in_which_they_were_given(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
+    """Whatever people have typed, and however often the same."""
+    book = book_of(instance, group_id)
+    given = [
+        order(Action.PAUSE, "orders"),
+        order(Action.RESUME, "orders:1", reason=""),
+        order(Action.STOP, "orders:2", reason='ünïcode ... "quotes"\n\x00\U0001f6d1' * 9),
+    ]
+    for one in given:
+        book.add([one])
+    assert book.read() == tuple(given)
+    book.add([given[0]])
+    assert book.read() == (given[1], given[2], given[0])
+
+
+def test_the_longest_order_fits(instance: dg.DagsterInstance) -> None:
+    """Postgres takes no key of more than 2,704 bytes."""
+    longest = Order(
+        Action.PAUSE, "o" * 249 + ":" + "0" * 20, "\U0001f6d1" * 60, 1.0, "\U0001f6d1" * 300
+    )
+    book = book_of(instance, "g" * 200)
+    book.add([longest])
+    assert book.read() == (longest,)
+
+
+def test_what_can_never_count_again_is_removed(instance: dg.DagsterInstance, group_id: str) -> None:
+    """The book is read every few seconds, for years."""
+    book = book_of(instance, group_id)
+    for number in range(5):
+        book.add([order(Action.PAUSE, f"orders:{number}")])
+    book.add([order(Action.RESUME, "*")])
+    assert book.read() == (order(Action.RESUME, "*"),)
+
+
+def test_a_page_that_cannot_be_read_is_an_error_and_no_order(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
+    """A newer version may have written it: nobody may guess."""
+    name = GroupAssets.of(group_id).order_book_name
+    instance.add_dynamic_partitions(name, ['1 ["drain", "orders", "ada", 1.0, "why"]'])
+    with pytest.raises(ValueError, match="cannot be read: a newer version may have written it"):
+        OrderBook(instance, name).read()
+
+
+# Giving orders
+
+
+def test_an_order_is_kept_and_shown_and_says_what_follows(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
+    """In Dagster people see who, what, when and why, as history."""
+    said = give(instance, group_id, wanted(Action.PAUSE, "orders:0", "orders:[12]"))
+    assert said.startswith("orders-0..2 paused by ada since ")
+    assert said.endswith(
+        ": away. Within seconds nothing new is begun, and what is at work ends and is committed. "
+        "To go on: dagster-rebalance resume orders:0 'orders:[12]'"
+    )
+    kept = book_of(instance, group_id).read()
+    assert [(one.partitions, one.by, one.reason) for one in kept] == [
+        ("orders:0", "ada", "away"),
+        ("orders:[12]", "ada", "away"),
+    ]
+    (record,) = instance.fetch_observations(GroupAssets.of(group_id).group, limit=5).records
+    assert record.asset_observation is not None
+    shown = {name: value.value for name, value in record.asset_observation.metadata.items()}
+    assert (shown["event"], shown["by"], shown["reason"]) == ("pause", "ada", "away")
+    assert shown["partitions"] == ["orders-0", "orders-1", "orders-2"]
+
+
+def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_id: str) -> None:
+    """A slip of the hand is seen at once."""
+    give(instance, group_id, wanted(Action.STOP, "orders:1"))
+    said = give(instance, group_id, wanted(Action.RESUME, "orders:1", "orders:2", reason=""))
+    assert said.endswith("Within seconds they go on where they stood. Not paused before: orders-2.")
+
+
+@pytest.mark.parametrize(
+    ("partitions", "problem"),
+    [
+        (("orders:7",), "orders:7 matches no partition of group .*, which has orders-0..2"),
+        (("orders:0", "payments"), "payments matches no partition of group"),
+        (("orders-0",), "orders-0 matches no partition of group .* Write topic:number"),
+        ((), "say which partitions to pause: orders:3, a topic, a pattern, or all"),
+        (("orders 1",), "'orders 1' cannot name partitions"),
+    ],
+)
+def test_what_matches_nothing_is_refused_and_nothing_is_kept(
+    instance: dg.DagsterInstance, group_id: str, partitions: tuple[str, ...], problem: str
+) -> None:
+    """Nobody may believe that something stands that goes on."""
+    with pytest.raises(ConfigurationError, match=problem):
+        give(instance, group_id, wanted(Action.PAUSE, *partitions))
+    assert book_of(instance, group_id).read() == ()
+
+
+def test_a_group_that_nobody_knows_is_refused_with_those_that_there_are(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
+    """Most often it is a slip, or another instance."""
+    Catalogue(instance, GroupAssets.of(group_id), NOBODY).record_left("it ends")
+    assert group_id in groups_of(instance)
+    with pytest.raises(ConfigurationError, match=f"group nobody has had .*{group_id}"):
+        give(instance, "nobody", wanted(Action.PAUSE, "*"))
+
+
+# The job
+
+
+def launch(
+    instance: dg.DagsterInstance, kafka: KafkaConsumerResource, config: dict[str, object]
+) -> dg.ExecuteInProcessResult:
+    """Launch the job as from its launchpad."""
+    job = build_kafka_control_job(name="kafka_batches_control")
+    definitions = dg.Definitions(jobs=[job], resources={"kafka": kafka})
+    return definitions.resolve_job_def("kafka_batches_control").execute_in_process(
+        instance=instance,
+        run_config={"ops": {"kafka_batches_control_order": {"config": config}}},
+        raise_on_error=False,
+    )
+
+
+def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
+    """It asks no broker: an order can be given while Kafka is away."""
+    kafka = kafka_in_memory()
+    Catalogue(instance, GroupAssets.of(kafka.group_id), NOBODY).add_partitions([tp(0)])
+    config: dict[str, object] = {"action": "stop", "partitions": ["orders"], "reason": "away"}
+    assert launch(instance, kafka, {**config, "by": "ada"}).success
+    (kept,) = book_of(instance, kafka.group_id).read()
+    assert (kept.action, kept.partitions, kept.by) == (Action.STOP, "orders", "ada")
+    refused = launch(instance, kafka, config)
+    (failed,) = [event for event in refused.all_events if event.is_step_failure]
+    assert "say who you are" in str(failed.event_specific_data)
+
+
+# Members
+
+
+@pytest.fixture
+def bench(on_sqlite: dg.DagsterInstance) -> Iterator[Bench]:
+    """A member of a group whose partitions go on when the test is over."""
+    settings = dataclasses.replace(SETTINGS, orders_s=0.5)
+    yield Bench(on_sqlite, partitions=2, settings=settings)
+    name = GroupAssets.of("etl").order_book_name
+    for text in on_sqlite.get_dynamic_partitions(name):
+        on_sqlite.delete_dynamic_partition(name, text)
+
+
+def claims_of(bench: Bench, number: int) -> tuple[Claim, ...]:
+    """What is claimed of a partition."""
+    stored = bench.group.committed.get(tp(number))
+    return () if stored is None else decode(stored).claims
+
+
+def check_of(bench: Bench) -> dg.AssetCheckEvaluation | None:
+    """The last evaluation of the check."""
+    key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
+    log = bench.instance.event_log_storage
+    record = log.get_latest_asset_check_execution_by_key([key]).get(key)
+    return record.evaluation if record else None
+
+
+def shows(bench: Bench, paused: int) -> bool:
+    """Whether the check shows so many partitions as paused."""
+    shown = check_of(bench)
+    return shown is not None and shown.metadata["paused_partitions"].value == paused
+
+
+def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
+    """A pause is no failure that pages somebody, but nobody may forget it."""
+    bench.offers(2)
+    give(bench.instance, "etl", wanted(Action.PAUSE, "orders:0"))
+    bench.until(lambda: bench.driver.partitions[tp(0)].order is not None)
+    assert [offer.ranges[0].partition for offer in bench.mailbox.mail.offers] == [1]
+    bench.until(lambda: shows(bench, 1))
+    shown = check_of(bench)
+    assert shown is not None
+    assert not shown.passed
+    assert shown.severity is dg.AssetCheckSeverity.WARN
+    assert shown.description is not None
+    assert shown.description.startswith("orders-0: paused by ada since ")
+    assert shown.metadata["stopped_partitions"].value == 0
+    give(bench.instance, "etl", wanted(Action.RESUME, "orders:0", reason=""))
+    bench.until(lambda: shows(bench, 0))
+    shown = check_of(bench)
+    assert shown is not None
+    assert shown.passed
+    bench.offers(2)
+
+
+def test_a_new_member_knows_of_a_pause_before_it_claims(bench: Bench) -> None:
+    """Also after all members have crashed."""
+    Catalogue(bench.instance, bench.assets, NOBODY).add_partitions([tp(0), tp(1)])
+    give(bench.instance, "etl", wanted(Action.STOP, "*"))
+    bench.turn(100)
+    assert all(owned.order is not None for owned in bench.driver.partitions.values())
+    assert len(bench.driver.partitions) == 2
+    assert bench.mailbox.mail.offers == ()
+    assert [claims_of(bench, number) for number in (0, 1)] == [(), ()]
+
+
+def test_while_the_book_cannot_be_read_nothing_is_claimed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The partition may be paused, and nobody knows."""
+
+    def fails() -> tuple[Order, ...]:
+        message = "database is locked"
+        raise OSError(message)
+
+    monkeypatch.setattr(bench.catalogue, "orders", fails)
+    bench.turn(100)
+    assert bench.driver.partitions
+    assert bench.mailbox.mail.offers == ()
+    monkeypatch.undo()
+    bench.offers(2)
