@@ -49,6 +49,8 @@ class Disturbances:
             self._the_topic_is_made_anew,
             self._a_right_is_taken_away,
             self._a_person_cancels_a_run,
+            self._a_person_pauses,
+            self._a_person_pauses,
             self._a_run_is_executed_again,
             self._a_part_is_executed_again,
             self._a_run_is_force_terminated,
@@ -254,6 +256,9 @@ class Disturbances:
         run = self._any_of(run for run in self._shown() if run.state in LIVE)
         if run is not None:
             self._world.dagster.cancel(run.run_id, by_member=False)
+
+    def _a_person_pauses(self) -> None:
+        self._world.people.pause(self._clockwork.chance.choice(self._world.group.partitions))
 
     def _a_run_is_executed_again(self) -> None:
         """From Dagster's page: whatever became of it, and although its batch may be done."""

@@ -2,13 +2,15 @@
 
 They also commit again what Kafka dropped. They act a while after the harm was done, and never in
 the middle of what a member does. Where records or offsets are gone, nothing may go on without their
-word; the end checks that, by what has been done with the records that are there.
+word; the end checks that, by what has been done with the records that are there. And they pause,
+stop and resume partitions.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.control import EVERYTHING, Action, Order, selector_of
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.runs import LIVE, Exhausted
@@ -56,6 +58,25 @@ class People:
         if stored is not None and partition not in self._world.group.stored:
             self._clockwork.tell("a person", f"commits {partition} {stored.offset} again")
             self._world.group.stored[partition] = stored
+
+    def pause(self, partition: TopicPartition) -> None:
+        """Somebody wants a partition to stand, or all of them; a while later it goes on."""
+        clockwork = self._clockwork
+        action = clockwork.chance.choice((Action.PAUSE, Action.STOP))
+        selector = clockwork.chance.choice((selector_of(partition), EVERYTHING))
+        self._order(action, selector)
+        again = clockwork.chance.choice((selector, selector_of(partition)))
+        clockwork.after(clockwork.within(2, 25), None, lambda: self._order(Action.RESUME, again))
+
+    def resume_all(self) -> None:
+        """Nobody wants anything to stand any more."""
+        if self._world.dagster.orders:
+            self._order(Action.RESUME, EVERYTHING)
+
+    def _order(self, action: Action, partitions: str) -> None:
+        order = Order(action, partitions, "a person", self._clockwork.now, "it must stand")
+        self._clockwork.tell("a person", f"{action.value}s {partitions}")
+        self._world.dagster.orders += (order,)
 
     def _look(self) -> None:
         """Somebody acts on stopped partitions once the cause is mended.

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
@@ -113,13 +114,20 @@ class SimulatedCatalogue:
         self._process.tell(str(receipt))
         self.receipts += 1
 
-    def show_stopped(self, stopped: Mapping[TopicPartition, str]) -> None:
-        """Show what is stopped."""
+    def orders(self) -> tuple[Order, ...]:
+        """What people have ordered, as it was before the answer was on its way."""
         self._process.must_reach("dagster")
-        self._dagster.stopped, self._dagster.stopped_said_by = (
-            dict(stopped),
-            self._process.incarnation,
-        )
+        orders = self._dagster.orders
+        self._process.must_reach("dagster")
+        return orders
+
+    def show_stopped(
+        self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+    ) -> None:
+        """Show what is stopped, and what people have paused."""
+        self._process.must_reach("dagster")
+        self._dagster.stopped = {**ordered, **stopped}
+        self._dagster.stopped_said_by = self._process.incarnation
 
     def record_joined(self) -> None:
         """This process is the newest."""
@@ -176,6 +184,7 @@ class SimulatedDeadLetters:
 
     def store(self, letter: StoreDeadLetter, error: str) -> None:
         """Begin to store a letter."""
+        self._process.check_may_begin("makes a dead letter of", letter.range.topic_partition)
         for run_id in letter.run_ids:
             if self._dagster.runs[run_id].is_refused:
                 msg = (

@@ -7,9 +7,11 @@ requests does.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
@@ -107,6 +109,10 @@ class Process:
         self.is_gone = self.is_paused = self.is_retired = False
         self.is_connected = self.has_storage = True
         self.awake_since = float("-inf")
+        self.ignorant_since: float | None = None
+        self.paused_since: dict[TopicPartition, float] = {}
+        self._assigned: dict[tuple[TopicPartition, int], float] = {}
+        self._turn_began_at = float("-inf")
         self.waits_since: dict[tuple[TopicPartition, int, int, Wait], float] = {}
         self.after_turn: Callable[[Process], None] = lambda _: None
         self.start_another: Callable[[], None] = lambda: None
@@ -126,7 +132,13 @@ class Process:
         settings = weather.settings
         if is_streaming:
             run_id = dagster.begin_stream(self)
-            self.work = SimulatedWork(run_id, runs, dagster, lambda: self.must_reach("dagster"))
+            self.work = SimulatedWork(
+                run_id,
+                runs,
+                dagster,
+                reach=lambda: self.must_reach("dagster"),
+                may_begin=partial(self.check_may_begin, "begins a batch of"),
+            )
             settings, new_batch_id = settings.of_stream(run_id), batch_ids(run_id)
         self.driver = Driver(settings, new_batch_id=new_batch_id, now=self.clock())
         self.consumer = RebalanceAwareConsumer(
@@ -227,6 +239,52 @@ class Process:
             if busy and partition not in self._group.meddled:
                 msg = f"{self} gives {partition} back while {busy[0]} works on it"
                 raise Violation(msg)
+
+    def check_may_begin(self, what: str, partition: TopicPartition) -> None:
+        """Nothing is begun of what people have paused, once the member knows of it.
+
+        It knows of what was ordered before the partition was assigned to it.
+        """
+        order = in_force(self.driver.orders, partition)
+        actual = in_force(self._dagster.orders, partition)
+        if actual is not None and actual.at < self._assigned_after(partition):
+            order = actual
+        if order is not None:
+            msg = f"{self} {what} {partition}, which was {order}"
+            raise Violation(msg)
+
+    def check_claimed(self, partition: TopicPartition) -> None:
+        """A claim that is written was decided on before the member knew that it is not wanted."""
+        owned = self.driver.partitions.get(partition)
+        if owned is None or owned.pending is None or partition not in self.paused_since:
+            return
+        if owned.pending.asked_at > self.paused_since[partition]:
+            self.check_may_begin("claims offsets of", partition)
+
+    def _assigned_after(self, partition: TopicPartition) -> float:
+        """When the turn began in which a partition was assigned, or a later one."""
+        owned = self.driver.partitions.get(partition)
+        if owned is None:
+            return float("-inf")
+        return self._assigned.get((partition, owned.epoch), self._turn_began_at)
+
+    def look_at_orders(self) -> None:
+        """After a turn: note since when it has its partitions, and knows what is paused.
+
+        Nothing of that may be offered.
+        """
+        for offer in self.mailbox.mail.offers:
+            for range_ in offer.ranges:
+                self.check_may_begin("requests a run for", range_.topic_partition)
+        self._assigned = {
+            (partition, owned.epoch): self._assigned_after(partition)
+            for partition, owned in self.driver.partitions.items()
+        }
+        self.paused_since = {
+            partition: self.paused_since.get(partition, self.clock())
+            for partition in self.driver.partitions
+            if in_force(self.driver.orders, partition) is not None
+        }
 
     # What disturbs it
 
@@ -364,7 +422,7 @@ class Process:
         if self.is_paused:
             self.clockwork.after(0.5, self, self._turn)
             return
-        self.skew = 0.0
+        self.skew, self._turn_began_at = 0.0, self.clockwork.now
         try:
             self.clockwork.let_others(self, 0.0)
             self.pump.turn()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.offers import batches_under_way
 from dagster_rebalance.core.ownership import Phase
@@ -30,6 +31,7 @@ from dagster_rebalance.core.runs import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition
@@ -43,6 +45,9 @@ _TRIES = 15
 """So often the requests of a duty may be lost and made again after `retry_s`."""
 _LATE_REQUESTS_S = 40.0
 """So long after its tick a run may be requested, and several ticks in a row may have that."""
+
+ORDERS_KNOWN_WITHIN_S = 60.0
+"""So long after an order was given every member has read it: each look may be lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,8 @@ class Progress:
         match owned.phase:
             case Phase.RESTORING:
                 return (self._of_restoring(owned),)
+            case Phase.OWNED | Phase.STOPPED if owned.order is not None:
+                return tuple(self._of_paused(owned, owned.order))
             case Phase.STOPPED:
                 return (
                     Wait(
@@ -100,6 +107,13 @@ class Progress:
         if owned.blocked_by:
             return Wait("at work on it without a claim", self._limit_of_runs(owned.blocked_by))
         return Wait("asks Dagster for the runs", self._slack_s)
+
+    def _of_paused(self, owned: OwnedPartition, order: Order) -> Iterable[Wait]:
+        """It may stand for as long as people want it to; what is done is committed."""
+        is_right = in_force(self._dagster.orders, owned.partition) == order
+        yield Wait("; resume with `", FOR_OTHERS if is_right else ORDERS_KNOWN_WITHIN_S)
+        if owned.ledger is not None and owned.ledger.committable is not None:
+            yield Wait("", self._slack_s)
 
     def _of_work(self, driver: Driver, owned: OwnedPartition) -> Iterable[Wait]:
         for entry in owned.entries:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.runs import LIVE, RunSeen, RunState
 from dagster_rebalance.core.start_check import refusal
 from proofs.simulation.clockwork import Violation
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.stream_batches import Outcome
@@ -45,6 +47,7 @@ class RunLife:
         self.left: dict[Claimed, Outcome] = {}
         self.said: dict[str, frozenset[TopicPartition]] = {}
         self.succeeded: set[Claimed] = set()
+        self.orders: tuple[Order, ...] = ()
         self.on_gone: dict[str, Callable[[], None]] = {}
         self.on_cancel: dict[str, Callable[[], None]] = {}
         self.on_freeze: dict[str, Callable[[float], None]] = {}
@@ -294,6 +297,7 @@ class RunLife:
         others = self.seen([me.batch_id], live_too=True, claims=claims)
         self._clockwork.let_others(run_id, self._weather.latency())
         why_not = refusal(me, others, self._group.stored)
+        why_not = why_not or self._paused(me)
         if why_not is None and self._clockwork.happens(self._weather.checks_fail):
             why_not = "Kafka could not be asked whether its claim stands"
         if process.is_gone:
@@ -314,6 +318,11 @@ class RunLife:
             return
         self.notes |= dict.fromkeys(claims, run_id)
         self._work(run_id)
+
+    def _paused(self, run: RunSeen) -> str | None:
+        orders = (in_force(self.orders, range_.topic_partition) for range_ in run.ranges)
+        order = next((order for order in orders if order is not None), None)
+        return None if order is None else f"it is {order}"
 
     def _work(self, run_id: str) -> None:
         self._must_be_alone(self.runs[run_id])

@@ -199,6 +199,7 @@ class SimulatedWork(StreamWork):
         others: The runs of others.
         dagster: Dagster.
         reach: Fails when the storage cannot be reached.
+        may_begin: Fails when a partition must not be begun.
     """
 
     def __init__(
@@ -206,7 +207,9 @@ class SimulatedWork(StreamWork):
         run_id: str,
         others: RunsPort,
         dagster: StreamingDagster,
+        *,
         reach: Callable[[], None],
+        may_begin: Callable[[TopicPartition], None],
     ) -> None:
         super().__init__(
             run_id,
@@ -217,12 +220,15 @@ class SimulatedWork(StreamWork):
         )
         self._dagster = dagster
         self._reach = reach
+        self._may_begin = may_begin
 
     def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
         """Begin a batch if none is at work."""
         seen = super().begin(offers, claimed)
         batch = self.next(0.0)
         if batch is not None:
+            for range_ in batch.ranges:
+                self._may_begin(range_.topic_partition)
             self._dagster.begin_batch(self.run_id, batch, self.end)
         return seen
 

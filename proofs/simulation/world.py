@@ -20,7 +20,7 @@ from proofs.simulation.consumer_protocol import ConsumerGroup
 from proofs.simulation.disturbances import Disturbances
 from proofs.simulation.people import People
 from proofs.simulation.process import Process
-from proofs.simulation.progress import Progress, is_foreign
+from proofs.simulation.progress import ORDERS_KNOWN_WITHIN_S, Progress, is_foreign
 from proofs.simulation.streams import StreamingDagster
 from proofs.simulation.weather import MAX_POLL_S, SESSION_S, Weather
 
@@ -212,6 +212,10 @@ class World:
                 self._check_covered(committed)
             self._committed.append(committed)
         kept = {claim.until: claim.batch_id for claim in decode(new).claims}
+        if process is not None and kept.items() - {
+            (claim.until, claim.batch_id) for claim in decode(before).claims
+        }:
+            process.check_claimed(partition)
         if not all(
             claim.until in kept
             and (kept[claim.until] == claim.batch_id or StreamBatch.read(kept[claim.until]))
@@ -271,7 +275,21 @@ class World:
                     msg = f"{process} does nothing about {said}"
                     raise Violation(msg)
         process.waits_since = waits_since
+        process.look_at_orders()
+        self._check_orders_are_known(process)
         self._check_stops_are_shown()
+
+    def _check_orders_are_known(self, process: Process) -> None:
+        now = self.clockwork.now
+        is_told = process.driver.orders == self.dagster.orders or not process.driver.partitions
+        if is_told or not process.is_served:
+            process.ignorant_since = None
+            return
+        since = now if process.ignorant_since is None else process.ignorant_since
+        process.ignorant_since = since
+        if now - max(since, process.awake_since) > ORDERS_KNOWN_WITHIN_S:
+            msg = f"{process} does not know what people have ordered {now - since:.0f} s ago"
+            raise Violation(msg)
 
     def _check_stops_are_shown(self) -> None:
         """The check in Dagster is what people rely on."""
@@ -311,6 +329,7 @@ class World:
             process.waits_since = {}
         self.weather.calm()
         self._disturbances.calm()
+        self.people.resume_all()
         self._sides.add("a")
         self.ensure("a")
 

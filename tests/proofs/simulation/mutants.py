@@ -345,6 +345,22 @@ def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Driver, "_end", end)
 
 
+def ignore_people(patch: pytest.MonkeyPatch) -> None:
+    """The driver hears what people order, and goes on."""
+    patch.setattr(driver_module, "in_force", lambda *_: None)
+
+
+def begin_before_orders_are_known(patch: pytest.MonkeyPatch) -> None:
+    """A new owner does not wait until it knows what is paused."""
+    patch.setattr(Driver, "_is_ordered", lambda *_: True)
+
+
+def paused_for_ever(patch: pytest.MonkeyPatch) -> None:
+    """A partition that was paused does not go on."""
+    real = OwnedPartition.under
+    patch.setattr(OwnedPartition, "under", lambda owned, order: real(owned, order or owned.order))
+
+
 MUTANTS = {
     no_start_check: (1, "was materialised by"),
     no_read_before_write: (27, "overwrites what another application has stored"),
@@ -377,5 +393,8 @@ MUTANTS = {
     forget_deleted_runs: (576, "two live runs"),
     one_refused_partition_ends_the_member: (1, "ended with BrokerError"),
     a_refusal_is_an_attempt: (60, "which refused itself"),
+    ignore_people: (1, ", which was "),
+    begin_before_orders_are_known: (1, ", which was "),
+    paused_for_ever: (1, "does nothing about"),
 }
 """Each with the seed that finds it, and words of what it finds."""
