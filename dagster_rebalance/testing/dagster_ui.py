@@ -79,12 +79,16 @@ class DagsterUi:
         """Load the code of a location again, as "Reload definitions" does in the UI."""
         self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
 
-    def launch(self, location: str, job: str) -> str:
-        """Launch a job as the launchpad does, with an empty config.
+    def launch(self, location: str, job: str, config: Mapping[str, object] | None = None) -> str:
+        """Launch a job as the launchpad does, with a config.
 
         Returns the id of its run.
         """
-        execution = {"selector": {**_repository(location), "jobName": job}, "mode": "default"}
+        execution = {
+            "selector": {**_repository(location), "jobName": job},
+            "runConfigData": json.dumps(config or {}),
+            "mode": "default",
+        }
         answer = self._settle(_LAUNCH, "launchRun", execution=execution)
         return str(answer["run"]["runId"])
 

@@ -1,7 +1,7 @@
 """Streaming runs on a real Kafka and a real Dagster, in both protocols at the same time.
 
-One story, because starting what it needs takes longest: two runs share the partitions, a deploy
-replaces them, and one is killed.
+One story, because starting what it needs takes longest: two runs share the partitions, people pause
+one of those, a deploy replaces the runs, and one is killed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,16 +55,50 @@ class Stream:
         producer.flush(30)
         self.produced += PARTITIONS * RECORDS
 
-    def committed(self) -> int:
-        """How many records are committed; 0 while Kafka does not say."""
+    def offsets(self) -> list[int]:
+        """How many records of each partition are committed; 0 while Kafka does not say."""
         consumer = Consumer({**self.kafka.client_config(), "group.id": self.name})
         wanted = [Partition(self.name, number) for number in range(PARTITIONS)]
         try:
-            return sum(max(0, found.offset) for found in consumer.committed(wanted, timeout=30))
+            return [max(0, found.offset) for found in consumer.committed(wanted, timeout=30)]
         except KafkaException:  # the coordinator of a new group has to be found first
-            return 0
+            return [0] * PARTITIONS
         finally:
             consumer.close()
+
+    def committed(self) -> int:
+        """How many records are committed."""
+        return sum(self.offsets())
+
+    def stands(self, partition: int) -> bool:
+        """Whether one partition stands while all others go on."""
+        before = self.offsets()[partition]
+        self.produce()
+        end = self.produced // PARTITIONS
+        wait_until(
+            lambda: all(o == end or n == partition for n, o in enumerate(self.offsets())) or None,
+            timeout_s=60,
+            what=f"the other partitions of {self.name}",
+        )
+        return self.offsets()[partition] == before
+
+    def order(self, action: str, partition: int) -> None:
+        """One group is told by the job, the other one from a terminal."""
+        which, reason = f"{self.name}:{partition}", "the test wants it"
+        if self.name.endswith(PROTOCOLS[0]):
+            config = {"action": action, "partitions": [which], "reason": reason, "by": "a test"}
+            job = f"{self.name}_control"
+            ops = {"ops": {f"{job}_order": {"config": config}}}
+            run_id = self.dagster.ui.launch("shop", job, ops)
+            run = self.dagster.wait_for_run(run_id, timeout_s=120)
+            assert run.status is dg.DagsterRunStatus.SUCCESS
+            return
+        command = [sys.executable, "-m", "dagster_rebalance.cli", action, which, "-r", reason]
+        env = {**os.environ, "DAGSTER_HOME": str(self.dagster.home)}
+        said = subprocess.run(
+            [*command, "--group", self.name], env=env, check=True, capture_output=True, text=True
+        ).stdout
+        assert said.startswith(f"{self.name}-{partition} {action}d by ")
 
     def output(self) -> dict[str, list[Range]]:
         """What each run has written."""
@@ -124,6 +160,9 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
             dagster.ui.start_sensor("shop", f"{stream.name}_sensor")
         each("two runs to share the work", lambda stream: stream.works(instance, "v1"))
 
+        _pause_one_partition(streams, each)
+        each("all partitions to go on", lambda stream: stream.works(instance, "v1"))
+
         (tmp_path / "version").write_text("v2")
         dagster.ui.reload("shop")
         each("the new code to take over", lambda stream: stream.works(instance, "v2"))
@@ -179,6 +218,17 @@ def _check_output(stream: Stream, instance: dg.DagsterInstance) -> None:
             assert start == reached, "ranges follow each other"
             reached = until
         assert reached * PARTITIONS == stream.produced
+
+
+def _pause_one_partition(
+    streams: list[Stream], each: Callable[[str, Callable[[Stream], object]], None]
+) -> None:
+    for stream in streams:
+        stream.order("pause", 1)
+    each("one partition to stand", lambda stream: stream.stands(1))
+    for stream in streams:
+        assert stream.stands(1), "it stays so"
+        stream.order("resume", 1)
 
 
 def _recorded(instance: dg.DagsterInstance, group_id: str) -> int:
