@@ -1,6 +1,6 @@
 """A look at a whole group finds the partitions that cannot go on, whoever owns them.
 
-Kafka and the runs show them.
+Kafka, the runs, and what people have ordered show them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.owned_partition import Refused
 from dagster_rebalance.core.partition import ANY_BOUNDS, TopicPartition
 from dagster_rebalance.core.restoring import judge
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import Bounds, OffsetRange
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.settings import DriverSettings
-    from dagster_rebalance.orchestration.port import RecordedCommits, RunsPort
+    from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def look_at_group(
 
 
 def stopped_in(
-    look: GroupLook, runs: RunsPort, catalogue: RecordedCommits, settings: DriverSettings
+    look: GroupLook, runs: RunsPort, catalogue: GroupRecords, settings: DriverSettings
 ) -> dict[TopicPartition, str]:
     """The partitions that cannot go on, each with the reason, as Kafka and Dagster show them.
 
@@ -115,6 +116,16 @@ def stopped_in(
         if reason is not None:
             stopped[partition] = reason
     return stopped
+
+
+def ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition, str]:
+    """The partitions that people have paused or stopped, each with who, since when and why."""
+    orders = catalogue.orders()
+    return {
+        partition: str(order)
+        for partition in look.found
+        if (order := in_force(orders, partition)) is not None
+    }
 
 
 def _failed(

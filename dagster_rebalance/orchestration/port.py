@@ -106,7 +106,7 @@ class WorkPort(Protocol):
         """Others know."""
 
 
-class RecordedCommits(Protocol):
+class GroupRecords(Protocol):
     """What is recorded of a group."""
 
     def last_recorded(
@@ -114,8 +114,11 @@ class RecordedCommits(Protocol):
     ) -> Mapping[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
 
+    def orders(self) -> tuple[Order, ...]:
+        """What people have ordered for the group, oldest first."""
 
-class CataloguePort(RecordedCommits, Protocol):
+
+class CataloguePort(GroupRecords, Protocol):
     """Where people see what a member did, and members find each other."""
 
     def add_partitions(self, partitions: Iterable[TopicPartition]) -> None:
@@ -126,9 +129,6 @@ class CataloguePort(RecordedCommits, Protocol):
 
     def record_receipt(self, receipt: Receipt) -> None:
         """Show how a hold ended."""
-
-    def orders(self) -> tuple[Order, ...]:
-        """What people have ordered for the group, oldest first."""
 
     def show_stopped(
         self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
-from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.dead_letters import is_wanted
 from dagster_rebalance.core.errors import (
     BrokerError,
@@ -33,7 +32,7 @@ from dagster_rebalance.core.errors import (
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
-from dagster_rebalance.orchestration.group_look import look_at_group, stopped_in
+from dagster_rebalance.orchestration.group_look import look_at_group, ordered_in, stopped_in
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 from dagster_rebalance.orchestration.storage import Job, StorageWorker
@@ -446,11 +445,6 @@ class Pump:
         } | own.keys()
         whole = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S)
         look = whole.without(known)
-        ordered = {
-            partition: str(order)
-            for partition in whole.found
-            if (order := in_force(self._orders, partition)) is not None
-        }
         news, unproven = (
             self._stop_news,
             self._unproven if self._stop_news == self._stop_news_told else None,
@@ -458,6 +452,7 @@ class Pump:
 
         def show() -> tuple[int, _Shown | None]:
             stopped = stopped_in(look, parts.runs, parts.catalogue, parts.driver.settings) | own
+            ordered = ordered_in(whole, parts.catalogue)
             shown = (frozenset(stopped), frozenset(ordered.items()))
             if shown == unproven:
                 return news, None

@@ -12,15 +12,14 @@ import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from dagster_rebalance.core.control import Order, in_force
 from dagster_rebalance.core.partition import TopicPartition, named
 from dagster_rebalance.orchestration.bounds import read_bounds
-from dagster_rebalance.orchestration.group_look import look_at_group, stopped_in
-from dagster_rebalance.orchestration.port import RecordedCommits
+from dagster_rebalance.orchestration.group_look import look_at_group, ordered_in, stopped_in
+from dagster_rebalance.orchestration.port import GroupRecords
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
@@ -30,13 +29,6 @@ STOPPED_CHECK = "no_partition_stopped"
 _REASONS_SHOWN = 20
 _MOST_NAMES_CHARACTERS = 2_000
 """However many partitions are stopped, an evaluation stays small: Dagster stores each one."""
-
-
-class Known(RecordedCommits, Protocol):
-    """What Dagster's storage has of a group."""
-
-    def orders(self) -> tuple[Order, ...]:
-        """What people have ordered for the group, oldest first."""
 
 
 def evaluation(
@@ -59,7 +51,7 @@ def evaluation(
 def build_stopped_check(
     asset_key: dg.AssetKey,
     kafka_key: str,
-    catalogue_of: Callable[[dg.DagsterInstance], Known],
+    catalogue_of: Callable[[dg.DagsterInstance], GroupRecords],
 ) -> dg.AssetChecksDefinition:
     """Build the check for the offsets asset of a group.
 
@@ -90,13 +82,8 @@ def build_stopped_check(
         with kafka.connect() as consumer:
             look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
         catalogue = catalogue_of(context.instance)
-        orders = catalogue.orders()
-        ordered = {
-            partition: str(order)
-            for partition in look.found
-            if (order := in_force(orders, partition)) is not None
-        }
-        return _result(stopped_in(look, ledger, catalogue, kafka.driver_settings()), ordered)
+        stopped = stopped_in(look, ledger, catalogue, kafka.driver_settings())
+        return _result(stopped, ordered_in(look, catalogue))
 
     return no_partition_stopped
 
