@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from proofs.simulation.world import World
 
 _FOREIGN = "not a claim"
+_PAUSES = 3
 
 
 class Disturbances:
@@ -49,8 +50,6 @@ class Disturbances:
             self._the_topic_is_made_anew,
             self._a_right_is_taken_away,
             self._a_person_cancels_a_run,
-            self._a_person_pauses,
-            self._a_person_pauses,
             self._a_run_is_executed_again,
             self._a_part_is_executed_again,
             self._a_run_is_force_terminated,
@@ -59,6 +58,7 @@ class Disturbances:
             self._a_run_is_killed,
             self._a_run_is_cut_off,
             self._a_run_is_frozen,
+            *([self._a_person_pauses] * _PAUSES if world.has_orders else []),
         )
         self._later()
 

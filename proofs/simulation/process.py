@@ -11,6 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
@@ -62,6 +64,8 @@ class ProcessKilledError(BaseException):
 class _SteppedPump(Pump):
     """The real pump, turned from outside."""
 
+    has_orders = True
+
     def begin(self) -> None:
         """What `run` does before its first turn."""
         self.parts.consumer.subscribe(list(self.parts.topics))
@@ -70,6 +74,12 @@ class _SteppedPump(Pump):
     def turn(self) -> None:
         """One turn."""
         self._turn()
+
+    def _answer(self, command: do.Command) -> seen.Event | None:
+        """Where nobody orders anything, that is no question: it would only take chances away."""
+        if isinstance(command, do.ReadOrders) and not self.has_orders:
+            return seen.OrdersRead((), command.epoch)
+        return super()._answer(command)
 
     @property
     def left(self) -> str | None:
@@ -88,6 +98,7 @@ class Process:
         dagster: Dagster.
         weather: How rough it is.
         new_batch_id: Names batches.
+        has_orders: Whether people pause partitions.
         is_streaming: Whether the process is a streaming run, and no code server.
     """
 
@@ -100,9 +111,11 @@ class Process:
         dagster: StreamingDagster,
         weather: Weather,
         new_batch_id: Callable[[int], str],
+        has_orders: bool = False,
         is_streaming: bool = False,
     ) -> None:
         self.incarnation = incarnation
+        self.has_orders = has_orders
         self.clockwork = clockwork
         self.weather = weather
         self.skew = 0.0
@@ -165,6 +178,7 @@ class Process:
             start=self._begin_work,
         )
         self.pump = _SteppedPump(parts, self.mailbox)
+        self.pump.has_orders = has_orders
         self.pump.begin()
         self.mailbox.tell(TickArrived())
         clockwork.after(0.0, self, self._turn)

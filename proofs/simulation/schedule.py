@@ -50,9 +50,16 @@ def has_streams(seed: int) -> bool:
     return seed % 3 == 0
 
 
-def play(seed: int, *, rough_s: float = _ROUGH_S, streams: bool = False) -> Played:
-    """Play the schedule of a seed, perhaps with streaming runs."""
-    world = World(seed, streams=streams)
+def has_orders(seed: int) -> bool:
+    """Whether people pause partitions in the schedule of a seed: in every second one."""
+    return seed % 2 == 0
+
+
+def play(
+    seed: int, *, rough_s: float = _ROUGH_S, streams: bool = False, orders: bool = False
+) -> Played:
+    """Play the schedule of a seed, perhaps with streaming runs, and with people who pause."""
+    world = World(seed, streams=streams, orders=orders)
     violation = ""
     try:
         with _quiet():

@@ -35,8 +35,9 @@ _STREAMS = 0.7
 class World:
     """Everything, from one seed."""
 
-    def __init__(self, seed: int, *, streams: bool = False) -> None:
+    def __init__(self, seed: int, *, streams: bool = False, orders: bool = False) -> None:
         self.has_streams = streams
+        self.has_orders = orders
         self.clockwork = Clockwork(seed)
         self.weather = Weather.drawn(self.clockwork)
         self.most_partitions = self.weather.partitions + 2
@@ -96,6 +97,7 @@ class World:
             weather=self.weather,
             new_batch_id=lambda _: f"{incarnation}-{next(self._batch_ids)}",
             # A group may have both forms, and a side may change its own.
+            has_orders=self.has_orders,
             is_streaming=self.has_streams and self.clockwork.happens(_STREAMS),
         )
         process.after_turn = self.check_progress

@@ -398,3 +398,5 @@ MUTANTS = {
     paused_for_ever: (1, "does nothing about"),
 }
 """Each with the seed that finds it, and words of what it finds."""
+OF_ORDERS = frozenset({ignore_people, begin_before_orders_are_known, paused_for_ever})
+"""They are found where people pause partitions."""
