@@ -257,7 +257,7 @@ class Heartbeat:
                     "run %s was interrupted and has not ended: its process is killed",
                     self._run.run_id,
                 )
-                os.kill(os.getpid(), signal.SIGKILL)
+                run_process.end_hard()
 
     def _see_to_lease(self) -> bool:
         """Whether the lease is over; then this process stops itself."""

@@ -284,7 +284,7 @@ class StreamRun:
         while self._is_in_body and not self._is_over:
             if time.monotonic() > until and run_process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
-                os.kill(os.getpid(), signal.SIGKILL)
+                run_process.end_hard()
             time.sleep(_WAIT_S)
             self._interrupt()
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -303,11 +306,29 @@ def test_a_run_that_does_not_hear_the_interrupt_ends_hard(
     (seen,) = ledger.read([batch_id])
     assert (seen.is_live, seen.is_gone, seen.is_over) == (True, False, False)
     process.join(60)
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == 128 + signal.SIGKILL
     (seen,) = ledger.read([batch_id])
     assert (seen.is_live, seen.is_gone, seen.is_over) == (True, True, False)
     ledger.end_dead(run.run_id, seen.heartbeat)
     assert not ledger.read([batch_id])[0].is_live
+
+
+IN_A_NAMESPACE = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+
+
+def test_the_first_process_of_a_container_ends_hard() -> None:
+    """The kernel discards a SIGKILL that such a process sends to itself."""
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run([*IN_A_NAMESPACE, "true"], check=False).returncode
+    ):
+        pytest.skip("this machine gives no namespace of process ids to its users")
+    code = (
+        "import os; from dagster_rebalance.orchestration.run_process import end_hard; "
+        "assert os.getpid() == 1; end_hard()"
+    )
+    done = subprocess.run([*IN_A_NAMESPACE, sys.executable, "-c", code], check=False)
+    assert done.returncode == 128 + signal.SIGKILL
 
 
 def test_a_beat_that_fails_is_tried_again(
