@@ -59,6 +59,8 @@ class Heartbeat:
 
     Attributes:
         says: What each sign says besides that the run lives, in one word.
+        on_cancel: Hears again and again that Dagster shows the run as being cancelled. Called by
+            the thread that beats.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Heartbeat:
         self._beats = count()
         self._beating = threading.Lock()
         self.says: Callable[[], str] = str
+        self.on_cancel: Callable[[], None] = lambda: None
         self._process = run_process.identity()
         self._beaten_at = float("-inf")
         self._interrupted_at: float | None = None
@@ -202,6 +205,8 @@ class Heartbeat:
         )  # first: what Dagster says of the run must not be older than that
         run = instance.get_run_by_id(self._run.run_id)
         works = run is not None and run.status in _WORKING
+        if run is not None and run.status is dg.DagsterRunStatus.CANCELING:
+            self.on_cancel()
         # A process that wakes up does not renew its lease: a member may have ended its run.
         if (
             not self._see_to_lease()

@@ -1,8 +1,9 @@
 """A streaming run: a Dagster run that is a member of the group and works on batch after batch.
 
 The member lives in a thread of its own, so that membership depends on no batch. The main thread
-works, because Spark and signals belong there. Owns how the run ends: SIGTERM (a cancel, a drained
-node) is a request to leave, which finishes the batch at work; what must not go on is interrupted.
+works, because Spark and signals belong there. Owns how the run ends: SIGTERM (a drained node) and a
+cancel that Dagster shows are requests to leave, which finish the batch at work; what must not go on
+is interrupted.
 """
 
 from __future__ import annotations
@@ -124,6 +125,7 @@ class StreamRun:
             beat=self._beat,
         )
         self._heartbeat.says = lambda: spelled_partitions(self._work.may_work_on)
+        self._heartbeat.on_cancel = self._cancel
 
     def work(self) -> None:
         """Work until the member has left.
@@ -355,6 +357,12 @@ class StreamRun:
         if self._heartbeat.interrupted_because:
             self._mailbox.is_abandoned = True
             raise dg.DagsterExecutionInterruptedError
+        self._cancel()
+
+    def _cancel(self) -> None:
+        """Leave. Not every launcher can send a signal, so what Dagster shows counts as well."""
+        if self._is_cancelled:
+            return
         self._is_cancelled = True
         self._mailbox.tell(LeaveRequested("its run is cancelled", self._kafka.shutdown_timeout_s))
         self._wake()

@@ -15,6 +15,7 @@ from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
+from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.orchestration.batch import KafkaBatch
+
+MANY = 300
+"""Batches: a run that has begun so many does not leave by itself."""
 
 
 def leave() -> None:
@@ -138,6 +142,32 @@ def test_the_batch_at_work_is_finished_when_the_run_is_cancelled(
     stage.run()
     assert stage.committed(0) == 3
     assert len(stage.batches) == 1
+
+
+def test_a_run_that_is_cancelled_leaves_also_when_no_signal_reaches_it(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher may not reach the process, and a code server that was replaced does not know it.
+
+    Dagster shows what is wanted, and the run looks at that anyway.
+    """
+    monkeypatch.setattr(heartbeat_module, "_LOOKS_PER_TIMEOUT", 10_000)
+
+    def body(stage: Stage, batch: KafkaBatch) -> None:
+        if len(stage.batches) == 1:
+            instance.report_run_canceling(instance.get_runs(limit=1)[0])
+        if len(stage.batches) == MANY:
+            leave()
+        stage.produce(0, batch.records)
+
+    stage = Stage(instance, body)
+    stage.produce(0, 3)
+    run_id = stage.run()
+    assert len(stage.batches) < MANY
+    assert stage.committed(0) == 3 * len(stage.batches)
+    run = instance.get_run_by_id(run_id)
+    assert run is not None
+    assert run.status is dg.DagsterRunStatus.CANCELED
 
 
 def test_a_range_that_fails_is_tried_again_alone_and_then_stops(
