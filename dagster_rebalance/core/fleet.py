@@ -1,9 +1,10 @@
 """The fleet: which streaming runs a sensor starts, and which it asks to leave.
 
-A sensor keeps nothing between its ticks: what it does follows from the runs that Dagster shows.
-Owns the order of a replacement. In each slot the new run joins the group first, and only then the
-old one is asked to leave; one leaves at a time, so that each revoke waits for one batch. A new
-version that does not come to work replaces nothing.
+What a sensor starts, and asks to leave, follows from the runs that Dagster shows, and from nothing
+that it has kept; a run whose process is gone was ended before, by its pulse. Owns the order of a
+replacement. In each slot the new run joins the group first, and only then the old one is asked to
+leave; one leaves at a time, so that each revoke waits for one batch. A new version that does not
+come to work replaces nothing.
 """
 
 from __future__ import annotations

@@ -14,8 +14,9 @@ it knows the same of it.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.runs import WORKING, RunSeen, RunState
 
@@ -120,6 +121,31 @@ class Pulse:
             for run_id, sign in self.signs.items()
             if not sign.run.is_over
         }
+
+    @property
+    def memory(self) -> str:
+        """Return what the next look needs, as text: a sensor lives for one tick."""
+        signs = [
+            [run_id, sign.run.state.value, sign.run.heartbeat, sign.age_s, sign.is_named]
+            for run_id, sign in self.signs.items()
+        ]
+        return json.dumps({"observed_at": self.observed_at, "signs": signs})
+
+    def remembering(self, memory: str | None) -> Pulse:
+        """The pulse with what an earlier look has left; without it, if that cannot be read."""
+        try:
+            left: dict[str, Any] = json.loads(memory or "")
+            signs = {
+                str(run_id): Sign(
+                    RunSeen(str(run_id), "", (), RunState(state), heartbeat=str(heartbeat)),
+                    float(age_s),
+                    bool(is_named),
+                )
+                for run_id, state, heartbeat, age_s, is_named in left["signs"]
+            }
+            return replace(self, signs=signs, observed_at=float(left["observed_at"]))
+        except (ValueError, TypeError, KeyError):
+            return self
 
     def _aged(self, run: RunSeen, step_s: float) -> Sign:
         before = self.signs.get(run.run_id)

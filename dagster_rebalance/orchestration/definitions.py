@@ -188,6 +188,8 @@ def build_kafka_stream_defs(
             version=version or code_version([body.function for body in bodies], settings),
             max_run_s=max_run_s,
         ),
+        kafka_key=kafka_key,
+        spark_key=None if spark is None else spark_key,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
     )

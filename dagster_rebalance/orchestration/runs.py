@@ -188,6 +188,10 @@ class RunLedger:
             run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
             yield from batch.seen((claim[1],), run, outcomes.get(claim))
 
+    def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSeen, ...]:
+        """Streaming runs that Dagster has, whatever they claim."""
+        return tuple(map(self._stream_seen, records))
+
     def _stream_seen(self, record: dg.RunRecord) -> RunSeen:
         run = record.dagster_run
         marks = self._marks(run.run_id) if run.status in _ENDED else frozenset()

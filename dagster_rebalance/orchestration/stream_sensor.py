@@ -1,7 +1,10 @@
-"""The sensor that keeps streaming runs alive. It holds no member and keeps nothing.
+"""The sensor that keeps streaming runs alive. It holds no member.
 
 What it does in a tick follows from the runs that Dagster shows (`core.fleet`): so ticks, the daemon
-and the code server may be away without a batch being late.
+and the code server may be away without a batch being late. Dagster shows a run as live until
+somebody says that it is not, and its launcher may not notice that its process is gone. So the
+sensor looks at the signs of life as members do (`core.pulse`), and ends what is dead. What it keeps
+in its cursor is for how long each sign has not changed.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import dagster as dg
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
-from dagster_rebalance.orchestration.runs import LIVE_STATUSES
+from dagster_rebalance.orchestration.runs import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.sensor import is_real_tick, location_of
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
 _NEWEST = 100
 """A tick looks at this many of the newest runs, beside all that are live."""
@@ -35,6 +41,8 @@ def build_kafka_stream_sensor(
     name: str,
     job: dg.UnresolvedAssetJobDefinition,
     fleet: Fleet,
+    kafka_key: str = "kafka",
+    spark_key: str | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
@@ -44,6 +52,9 @@ def build_kafka_stream_sensor(
         name: The name of the sensor.
         job: The job of the streaming runs.
         fleet: How many, and of which version.
+        kafka_key: The resource key of the `KafkaConsumerResource`.
+        spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
+            be stopped.
         minimum_interval_seconds: Seconds between ticks.
         default_status: Whether the sensor runs without being turned on.
     """
@@ -53,6 +64,7 @@ def build_kafka_stream_sensor(
         job=job,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
+        required_resource_keys={kafka_key} | ({spark_key} if spark_key else set()),
         description=(
             "Keeps streaming runs alive, which are members of a Kafka consumer group, and replaces "
             "them one by one when their code is new."
@@ -60,10 +72,17 @@ def build_kafka_stream_sensor(
     )
     def kafka_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         stream = f"{location_of(context)}:{name}"
+        is_real = is_real_tick(context)
+        if is_real:
+            kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+            spark: KafkaSparkResource | None = (
+                getattr(context.resources, spark_key) if spark_key else None
+            )
+            _end_dead_runs(context, stream, kafka, spark)
         seen = streams_of(context.instance, stream)
         found = moves(fleet, seen, time.time())
         said = "; ".join([_shown(seen), *found.notes])
-        if not is_real_tick(context):
+        if not is_real:
             return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
         for leave in found.leaves:
             run = context.instance.get_run_by_id(leave.run_id)
@@ -91,13 +110,46 @@ def build_kafka_stream_sensor(
     return kafka_streams
 
 
+def _end_dead_runs(
+    context: dg.SensorEvaluationContext,
+    stream: str,
+    kafka: KafkaConsumerResource,
+    spark: KafkaSparkResource | None,
+) -> None:
+    """End the runs that gave no sign of life for the time-out; nobody else may ever do so."""
+    ledger = RunLedger(
+        context.instance,
+        kafka.group_id,
+        stop_spark_work=spark.stop_abandoned_work if spark else None,
+    )
+    runs = ledger.streams(_live(context.instance, stream))
+    before = kafka.driver_settings().pulse.remembering(context.cursor)
+    pulse, dead = before.observe(runs, time.time())
+    context.update_cursor(pulse.memory)
+    for run_id in dead:
+        _end_dead(context, ledger, run_id, pulse.signs[run_id].run.heartbeat)
+
+
+def _end_dead(
+    context: dg.SensorEvaluationContext, ledger: RunLedger, run_id: str, sign: str
+) -> None:
+    shown = named_runs([run_id])
+    try:
+        if ledger.end_dead(run_id, sign):
+            context.log.warning("%s gave no sign of life, and is ended", shown)
+    except Exception:  # Spark may be away; the pulse names the run again
+        context.log.exception("%s gave no sign of life, and could not be ended", shown)
+
+
+def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
+    wanted = dg.RunsFilter(tags={STREAM_TAG: stream}, statuses=LIVE_STATUSES)
+    return instance.get_run_records(wanted)
+
+
 def streams_of(instance: dg.DagsterInstance, stream: str) -> tuple[StreamSeen, ...]:
     """The newest streaming runs of a sensor of a code location."""
     newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
-    live = instance.get_run_records(
-        dg.RunsFilter(tags={STREAM_TAG: stream}, statuses=LIVE_STATUSES)
-    )
-    records = {record.dagster_run.run_id: record for record in (*newest, *live)}
+    records = {record.dagster_run.run_id: record for record in (*newest, *_live(instance, stream))}
     return tuple(_seen(instance, record) for record in records.values())
 
 

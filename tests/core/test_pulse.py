@@ -165,3 +165,21 @@ def test_a_run_that_ended_is_forgotten() -> None:
     pulse, _ = dead_after(PULSE, RUN, 10)
     pulse, _ = pulse.observe([], 11.0)
     assert pulse.signs == {}
+
+
+def test_a_look_goes_on_from_what_an_earlier_one_has_left() -> None:
+    """A sensor lives for one tick, and the next tick may come to another process."""
+    pulse, found = PULSE, []
+    for now in range(0, 100, 5):
+        pulse, dead = PULSE.remembering(pulse.memory).observe([RUN], float(now))
+        found += [now] * len(dead)
+    assert found == [60, 75, 90]
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [None, "", "v1", "[]", "{}", '{"signs": [["r1"]], "observed_at": 1}', '{"signs": 1}'],
+)
+def test_what_cannot_be_read_is_forgotten(memory: str | None) -> None:
+    """People may write into the cursor of a sensor: then the time-out begins anew."""
+    assert PULSE.remembering(memory) == PULSE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import dagster as dg
@@ -10,6 +11,7 @@ import pytest
 from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.stream_sensor import streams_of
 from dagster_rebalance.orchestration.tags import GROUP_TAG, SLOT_TAG, STREAM_TAG, VERSION_TAG
 from dagster_rebalance.testing.fixtures import unique_name
@@ -34,6 +36,7 @@ class Sensor:
         self.kafka = kafka_in_memory()
         self.name = unique_name("stream").replace("-", "_")
         self.stream = f"unknown:{self.name}_sensor"
+        self.cursor: str | None = None
         self.deploy(version)
 
     def deploy(self, version: str) -> None:
@@ -48,10 +51,15 @@ class Sensor:
         self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
         made = self.defs.resolve_sensor_def(f"{self.name}_sensor")
         context = dg.build_sensor_context(
-            instance=self.instance, definitions=self.defs, sensor_name=f"{self.name}_sensor"
+            instance=self.instance,
+            definitions=self.defs,
+            sensor_name=f"{self.name}_sensor",
+            resources={"kafka": self.kafka},
+            cursor=self.cursor,
         )
         with context:
             result = made.evaluate_tick(context)
+        self.cursor = result.cursor
         for request in result.run_requests or ():
             self.instance.create_run_for_job(
                 _job, status=Status.NOT_STARTED, tags=dict(request.tags)
@@ -124,6 +132,32 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     assert Mark.LEAVE in marks_of(sensor.instance, old[1].run_id)
     logs = sensor.instance.all_logs(old[1].run_id)
     assert any(f"run {new[1].run_id[:8]} has newer code" in entry.message for entry in logs)
+
+
+def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
+    sensor: Sensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its launcher may not notice, and when all runs are gone there is no member to do so."""
+    sensor.tick()
+    dead, alive = sensor.runs()
+    signs, now = SignsOfLife(sensor.instance), time.time()
+    for run in (dead, alive):
+        sensor.begin(run)
+        signs.give(run, _number(sensor, run), "0 elsewhere:1:1")
+    monkeypatch.setattr(time, "time", lambda: now)
+    for beat in range(1, 6):
+        assert not sensor.tick().run_requests, "the clock alone shows nothing"
+        now += sensor.kafka.heartbeat_timeout_s / 4
+        signs.give(alive, _number(sensor, alive), f"{beat} elsewhere:2:1")
+    (request,) = sensor.tick().run_requests
+    assert request.tags[SLOT_TAG] == dead.tags[SLOT_TAG]
+    assert [run.status for run in sensor.runs()[:2]] == [Status.FAILURE, Status.STARTED]
+
+
+def _number(sensor: Sensor, run: dg.DagsterRun) -> int:
+    record = sensor.instance.get_run_record_by_id(run.run_id)
+    assert record is not None
+    return record.storage_id
 
 
 def test_the_same_name_in_another_code_location_is_another_stream(sensor: Sensor) -> None:
