@@ -1,7 +1,9 @@
-"""Streaming runs on a real Kafka and a real Dagster, in both protocols at the same time.
+"""Streaming runs on a real Kafka and a real Dagster.
 
-One story, because starting what it needs takes longest: two runs share the partitions, people pause
-one of those, a deploy replaces the runs, and one is killed.
+Two stories, because starting what they need takes longest. In the first one, in both protocols at
+the same time, two runs share the partitions, people pause one of those, a deploy replaces the runs,
+and one is killed. In the second one a launcher that stands for a cluster starts them: one is
+killed, and the others are cancelled.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from confluent_kafka import TopicPartition as Partition
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.tags import VERSION_TAG
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,15 +34,16 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 PARTITIONS, RECORDS = 4, 5
-PROTOCOLS = ("consumer", "classic")
+STREAMS = ("stream_consumer", "stream_classic")
+DETACHED = "detached_consumer"
 Range = tuple[int, int, int]
 
 
 class Stream:
     """A group of streaming runs."""
 
-    def __init__(self, protocol: str, kafka: KafkaCluster, dagster: DagsterDeployment) -> None:
-        self.name = f"stream_{protocol}"
+    def __init__(self, name: str, kafka: KafkaCluster, dagster: DagsterDeployment) -> None:
+        self.name = name
         self.kafka = kafka
         self.dagster = dagster
         self.root = Path(dagster.home).parent
@@ -125,17 +128,41 @@ class Stream:
         return all(len(now.get(run.run_id, ())) > before.get(run.run_id, 0) for run in live)
 
 
+def _location(kafka_broker: KafkaCluster, root: Path, *names: str) -> CodeLocation:
+    """A code location with streams, whose server can load new code."""
+    (root / "version").write_text("v1")
+    for name in names:
+        (root / name).mkdir()
+        kafka_broker.create_topic(name, PARTITIONS)
+    env = {
+        "E2E_ROOT": str(root),
+        "E2E_STREAMS": ",".join(names),
+        "KAFKA_BROKERS": kafka_broker.bootstrap_servers,
+    }
+    folder = Path(__file__).parent / "project"
+    return CodeLocation("shop", "stream_project", folder, env, reloads=True)
+
+
 @pytest.fixture
 def dagster(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
-    """A deployment with one code location, whose server can load new code."""
-    (tmp_path / "version").write_text("v1")
-    for protocol in PROTOCOLS:
-        (tmp_path / f"stream_{protocol}").mkdir()
-        kafka_broker.create_topic(f"stream_{protocol}", PARTITIONS)
-    env = {"E2E_ROOT": str(tmp_path), "KAFKA_BROKERS": kafka_broker.bootstrap_servers}
-    folder = Path(__file__).parent / "project"
-    location = CodeLocation("shop", "stream_project", folder, env, reloads=True)
+    """A deployment whose runs are processes of its code server."""
+    location = _location(kafka_broker, tmp_path, *STREAMS)
     with DagsterDeployment(tmp_path / "home", [location]) as deployment:
+        yield deployment
+
+
+@pytest.fixture
+def detached(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
+    """A deployment whose runs have nothing in common with it but its storage."""
+    location = _location(kafka_broker, tmp_path, DETACHED)
+    (tmp_path / "runs").mkdir()
+    launcher = {
+        "module": "proofs.chaos.launcher",
+        "class": "DetachedLauncher",
+        "config": {"env": dict(location.env), "folder": str(tmp_path / "runs")},
+    }
+    settings = {**AT_ONCE, "run_launcher": launcher}
+    with DagsterDeployment(tmp_path / "home", [location], settings=settings) as deployment:
         yield deployment
 
 
@@ -144,7 +171,7 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
     kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
 ) -> None:
     """Nothing is lost, and nothing is done twice but what a killed run had in hand."""
-    streams = [Stream(protocol, kafka_broker, dagster) for protocol in PROTOCOLS]
+    streams = [Stream(name, kafka_broker, dagster) for name in STREAMS]
     with dagster.instance() as instance:
 
         def each(what: str, condition: Callable[[Stream], object]) -> None:
@@ -191,6 +218,50 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
         each("its runs to end", lambda stream: not stream.live(instance))
         for stream in streams:
             assert _recorded(instance, stream.name) == stream.produced
+
+
+@pytest.mark.timeout(600)
+def test_runs_on_a_cluster_share_the_work_and_leave_when_dagster_shows_that_they_should(
+    kafka_broker: KafkaCluster, detached: DagsterDeployment, tmp_path: Path
+) -> None:
+    """No signal reaches them, and only its heartbeat shows that one is gone."""
+    stream = Stream(DETACHED, kafka_broker, detached)
+    with detached.instance() as instance:
+
+        def wait(what: str, condition: Callable[[], object]) -> None:
+            wait_until(lambda: condition() or None, timeout_s=150, what=what, interval_s=0.5)
+
+        detached.ui.start_sensor("shop", f"{DETACHED}_sensor")
+        wait("two runs to share the work", lambda: stream.works(instance, "v1"))
+
+        killed = stream.live(instance)[0].run_id
+        os.killpg(_session(tmp_path, killed), signal.SIGKILL)
+        wait(
+            "another run in the place of the killed one",
+            lambda: (
+                killed not in {run.run_id for run in stream.live(instance)}
+                and stream.works(instance, "v1")
+            ),
+        )
+        said = " ".join(entry.message for entry in instance.all_logs(killed))
+        assert "gave no sign of life" in said
+
+        detached.ui.stop_sensor("shop", f"{DETACHED}_sensor")
+        cancelled = [run.run_id for run in stream.live(instance)]
+        for run_id in cancelled:
+            detached.ui.cancel(run_id)
+        wait("the cancelled runs to leave", lambda: not stream.live(instance))
+        ends = {run.run_id: run.status for run in instance.get_runs()}
+        assert {ends[run_id] for run_id in cancelled} == {dg.DagsterRunStatus.CANCELED}
+        for run_id in cancelled:
+            process = Path("/proc", str(_session(tmp_path, run_id)))
+            wait("its process to end", lambda process=process: not process.exists())  # type: ignore[misc]
+        _check_output(stream, instance)
+        assert _recorded(instance, stream.name) == stream.produced
+
+
+def _session(root: Path, run_id: str) -> int:
+    return int((root / "runs" / f"{run_id}.pid").read_text())
 
 
 def _process(instance: dg.DagsterInstance, run: dg.DagsterRun) -> int:

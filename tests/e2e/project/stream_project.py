@@ -1,4 +1,4 @@
-"""The code location of the end-to-end tests of streaming runs, one group for each protocol.
+"""The code location of the end-to-end tests of streaming runs, one group for each wanted name.
 
 What a run did is one line in a file of its own for each range. The version of the code is what a
 file says, so that a test can deploy.
@@ -14,12 +14,11 @@ import dagster as dg
 from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
 
 ROOT = Path(os.environ["E2E_ROOT"])
-PROTOCOLS: tuple[Literal["consumer", "classic"], ...] = ("consumer", "classic")
 BATCH_S = 0.2
 
 
-def _defs(protocol: Literal["consumer", "classic"]) -> dg.Definitions:
-    name = f"stream_{protocol}"
+def _defs(name: str) -> dg.Definitions:
+    protocol: Literal["consumer", "classic"] = "classic" if name.endswith("classic") else "consumer"
 
     @dg.asset(name=f"{name}_orders")
     def orders(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
@@ -48,4 +47,4 @@ def _defs(protocol: Literal["consumer", "classic"]) -> dg.Definitions:
     )
 
 
-defs = dg.Definitions.merge(*(_defs(protocol) for protocol in PROTOCOLS))
+defs = dg.Definitions.merge(*map(_defs, os.environ["E2E_STREAMS"].split(",")))
