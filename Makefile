@@ -30,7 +30,7 @@ sim: install  ## many lives of a group in virtual time, into build/sim.json (SCH
 	$(BIN)/python -m proofs simulate --schedules $(SCHEDULES) $(if $(filter command environment,$(firstword $(origin SEED))),--seed $(SEED)) $(ARGS)
 
 FAULTS := 20
-chaos: install  ## faults on real brokers, members and runs, into build/chaos.json (FAULTS=200 SEED=7 ARGS="--spark --protocol classic")
+chaos: install  ## faults on real brokers, members and runs, into build/chaos.json (FAULTS=200 SEED=7 ARGS="--streaming --storage postgres")
 	$(BIN)/python -m proofs chaos --faults $(FAULTS) --seed $(SEED) $(ARGS)
 
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json

@@ -59,6 +59,9 @@ def chaos(
     storage: Annotated[
         Storage, typer.Option(help="Where Dagster keeps its storage.")
     ] = Storage.SQLITE,
+    streaming: Annotated[
+        bool, typer.Option(help="Streaming runs of one code location are the members.")
+    ] = False,
     spark: Annotated[
         bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")
     ] = False,
@@ -80,6 +83,7 @@ def chaos(
         with_postgres = storage is Storage.POSTGRES
         with all_parts(
             protocol=protocol.value,
+            is_streaming=streaming,
             with_spark=spark,
             with_postgres=with_postgres,
             step=say,
@@ -95,6 +99,7 @@ def chaos(
             played = {
                 "seed": seed,
                 "protocol": protocol.value,
+                "streaming": streaming,
                 "spark": spark,
                 "storage": storage.value,
             }

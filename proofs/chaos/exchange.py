@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 TOPIC = GROUP = "numbers"
 FLEETING = "fleeting"
+JOB = "kafka_batches"
+SENSOR = f"{JOB}_sensor"
 SESSION_TIMEOUT_S = 10
 
 _NO_FILES = 3
@@ -29,6 +31,11 @@ BROKERS_VARIABLE = "KAFKA_BROKERS"
 PROTOCOL_VARIABLE = "KAFKA_GROUP_PROTOCOL"
 SPARK_VARIABLE = "SPARK_REMOTE"
 ROLE_VARIABLE = "CHAOS_ROLE"
+STREAMING = "streaming"
+"""The role of a code location with streaming runs."""
+RUNS = 3
+"""How many streaming runs share the partitions."""
+HEARTBEAT_TIMEOUT_S = 20
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,25 @@ class Exchange:
         ]
 
     @property
+    def bodies(self) -> Path:
+        """What the batches of each run noted of themselves."""
+        return self.root / "bodies"
+
+    @property
+    def _deploys(self) -> Path:
+        return self.root / "deploys"
+
+    def deploy(self) -> str:
+        """Let the code have a new version from the next time on that it is loaded; which."""
+        self._deploys.write_text(f"{self.version}+")
+        return self.version
+
+    @property
+    def version(self) -> str:
+        """The version of the code."""
+        return self._deploys.read_text() if self._deploys.exists() else "v"
+
+    @property
     def _cut_off(self) -> Path:
         return self.root / "cut_off"
 
@@ -92,6 +118,7 @@ class Exchange:
             self.output,
             self.noted,
             self.fleeting,
+            self.bodies,
             self._working,
             self._failures,
             self._cut_off,
@@ -100,16 +127,19 @@ class Exchange:
 
     @contextmanager
     def at_work(self, run_id: str) -> Iterator[None]:
-        """Show that this process works on a run.
-
-        Of one that was killed that stays, so a reader has to look whether it lives.
-        """
-        note = self._working / run_id
-        note.write_text(f"{os.getpid()} {_began_at(os.getpid())}")
+        """Show that this process works on a run."""
+        self.show_process(run_id)
         try:
             yield
         finally:
-            note.unlink(missing_ok=True)
+            (self._working / run_id).unlink(missing_ok=True)
+
+    def show_process(self, run_id: str) -> None:
+        """Show that this process is that of a run, also when it has ended.
+
+        So a reader has to look whether it lives.
+        """
+        (self._working / run_id).write_text(f"{os.getpid()} {_began_at(os.getpid())}")
 
     def working(self) -> dict[str, int]:
         """The process of each run that works."""
@@ -123,13 +153,19 @@ class Exchange:
                     found[note.name] = pid
         return found
 
-    def kill(self, run_id: str) -> bool:
-        """End the process of a run at once; False when it is gone."""
+    def send(self, run_id: str, number: signal.Signals) -> bool:
+        """Send a signal to the process of a run; False when it is gone."""
         pid = self.working().get(run_id)
         if pid is None:
             return False
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+        return True
+
+    def kill(self, run_id: str) -> bool:
+        """End the process of a run at once; False when it is gone."""
+        if not self.send(run_id, signal.SIGKILL):
+            return False
         (self._working / run_id).unlink(missing_ok=True)
         return True
 

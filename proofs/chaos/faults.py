@@ -51,6 +51,11 @@ class Kind(enum.Enum):
     SPARK_KILLED = "Spark Connect server killed"
     STORAGE_LOCKED = "Dagster's storage locked"
     STORAGE_HANGS = "Dagster's storage never answers"
+    RUN_FROZEN = "run frozen (SIGSTOP) for less than its heartbeat time-out"
+    RUN_FROZEN_LONG = "run frozen (SIGSTOP) past its heartbeat time-out"
+    RUN_CANCELLED = "run cancelled in the UI"
+    CODE_DEPLOYED = "new code deployed"
+    CODE_SERVER_AWAY = "code server killed, the runs live on"
 
 
 @dataclass
@@ -121,7 +126,7 @@ class Ground:
         return any(one.fault.kind in kinds for one in self.under_way)
 
     def member(self, *names: str) -> str | None:
-        """One of the members, at most two of which may be away at a time."""
+        """One of the code locations, at most two of which may be away at a time."""
         away = {one.fault.target for one in self.under_way} & set(MEMBERS)
         here = sorted(set(names) - away)
         return self.chance.choice(here) if here and len(away) < _MOST_MEMBERS_AWAY else None

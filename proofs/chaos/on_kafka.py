@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proofs.chaos.exchange import FLEETING, GROUP, TOPIC
 from proofs.chaos.faults import Fault, Ground, Kind, UnderWay, at_once
+from proofs.chaos.fleeting import Fleeting
 from proofs.chaos.parts import BROKERS
 
 if TYPE_CHECKING:
@@ -52,18 +54,19 @@ def add_partition(ground: Ground) -> UnderWay | None:
 
 def delete_offsets(ground: Ground) -> UnderWay | None:
     """Delete the second group, and later say where it goes on."""
-    return _of_fleeting(ground, Kind.OFFSETS_DELETED, ground.parts.fleeting.delete_offsets)
+    return _of_fleeting(ground, Kind.OFFSETS_DELETED, Fleeting.delete_offsets)
 
 
 def make_topic_anew(ground: Ground) -> UnderWay | None:
     """Make the topic of the second group anew, and later say where the group goes on."""
-    return _of_fleeting(ground, Kind.TOPIC_MADE_ANEW, ground.parts.fleeting.make_topic_anew)
+    return _of_fleeting(ground, Kind.TOPIC_MADE_ANEW, Fleeting.make_topic_anew)
 
 
-def _of_fleeting(ground: Ground, kind: Kind, play: Callable[[], None]) -> UnderWay | None:
-    if ground.suffers(Kind.OFFSETS_DELETED, Kind.TOPIC_MADE_ANEW):
+def _of_fleeting(ground: Ground, kind: Kind, play: Callable[[Fleeting], None]) -> UnderWay | None:
+    fleeting = ground.parts.fleeting
+    if fleeting is None or ground.suffers(Kind.OFFSETS_DELETED, Kind.TOPIC_MADE_ANEW):
         return None
-    return UnderWay(Fault(kind, FLEETING, partitions=frozenset()), at_once, play)
+    return UnderWay(Fault(kind, FLEETING, partitions=frozenset()), at_once, partial(play, fleeting))
 
 
 def kill_spark(ground: Ground) -> UnderWay | None:

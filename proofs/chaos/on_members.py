@@ -29,7 +29,7 @@ def kill(ground: Ground) -> UnderWay | None:
         return None
     fault = _of_member(ground, Kind.MEMBER_KILLED, name)
     ground.parts.dagster.locations[name].server.kill()
-    return UnderWay(fault, ground.after(0, 8), lambda: _bring_back(ground.parts, name))
+    return UnderWay(fault, ground.after(0, 8), lambda: bring_back(ground.parts, name))
 
 
 def terminate(ground: Ground) -> UnderWay | None:
@@ -51,7 +51,7 @@ def terminate(ground: Ground) -> UnderWay | None:
             raise DagsterRebalanceError(msg)
         return not server.is_running
 
-    return UnderWay(fault, has_left, lambda: _bring_back(ground.parts, name))
+    return UnderWay(fault, has_left, lambda: bring_back(ground.parts, name))
 
 
 def freeze(ground: Ground) -> UnderWay | None:
@@ -74,7 +74,7 @@ def kill_with_runs(ground: Ground) -> UnderWay | None:
         return None
     fault = _of_member(ground, Kind.CODE_SERVER_KILLED, name)
     ground.parts.dagster.locations[name].server.stop_at_once()
-    return UnderWay(fault, ground.after(0, 8), lambda: _bring_back(ground.parts, name))
+    return UnderWay(fault, ground.after(0, 8), lambda: bring_back(ground.parts, name))
 
 
 def reload(ground: Ground) -> UnderWay | None:
@@ -100,7 +100,8 @@ def _of_member(ground: Ground, kind: Kind, name: str) -> Fault:
     return Fault(kind, name, partitions=ground.owned(name))
 
 
-def _bring_back(parts: Parts, name: str) -> None:
+def bring_back(parts: Parts, name: str) -> None:
+    """Start the code server of a location again."""
     location = parts.dagster.locations[name]
     location.start(parts.dagster.home)
     location.wait_until_ready()

@@ -14,6 +14,7 @@ from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 from proofs.chaos.exchange import GROUP
 from proofs.chaos.faults import Fault, Ground, Kind, UnderWay
+from proofs.chaos.parts import member_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,10 +31,10 @@ FIRST_ASSET = "copied"
 
 def kill_worker(ground: Ground) -> UnderWay | None:
     """End the process of a run at once."""
-    run_id = _at_work(ground)
+    run_id = run_at_work(ground)
     if run_id is None or not ground.parts.exchange.kill(run_id):
         return None
-    return UnderWay(_of_run(ground, Kind.RUN_WORKER_KILLED, run_id))
+    return UnderWay(of_run(ground, Kind.RUN_WORKER_KILLED, run_id))
 
 
 def fail(ground: Ground) -> UnderWay | None:
@@ -45,14 +46,16 @@ def fail(ground: Ground) -> UnderWay | None:
 def cut_off(ground: Ground) -> UnderWay | None:
     """Keep the process of a run from opening any connection or file.
 
-    The run meanwhile works for longer than it would have to.
+    The run meanwhile works for longer than it would have to. A streaming run may be back before its
+    lease ends it.
     """
-    run_id = _at_work(ground)
+    run_id = run_at_work(ground)
     exchange = ground.parts.exchange
     if run_id is None or not exchange.cut_off(run_id):
         return None
-    fault = _of_run(ground, Kind.RUN_CUT_OFF_FROM_STORAGE, run_id)
-    return UnderWay(fault, ground.after(20, 35), lambda: exchange.reconnect(run_id))
+    fault = of_run(ground, Kind.RUN_CUT_OFF_FROM_STORAGE, run_id)
+    shortest_s = 3 if ground.parts.is_streaming else 20
+    return UnderWay(fault, ground.after(shortest_s, 35), lambda: exchange.reconnect(run_id))
 
 
 def refuse_launches(ground: Ground) -> UnderWay | None:
@@ -67,12 +70,12 @@ def refuse_launches(ground: Ground) -> UnderWay | None:
 
 
 def delete(ground: Ground) -> UnderWay | None:
-    """Delete a run, in whatever state it is."""
-    record = _any_run(ground, lambda _run: True)
+    """Delete a run, in whatever state it is; a streaming run while it is live."""
+    record = any_run(ground, lambda run: run.status in _LIVE if ground.parts.is_streaming else True)
     if record is None:
         return None
     run = record.dagster_run
-    fault = _of_run(ground, Kind.RUN_DELETED, run.run_id, note=f", {run.status.value}")
+    fault = of_run(ground, Kind.RUN_DELETED, run.run_id, note=f", {run.status.value}")
     ground.parts.dagster.ui.delete_run(run.run_id)
     ground.deleted.append((record, fault.began_at))
     return UnderWay(fault)
@@ -80,11 +83,11 @@ def delete(ground: Ground) -> UnderWay | None:
 
 def force_terminate(ground: Ground) -> UnderWay | None:
     """Mark a live run as cancelled at once, whatever its process does."""
-    record = _any_run(ground, lambda run: run.status in _LIVE)
+    record = any_run(ground, lambda run: run.status in _LIVE)
     if record is None:
         return None
     run = record.dagster_run
-    fault = _of_run(ground, Kind.RUN_FORCE_TERMINATED, run.run_id, note=f", {run.status.value}")
+    fault = of_run(ground, Kind.RUN_FORCE_TERMINATED, run.run_id, note=f", {run.status.value}")
     try:
         ground.parts.dagster.ui.force_terminate(run.run_id)
     except DagsterRebalanceError:  # it has ended meanwhile
@@ -94,21 +97,23 @@ def force_terminate(ground: Ground) -> UnderWay | None:
 
 def re_execute_in_part(ground: Ground) -> UnderWay | None:
     """Re-execute the first of the two assets of a failed run: it must not count for both."""
-    record = _any_run(ground, lambda run: run.status is dg.DagsterRunStatus.FAILURE)
+    record = any_run(ground, lambda run: run.status is dg.DagsterRunStatus.FAILURE)
     if record is None:
         return None
     run_id = record.dagster_run.run_id
-    fault = _of_run(ground, Kind.RUN_RE_EXECUTED_IN_PART, run_id)
+    fault = of_run(ground, Kind.RUN_RE_EXECUTED_IN_PART, run_id)
     ground.parts.dagster.ui.re_execute(run_id, steps=[FIRST_ASSET])
     return UnderWay(fault)
 
 
-def _at_work(ground: Ground) -> str | None:
+def run_at_work(ground: Ground) -> str | None:
+    """One of the runs whose process can be met."""
     working = sorted(ground.parts.exchange.working())
     return ground.chance.choice(working) if working else None
 
 
-def _any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.RunRecord | None:
+def any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.RunRecord | None:
+    """One of the newest runs of the group."""
     found = ground.parts.instance.get_run_records(
         dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_RUNS_LOOKED_AT
     )
@@ -116,7 +121,11 @@ def _any_run(ground: Ground, is_wanted: Callable[[dg.DagsterRun], bool]) -> dg.R
     return ground.chance.choice(wanted) if wanted else None
 
 
-def _of_run(ground: Ground, kind: Kind, run_id: str, note: str = "") -> Fault:
+def of_run(ground: Ground, kind: Kind, run_id: str, note: str = "") -> Fault:
+    """A fault to a run; a streaming run is a member, and may hold up what it has."""
+    if ground.parts.is_streaming:
+        member = member_of(run_id)
+        return Fault(kind, member, partitions=ground.owned(member))
     run = ground.parts.instance.get_run_by_id(run_id)
     ranges = ranges_in(run.run_config, run.tags.get(BATCH_TAG, "")) if run is not None else ()
     return Fault(

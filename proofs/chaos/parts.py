@@ -1,7 +1,8 @@
 """Faults hit these parts: three brokers, Dagster with three members, a producer, and Spark.
 
-Each member has a process of its own; Spark is there if wanted. Owns what is started, with which
-settings, and that all of it is gone afterwards.
+Each member has a process of its own: a code location, or a streaming run of one code location.
+Spark is there if wanted. Owns what is started, with which settings, and that all of it is gone
+afterwards.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import shutil
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.broker import KafkaCluster
@@ -26,7 +27,9 @@ from proofs.chaos.exchange import (
     GROUP,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
+    RUNS,
     SPARK_VARIABLE,
+    STREAMING,
     TOPIC,
     Exchange,
 )
@@ -40,32 +43,44 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
-SENSOR = "kafka_batches_sensor"
 PARTITIONS = 6
 RECORDS_PER_SECOND = 60
 BROKERS = (1, 2, 3)
 RELOADED = "purple"
 MEMBERS = ("blue", "green", RELOADED)
+STREAMS = RELOADED
+"""The only code location when streaming runs are played: each of them is a member."""
 
 DATABASE = "dagster"
 
 TICK_LIMIT_S = 15
 # A run takes 3 s of CPU to start. With more of them at once, two cores would have no time for the
 # members, which is no stall of theirs.
-SETTINGS = {
-    "sensors": {"use_threads": True, "num_workers": 4},
-    "run_launcher": {"module": "proofs.chaos.launcher", "class": "RefusingLauncher"},
-    "run_coordinator": {
-        "module": "dagster.core.run_coordinator",
-        "class": "QueuedRunCoordinator",
-        "config": {
-            "max_concurrent_runs": 3,
-            "dequeue_interval_seconds": 1,
-            "dequeue_use_threads": True,
-            "dequeue_num_workers": 2,
+_RUNS_AT_ONCE = 3
+# A deploy starts the new ones beside the old ones.
+_STREAMING_RUNS_AT_ONCE = 3 * RUNS
+
+
+def _settings(*, is_streaming: bool) -> dict[str, Any]:
+    return {
+        "sensors": {"use_threads": True, "num_workers": 4},
+        "run_launcher": {"module": "proofs.chaos.launcher", "class": "RefusingLauncher"},
+        "run_coordinator": {
+            "module": "dagster.core.run_coordinator",
+            "class": "QueuedRunCoordinator",
+            "config": {
+                "max_concurrent_runs": _STREAMING_RUNS_AT_ONCE if is_streaming else _RUNS_AT_ONCE,
+                "dequeue_interval_seconds": 1,
+                "dequeue_use_threads": True,
+                "dequeue_num_workers": 2,
+            },
         },
-    },
-}
+    }
+
+
+def member_of(run_id: str) -> str:
+    """What the catalogue calls the member in a streaming run."""
+    return f"{STREAMS}/{run_id[:8]}"
 
 
 @dataclass(frozen=True)
@@ -79,10 +94,11 @@ class Parts:
         producer: Has begun to produce.
         bystander: Has begun to ask Dagster's storage what members ask.
         exchange: Where runs are seen and steered.
-        fleeting: A second group, whose offsets and topic do not last.
+        fleeting: A second group, whose offsets and topic do not last; None beside streaming runs.
         spark: The Spark Connect server, if runs use Spark.
         postgres: The server of Dagster's storage, unless that is SQLite.
         protocol: The group protocol.
+        is_streaming: Whether streaming runs are the members.
     """
 
     kafka: KafkaCluster
@@ -91,15 +107,21 @@ class Parts:
     producer: NumberedProducer
     bystander: Bystander
     exchange: Exchange
-    fleeting: Fleeting
+    fleeting: Fleeting | None
     spark: SparkConnectServer | None
     postgres: Postgres | None
     protocol: str
+    is_streaming: bool
+
+    @property
+    def locations(self) -> list[str]:
+        """The code locations with members of the group."""
+        return [name for name in self.dagster.locations if name != AMBER]
 
     @property
     def member_logs(self) -> list[Path]:
         """The files with what the members of the group have to say."""
-        return [self.dagster.locations[name].server.log for name in MEMBERS]
+        return [self.dagster.locations[name].server.log for name in self.locations]
 
     @property
     def logs(self) -> list[Path]:
@@ -116,6 +138,7 @@ class Parts:
 def all_parts(
     *,
     protocol: str,
+    is_streaming: bool,
     with_spark: bool,
     with_postgres: bool,
     step: Callable[[str], None],
@@ -125,6 +148,7 @@ def all_parts(
 
     Args:
         protocol: The group protocol.
+        is_streaming: Whether streaming runs of one code location are the members.
         with_spark: Whether the runs use Spark.
         with_postgres: Whether Dagster's storage is on Postgres, and not on SQLite.
         step: Gets a sentence before each part is started.
@@ -159,25 +183,32 @@ def all_parts(
                 postgres = stack.enter_context(Postgres())
                 postgres.create_database(DATABASE)
             storage = postgres.dagster_settings(DATABASE) if postgres is not None else {}
-            step(
-                f"starting Dagster: webserver, daemon, and the code locations {', '.join(MEMBERS)}"
+            roles = (
+                {STREAMS: STREAMING}
+                if is_streaming
+                else {**dict.fromkeys(MEMBERS, ""), AMBER: FLEETING}
             )
+            step(f"starting Dagster: webserver, daemon, and the code locations {', '.join(roles)}")
             locations = [
-                CodeLocation(name, "proofs.chaos.project", folder, env, reloads=name == RELOADED)
-                for name in MEMBERS
-            ]
-            locations.append(
                 CodeLocation(
-                    AMBER, "proofs.chaos.project", folder, {**env, ROLE_VARIABLE: FLEETING}
+                    name,
+                    "proofs.chaos.project",
+                    folder,
+                    {**env, ROLE_VARIABLE: role},
+                    reloads=name == RELOADED,
                 )
-            )
+                for name, role in roles.items()
+            ]
             limits = {
                 "DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S),
                 FOLDER_VARIABLE: str(folder),
             }
             dagster = stack.enter_context(
                 DagsterDeployment(
-                    folder / "home", locations, settings={**SETTINGS, **storage}, env=limits
+                    folder / "home",
+                    locations,
+                    settings={**_settings(is_streaming=is_streaming), **storage},
+                    env=limits,
                 )
             )
             instance = stack.enter_context(dagster.instance())
@@ -191,7 +222,7 @@ def all_parts(
                     partial(_ask_as_members_do, runs, None if with_postgres else folder / "home")
                 )
             )
-            fleeting = Fleeting(kafka, dagster, exchange)
+            fleeting = None if is_streaming else Fleeting(kafka, dagster, exchange)
             yield Parts(
                 kafka,
                 dagster,
@@ -203,6 +234,7 @@ def all_parts(
                 spark,
                 postgres,
                 protocol,
+                is_streaming,
             )
         finally:
             at_end()

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import random
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import dagster as dg
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.tags import GROUP_TAG
-from proofs.chaos import on_kafka, on_members, on_runs, on_storage
+from proofs.chaos import on_kafka, on_members, on_runs, on_storage, on_streams
 from proofs.chaos.draw import Draw
-from proofs.chaos.exchange import GROUP, TOPIC
+from proofs.chaos.exchange import GROUP, RUNS, SENSOR, TOPIC
 from proofs.chaos.faults import Fault, Faults, Ground, Kind
-from proofs.chaos.parts import MEMBERS, SENSOR
+from proofs.chaos.parts import STREAMS
 from proofs.witness.catalogue import CatalogueReader
 
 if TYPE_CHECKING:
@@ -35,11 +36,7 @@ STORAGE_LIMIT_S = 120.0
 """A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until
 it goes on."""
 _LOOK_EVERY_S = 0.25
-STRIKES: dict[Kind, Callable[[Ground], UnderWay | None]] = {
-    Kind.MEMBER_KILLED: on_members.kill,
-    Kind.MEMBER_TERMINATED: on_members.terminate,
-    Kind.MEMBER_FROZEN: on_members.freeze,
-    Kind.CODE_SERVER_KILLED: on_members.kill_with_runs,
+_ANY: dict[Kind, Callable[[Ground], UnderWay | None]] = {
     Kind.CODE_SERVER_RELOADED: on_members.reload,
     Kind.BROKER_KILLED: on_kafka.kill_broker,
     Kind.COORDINATOR_MOVED: on_kafka.move_coordinator,
@@ -49,16 +46,32 @@ STRIKES: dict[Kind, Callable[[Ground], UnderWay | None]] = {
     Kind.RUN_FAILED: on_runs.fail,
     Kind.RUN_DELETED: on_runs.delete,
     Kind.RUN_FORCE_TERMINATED: on_runs.force_terminate,
-    Kind.RUN_RE_EXECUTED_IN_PART: on_runs.re_execute_in_part,
     Kind.RUN_CUT_OFF_FROM_STORAGE: on_runs.cut_off,
-    Kind.LAUNCH_REFUSED: on_runs.refuse_launches,
-    Kind.OFFSETS_DELETED: on_kafka.delete_offsets,
-    Kind.TOPIC_MADE_ANEW: on_kafka.make_topic_anew,
     Kind.SPARK_KILLED: on_kafka.kill_spark,
     Kind.STORAGE_LOCKED: on_storage.lock,
     Kind.STORAGE_HANGS: on_storage.hang,
 }
-"""How each kind is done."""
+STRIKES = _ANY | {
+    Kind.MEMBER_KILLED: on_members.kill,
+    Kind.MEMBER_TERMINATED: on_members.terminate,
+    Kind.MEMBER_FROZEN: on_members.freeze,
+    Kind.CODE_SERVER_KILLED: on_members.kill_with_runs,
+    Kind.RUN_RE_EXECUTED_IN_PART: on_runs.re_execute_in_part,
+    Kind.LAUNCH_REFUSED: on_runs.refuse_launches,
+    Kind.OFFSETS_DELETED: on_kafka.delete_offsets,
+    Kind.TOPIC_MADE_ANEW: on_kafka.make_topic_anew,
+}
+"""How each kind is done where a code location is a member."""
+STREAMING_STRIKES = _ANY | {
+    Kind.RUN_FROZEN: on_streams.freeze,
+    Kind.RUN_FROZEN_LONG: on_streams.freeze_long,
+    Kind.RUN_CANCELLED: on_streams.cancel,
+    Kind.LAUNCH_REFUSED: on_streams.refuse_launches,
+    Kind.CODE_DEPLOYED: on_streams.deploy,
+    Kind.CODE_SERVER_AWAY: on_streams.kill_code_server,
+    Kind.CODE_SERVER_KILLED: on_streams.kill_with_runs,
+}
+"""How each kind is done where a streaming run is a member."""
 _TOLD_EVERY_S = 20.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
@@ -81,15 +94,18 @@ class Play:
         self.catalogue = CatalogueReader(parts.instance, GROUP)
         self.ends: list[tuple[float, list[int]]] = []
         chance = random.Random(seed)  # noqa: S311 - no secret
-        self.faults = Faults(Ground(parts, chance, self._owned_by), STRIKES)
+        strikes = STREAMING_STRIKES if parts.is_streaming else STRIKES
+        self.faults = Faults(Ground(parts, chance, self._owned_by), strikes)
         missing = {
             Kind.SPARK_KILLED: parts.spark is None,
             Kind.STORAGE_HANGS: parts.postgres is None,
         }
-        self._draw = Draw([kind for kind in Kind if not missing.get(kind)], chance)
+        kinds = [kind for kind in Kind if kind in strikes and not missing.get(kind)]
+        self._draw = Draw(kinds, chance)
         self._parts = parts
         self._say = say
         self._owners: dict[str, str] = {}
+        self._cancelled: set[str] = set()
         self._tell_at = 0.0
         self._answered_at = time.monotonic()
 
@@ -100,20 +116,35 @@ class Play:
             DagsterRebalanceError: A part has ended by itself, or not everything was worked off in
                 the end.
         """
-        for member in MEMBERS:
-            self._parts.dagster.ui.start_sensor(member, SENSOR)
+        for location in self._parts.locations:
+            self._parts.dagster.ui.start_sensor(location, SENSOR)
+        members = RUNS if self._parts.is_streaming else len(self._parts.locations)
         self._until(
             "every member to have partitions",
-            lambda: set(self._owners.values()) == set(MEMBERS),
+            lambda: len(set(self._owners.values())) == members,
             BEGIN_LIMIT_S,
         )
-        self._parts.fleeting.begin()
+        if self._parts.fleeting is not None:
+            self._parts.fleeting.begin()
         while len(self.faults.done) < faults:
             self._rest()
             self._draw.next(self._strike)
         self._until("all faults to be mended", lambda: not self.faults.under_way, PEACE_LIMIT_S)
         self._parts.producer.stop()
-        self._until("everything to be worked off", self._is_worked_off, PEACE_LIMIT_S)
+        self._until("everything to be worked off", lambda: not self._lags(), PEACE_LIMIT_S)
+        if self._parts.is_streaming:
+            self._parts.dagster.ui.stop_sensor(STREAMS, SENSOR)
+        self._until("all runs to end", self._have_all_ended, PEACE_LIMIT_S)
+
+    def _have_all_ended(self) -> bool:
+        """Whether no run is live. Streaming runs are cancelled, so that they leave in order."""
+        live = self._asked(self._live_runs)
+        for run_id in live or () if self._parts.is_streaming else ():
+            if run_id not in self._cancelled:
+                with suppress(DagsterRebalanceError):  # not while it is being launched
+                    self._parts.dagster.ui.cancel(run_id)
+                    self._cancelled.add(run_id)
+        return live == []
 
     def _rest(self) -> None:
         """Let some time go by before the next fault."""
@@ -211,23 +242,20 @@ class Play:
             if end > committed.get(name, 0)
         }
 
-    def _live_runs(self) -> int:
-        runs = self._parts.instance.get_run_records(
-            dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100
-        )
-        return sum(record.dagster_run.status not in _OVER for record in runs)
-
-    def _is_worked_off(self) -> bool:
-        return not self._lags() and self._asked(self._live_runs) == 0
+    def _live_runs(self) -> list[str]:
+        runs = self._parts.instance.get_runs(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100)
+        return [run.run_id for run in runs if run.status not in _OVER]
 
     def _state(self) -> str:
         lags = self._lags()
         behind = ", ".join(
             f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4]
         )
-        owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in MEMBERS)
+        known = () if self._parts.is_streaming else self._parts.locations
+        members = sorted({*known, *self._owners.values()})
+        owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in members)
         live = self._asked(self._live_runs)
-        runs = "Dagster's storage does not answer" if live is None else f"{live} runs live"
+        runs = "Dagster's storage does not answer" if live is None else f"{len(live)} runs live"
         return (
             f"{owners} partitions; lag {sum(lags.values())}{f' ({behind})' if behind else ''}; "
             f"{runs}"

@@ -1,7 +1,8 @@
 """This code location of `python -m proofs chaos` has one group and an asset that copies records.
 
 The asset copies each record of its batch into a file of its range. Every code location that loads
-it is a member. Files from outside decide what a run suffers: whether it fails or is killed.
+it is a member; in the role of streaming runs, each of its runs is one. Files from outside decide
+what a run suffers: whether it fails or is killed.
 """
 
 import csv
@@ -10,7 +11,8 @@ import os
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,35 +26,64 @@ from dagster_rebalance import (
     build_kafka_batch_defs,
 )
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
 from proofs.chaos.exchange import (
     BROKERS_VARIABLE,
     FLEETING,
     FOLDER_VARIABLE,
     GROUP,
+    HEARTBEAT_TIMEOUT_S,
+    JOB,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
+    RUNS,
     SESSION_TIMEOUT_S,
     SPARK_VARIABLE,
+    STREAMING,
     TOPIC,
     Exchange,
 )
+from proofs.chaos.journal import Journal
 
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
+ROLE = os.environ.get(ROLE_VARIABLE)
 LONGEST_WORK_S = 9.0
+LONGEST_STREAMED_WORK_S = 4.0
 LONGEST_CUT_OFF_S = 60.0
 READ_LIMIT_S = 60.0
+
+
+@cache
+def journal(run_id: str) -> Journal:
+    """What the run of this process writes down; its process can be met at any time from now on."""
+    if ROLE == STREAMING:
+        EXCHANGE.show_process(run_id)
+    return Journal(EXCHANGE.bodies / run_id)
+
+
+@contextmanager
+def step(run_id: str, batch: KafkaBatch, *, is_last: bool) -> Iterator[None]:
+    """Write down what an asset does."""
+    keys = [range_.key for range_ in batch.offset_ranges]
+    with journal(run_id).step(batch.batch_id, keys, is_last=is_last):
+        yield
 
 
 @contextmanager
 def at_work(run_id: str) -> Iterator[None]:
     """Show that a run works, for somewhat longer than it would take.
 
-    Only then can a fault meet the run.
+    Only then can a fault meet the run. A streaming run shows itself between its batches, too.
     """
-    with EXCHANGE.at_work(run_id):
+    with nullcontext() if ROLE == STREAMING else EXCHANGE.at_work(run_id):
         yield
-        time.sleep(random.uniform(0, LONGEST_WORK_S))  # noqa: S311 - no secret
+        chance = random.random()  # noqa: S311 - no secret
+        # Most batches of a streaming run are short, so that many of them meet each other.
+        work_s = (
+            chance**4 * LONGEST_STREAMED_WORK_S if ROLE == STREAMING else chance * LONGEST_WORK_S
+        )
+        time.sleep(work_s)
         deadline_at = time.monotonic() + LONGEST_CUT_OFF_S
         while EXCHANGE.is_cut_off(run_id) and time.monotonic() < deadline_at:
             time.sleep(0.2)
@@ -84,7 +115,8 @@ def numbers(range_: OffsetRange) -> Iterator[tuple[int, int]]:
 @dg.asset(name="copied")
 def copied_by_hand(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     """Each record in the file of its range."""
-    with at_work(context.run.run_id):
+    run_id = context.run.run_id
+    with step(run_id, kafka_batch, is_last=False), at_work(run_id):
         for range_ in kafka_batch.offset_ranges:
             part = EXCHANGE.output / f"{range_.key}.{context.run.run_id}"
             with part.open("w", newline="") as file:
@@ -101,7 +133,8 @@ def copied_by_spark(
     context: dg.AssetExecutionContext, kafka_batch: KafkaBatch, spark: KafkaSparkResource
 ) -> None:
     """The same, read and written by Spark."""
-    with at_work(context.run.run_id):
+    run_id = context.run.run_id
+    with step(run_id, kafka_batch, is_last=False), at_work(run_id):
         number = "from_json(string(value), 'number BIGINT').number AS number"
         write_parquet_by_range(
             kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number),
@@ -119,14 +152,15 @@ def passed_on(fleeting_batch: KafkaBatch) -> None:
 
 
 @dg.asset(deps=["copied"])
-def noted(kafka_batch: KafkaBatch) -> None:
+def noted(context: dg.AssetExecutionContext, kafka_batch: KafkaBatch) -> None:
     """An empty file for each range: a success of the first asset alone must not commit it.
 
     Fails if that is wanted.
     """
-    EXCHANGE.fail_if_wanted()
-    for range_ in kafka_batch.offset_ranges:
-        (EXCHANGE.noted / range_.key).touch()
+    with step(context.run.run_id, kafka_batch, is_last=True):
+        EXCHANGE.fail_if_wanted()
+        for range_ in kafka_batch.offset_ranges:
+            (EXCHANGE.noted / range_.key).touch()
 
 
 PROTOCOL = os.environ[PROTOCOL_VARIABLE]
@@ -148,7 +182,7 @@ BOTH: dict[str, Any] = {
     "max_attempts": 10,  # runs fail here because of faults, never because of a record
     "retry_delay_s": 1.0,  # a longer configured wait would count as standing still
     "retry_delay_limit_s": 1.0,
-    "heartbeat_timeout_s": 20.0,
+    "heartbeat_timeout_s": float(HEARTBEAT_TIMEOUT_S),
     "start_timeout_s": 45.0,  # a killed daemon leaves behind the run that it was just launching
     **(CLASSIC if PROTOCOL == "classic" else {}),
 }
@@ -162,13 +196,22 @@ kafka = KafkaConsumerResource(
     shutdown_timeout_s=60.0,
     **BOTH,
 )
-if os.environ.get(ROLE_VARIABLE) == FLEETING:
+copied = copied_by_spark if WITH_SPARK else copied_by_hand
+if ROLE == FLEETING:
     defs = build_kafka_batch_defs(
         kafka=KafkaConsumerResource(group_id=FLEETING, topics=[FLEETING], lease_s=20.0, **BOTH),
         assets=[passed_on],
         name="fleeting_batches",
         batch_key="fleeting_batch",
     )
+elif ROLE == STREAMING:
+    defs = build_kafka_stream_defs(
+        kafka=kafka,
+        assets=[copied, noted],
+        runs=RUNS,
+        name=JOB,
+        version=EXCHANGE.version,
+        **WITH_SPARK,
+    )
 else:
-    copied = copied_by_spark if WITH_SPARK else copied_by_hand
-    defs = build_kafka_batch_defs(kafka=kafka, assets=[copied, noted], **WITH_SPARK)
+    defs = build_kafka_batch_defs(kafka=kafka, assets=[copied, noted], name=JOB, **WITH_SPARK)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from proofs.chaos.exchange import HEARTBEAT_TIMEOUT_S, SESSION_TIMEOUT_S
 from proofs.chaos.faults import Fault, Kind
 from proofs.chaos.spans import Span
 from proofs.chaos.stalls import Explained
@@ -27,9 +28,16 @@ OF_MEMBERS = {
     Kind.CODE_SERVER_KILLED,
     Kind.CODE_SERVER_RELOADED,
 }
-LEAVING = {Kind.MEMBER_TERMINATED, Kind.CODE_SERVER_RELOADED}
+LEAVING = {
+    Kind.MEMBER_TERMINATED,
+    Kind.CODE_SERVER_RELOADED,
+    Kind.RUN_CANCELLED,
+    Kind.LAUNCH_REFUSED,
+    Kind.CODE_DEPLOYED,
+}
 OF_BROKERS = {Kind.BROKER_KILLED, Kind.COORDINATOR_MOVED}
-OF_DAGSTER = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS, Kind.LAUNCH_REFUSED}
+OF_STORAGE = {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}
+OF_DAGSTER = {*OF_STORAGE, Kind.LAUNCH_REFUSED}
 """The tick that such a fault meets fails, and what it requested is requested again by the tick
 after the next."""
 OF_RUNS = {
@@ -37,6 +45,8 @@ OF_RUNS = {
     Kind.RUN_DELETED,
     Kind.RUN_FORCE_TERMINATED,
     Kind.RUN_CUT_OFF_FROM_STORAGE,
+    Kind.RUN_FROZEN,
+    Kind.RUN_FROZEN_LONG,
 }
 """Nobody may begin before the process of the run has stopped, or is known to be gone."""
 DEATH_LIMIT_S = 30.0
@@ -44,9 +54,17 @@ DEATH_LIMIT_S = 30.0
 time-out, and a tick or two."""
 AFTERMATH_S = 5.0
 """What clients and databases take to find that a part is back."""
+TAKEN_OVER_S = SESSION_TIMEOUT_S + HEARTBEAT_TIMEOUT_S + AFTERMATH_S
+"""By then somebody else must work on what a streaming run had: Kafka misses its member after the
+session time-out, and the next owner, who looks from then on whether the run lives, knows that it
+does not after the heartbeat time-out."""
+LEASE_S = 2 / 3 * HEARTBEAT_TIMEOUT_S
+"""A streaming run that reaches Dagster's storage no more for so long stops itself."""
 GONE_LIMIT_S = 90.0
 """By then Kafka must have given the partitions of a member that is away to others."""
 ON_ITS_WAY_S = 10.0
+START_LIMIT_S = 60.0
+"""By then a streaming run that the sensor has to start again has joined."""
 HEARTBEAT_S = 3.0
 """Within this the members of a classic rebalance, which hear of it with their next heartbeats, have
 joined both of its phases."""
@@ -67,6 +85,7 @@ class Evidence:
         ticks: As in `stalls.judge`.
         slow: When a bystander waited long for what members ask as well.
         is_classic: Whether the group protocol is the classic one.
+        is_streaming: Whether streaming runs are the members.
     """
 
     faults: Sequence[Fault]
@@ -76,6 +95,12 @@ class Evidence:
     ticks: Mapping[str, Sequence[float]]
     slow: Sequence[Span] = ()
     is_classic: bool = False
+    is_streaming: bool = False
+
+    @property
+    def of_members(self) -> set[Kind]:
+        """The faults that take a member away."""
+        return OF_MEMBERS | OF_RUNS if self.is_streaming else OF_MEMBERS
 
 
 def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> Iterator[Explained]:
@@ -89,7 +114,8 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
         yield from _given_to_leaving_members(evidence, history, until)
         yield from _given_to_dead_members(evidence, history, until)
         yield from _on_its_way(evidence, history)
-        yield from _without_ticks(evidence.ticks, history, until)
+        if not evidence.is_streaming:
+            yield from _without_ticks(evidence.ticks, history, until)
     yield from (Explained(span, "the machine was busy") for span in evidence.slow)
     if evidence.is_classic:
         for span in _classic_rebalances(evidence):
@@ -104,7 +130,9 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
         if fault.partitions is not None and number not in fault.partitions:
             continue
         mended_at = until if fault.mended_at is None else fault.mended_at
-        if fault.kind in OF_MEMBERS:
+        if evidence.is_streaming:
+            end = _end_beside_streams(fault, history, mended_at)
+        elif fault.kind in OF_MEMBERS:
             moved_at = next((at for at, _ in history.owners if at > fault.began_at), until)
             end = min(moved_at, fault.began_at + GONE_LIMIT_S)
         elif fault.kind in OF_RUNS:
@@ -119,6 +147,34 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
         else:
             continue
         yield Explained(Span(fault.began_at, end), fault.kind.value, history.name)
+
+
+def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> float:
+    """Until when a fault may keep streaming runs from working on a partition.
+
+    The daemon, the code server and ticks are not needed for that.
+    """
+    began_at = fault.began_at
+    is_long = mended_at - began_at > LEASE_S
+    if fault.kind in OF_BROKERS or (fault.kind in OF_STORAGE and not is_long):
+        return mended_at + AFTERMATH_S
+    if fault.kind in OF_RUNS:
+        end = began_at + TAKEN_OVER_S
+        if fault.kind is Kind.RUN_FROZEN and mended_at - began_at < SESSION_TIMEOUT_S:
+            end = mended_at + AFTERMATH_S
+    elif fault.kind in {Kind.CODE_SERVER_KILLED, *OF_STORAGE}:
+        # All runs are gone: the partition is nobody's until a new one has joined.
+        owned = [at for at, owner in history.owners if owner is not None and at > mended_at]
+        end = min(owned[:1] or [mended_at + START_LIMIT_S]) + TAKEN_OVER_S
+    else:
+        return began_at
+    others = [
+        run.created_at
+        for run in history.runs
+        if run.created_at > began_at
+        and (run.by != fault.target or run.created_at > mended_at > began_at)
+    ]
+    return min([end, *others])
 
 
 def _second_tick(evidence: Evidence, history: History, since: float) -> float:
@@ -136,7 +192,9 @@ def _given_to_leaving_members(
         causes = [
             fault
             for fault in evidence.faults
-            if fault.kind in LEAVING and fault.target == left.member and fault.began_at <= left.at
+            if fault.kind in LEAVING
+            and fault.began_at <= left.at
+            and (fault.target == left.member or fault.kind is Kind.CODE_DEPLOYED)
         ]
         if not causes:
             continue
@@ -158,16 +216,19 @@ def _given_to_dead_members(
 ) -> Iterator[Explained]:
     """Kafka gives more to a member that has just gone, until it misses that member."""
     for fault in evidence.faults:
-        if fault.kind not in OF_MEMBERS:
+        if fault.kind not in evidence.of_members:
             continue
         ids = {
             event.metadata["member_id"]
             for event in evidence.assigned
-            if event.member == fault.target and event.at <= fault.began_at
+            if event.member.startswith(fault.target) and event.at <= fault.began_at
         }
-        mended_at = until if fault.mended_at is None else fault.mended_at
+        # A process that comes back is another member, which is known by then.
+        known_at = until if fault.mended_at is None else fault.mended_at
+        if fault.kind in OF_RUNS:
+            known_at = fault.began_at + SESSION_TIMEOUT_S
         for span, owner in history.owned(until):
-            if owner in ids and fault.began_at - HEARTBEAT_S <= span.begin <= mended_at:
+            if owner in ids and fault.began_at - HEARTBEAT_S <= span.begin <= known_at:
                 end = min(span.end, fault.began_at + GONE_LIMIT_S)
                 began_at = max(span.begin, fault.began_at)
                 yield Explained(Span(began_at, end), fault.kind.value, history.name)
@@ -223,6 +284,6 @@ def _classic_rebalances(evidence: Evidence) -> Iterator[Span]:
     for event in evidence.assigned:
         yield Span(event.at - HEARTBEAT_S, event.at)
     for fault in evidence.faults:
-        if fault.kind in OF_MEMBERS:
+        if fault.kind in evidence.of_members:
             moved = [event.at for event in evidence.assigned if event.at > fault.began_at]
             yield Span(fault.began_at, min([*moved, fault.began_at + GONE_LIMIT_S]))

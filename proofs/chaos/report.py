@@ -18,11 +18,11 @@ import dagster as dg
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
-from proofs.chaos.exchange import GROUP, TOPIC
+from proofs.chaos.exchange import GROUP, SENSOR, TOPIC
 from proofs.chaos.faults import Kind
-from proofs.chaos.parts import SENSOR
 from proofs.chaos.reasons import Evidence, reasons
 from proofs.chaos.stalls import History, Judgement, RunSeen, judge
+from proofs.chaos.streams import Streams, claimed_by, range_of
 from proofs.witness.offsets_topic import StoredOffset, commits_in, read_group
 from proofs.witness.output import Output, Row, compare_output, parquet_rows
 from proofs.witness.owners import changes_of_owner, stored_without_owning
@@ -51,14 +51,13 @@ class Report:
     output: Output
     twice_succeeded: int
     commits: int
-    materialisations_missing: int
-    materialisations_extra: int
-    materialisations_repeated: int
+    shown: Shown
     unowned: Sequence[str]
     went_back: Sequence[str]
     stalls: Judgement
     holds: Mapping[str, int]
     runs: Mapping[str, int]
+    streams: Streams | None = None
     wrong: list[str] = field(default_factory=list)
 
     def as_json(self, played: Mapping[str, object], *, seconds: float) -> dict[str, Any]:
@@ -76,10 +75,11 @@ class Report:
             "stalls_over_2s": len(self.stalls.stalls),
             "holds": dict(self.holds),
             "runs": dict(self.runs),
+            **({} if self.streams is None else self.streams.figures),
             "commits": self.commits,
-            "materialisations_missing": self.materialisations_missing,
-            "materialisations_extra": self.materialisations_extra,
-            "materialisations_repeated": self.materialisations_repeated,
+            "materialisations_missing": self.shown.missing,
+            "materialisations_extra": self.shown.extra,
+            "materialisations_repeated": self.shown.repeated,
             "watched_partition_seconds": round(self.stalls.watched_s, 1),
             "idle_partition_seconds_explained": {
                 why: round(seconds, 1) for why, seconds in sorted(self.stalls.idle_s.items())
@@ -95,70 +95,139 @@ def make_report(parts: Parts, play: Play) -> Report:
     log = read_group(parts.kafka.bootstrap_servers, GROUP)
     output = compare_output(parts.producer.confirmed, _rows(parts))
     commits, went_back = commits_in(one for one in log if isinstance(one, StoredOffset))
-    runs = list(_runs(parts.instance))
+    records = list(_runs(parts.instance))
+    runs = [_seen(record) for record in records]
     recorded = play.catalogue.recorded
     assigned = [event for event in play.catalogue.events if event.kind == "assigned"]
     names = {str(event.metadata["member_id"]): event.member for event in assigned}
     recorded_by: dict[OffsetRange, list[str]] = defaultdict(list)
     for one in recorded:
-        recorded_by[one.range] += [] if one.is_late else [one.member]
-    unowned = stored_without_owning(log, recorded_by, names)
+        for range_ in one.commits:
+            recorded_by[range_] += [] if one.is_late else [one.member]
+    unowned = stored_without_owning(log, recorded_by, names, claimed_by(log))
     repeated = shown_again(recorded, play.faults.done)
-    made, shown = (
-        Counter(commit.range for commit in commits),
-        Counter(one.range for one in recorded) - Counter(repeated),
+    twice = covered_twice([range_ for run, ranges in runs if run.succeeded for range_ in ranges])
+    streams = (
+        Streams.of(parts.exchange.bodies, play.faults.done, records, until)
+        if parts.is_streaming
+        else None
     )
-    twice = covered_twice([range_ for _, run, ranges in runs if run.succeeded for range_ in ranges])
-    ticks = {member_id: _ticks(parts, name) for member_id, name in names.items()}
+    ticks = None if streams else {known: _ticks(parts, name) for known, name in names.items()}
     # What a deleted run did is done again; only that it was at work is of interest.
     deleted = [_seen(record, gone_at) for record, gone_at in play.faults.deleted]
     histories = _histories(play, log, [*runs, *deleted])
+    if streams is not None:
+        histories = [streams.history(history, names, until) for history in histories]
     evidence = Evidence(
         faults=play.faults.done,
         holds=play.catalogue.holds,
         assigned=assigned,
         left=[event for event in play.catalogue.events if event.kind == "left"],
-        ticks=ticks,
+        ticks=ticks or {},
         slow=parts.bystander.slow,
         is_classic=parts.protocol == "classic",
+        is_streaming=parts.is_streaming,
     )
     judgement = judge(histories, ticks, list(reasons(evidence, histories, until)), until)
-    noted = [_range_of(path.name) for path in parts.exchange.noted.iterdir()]
-    reached = [(commit.range.topic_partition, commit.range.until) for commit in commits]
+    noted = [range_of(path.name) for path in parts.exchange.noted.iterdir()]
+    made = [commit.range for commit in commits]
+    reached = [(range_.topic_partition, range_.until) for range_ in made]
     wrong = [f"committed without the second asset: {one}" for one in uncovered(noted, reached)]
     for member_log in parts.member_logs:
         wrong += failures_in(member_log.read_text(errors="replace").splitlines())
-    wrong += [*parts.fleeting.problems, *(f"record {number} is lost" for number in output.lost)]
+    wrong += parts.fleeting.problems if parts.fleeting is not None else []
+    wrong += [f"record {number} is lost" for number in output.lost]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
     wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
     wrong += [
         f"{count} offsets of {name} were worked on by two successful runs"
         for name, count in twice.items()
     ]
-    wrong += [f"not shown by Dagster: the commit of {one}" for one in (made - shown).elements()]
-    for extra in (shown - made).elements():
-        by = ", ".join(
-            f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}"
-            for one in recorded
-            if one.range == extra
-        )
-        wrong.append(f"shown by Dagster, and not committed, or not so often: {extra}, by {by}")
+    shown = Shown.of(made, recorded, repeated, is_joined=parts.is_streaming)
+    wrong += [*shown.problems, *(streams.problems if streams else ())]
     wrong += [*unowned, *went_back, *map(str, judgement.stalls)]
     return Report(
         faults=Counter(fault.kind.name.lower() for fault in play.faults.done),
         output=output,
         twice_succeeded=sum(twice.values()),
         commits=len(commits),
-        materialisations_missing=(made - shown).total(),
-        materialisations_extra=(shown - made).total(),
-        materialisations_repeated=len(repeated),
+        shown=shown,
         unowned=unowned,
         went_back=went_back,
         stalls=judgement,
         holds=Counter(hold.outcome for hold in play.catalogue.holds),
-        runs=Counter(status for status, _, _ in runs),
+        runs=Counter(record.dagster_run.status.value for record in records),
+        streams=streams,
         wrong=wrong,
     )
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What Dagster shows of the commits.
+
+    Attributes:
+        missing: Commits, or offsets, that it does not show.
+        extra: What it shows without its being committed, or more often.
+        repeated: Commits that it shows twice because of a fault.
+        problems: The first two, in sentences.
+    """
+
+    missing: int
+    extra: int
+    repeated: int
+    problems: Sequence[str]
+
+    @classmethod
+    def of(
+        cls,
+        made: Sequence[OffsetRange],
+        recorded: Sequence[Recorded],
+        repeated: Sequence[OffsetRange],
+        *,
+        is_joined: bool,
+    ) -> Shown:
+        """Compare them.
+
+        Args:
+            made: The commits, as Kafka stored them.
+            recorded: What Dagster shows.
+            repeated: Commits that it shows twice because of a fault.
+            is_joined: Whether several commits may be joined. A late owner does not know where each
+                of them ended, so offsets are compared.
+        """
+        if is_joined:
+            return cls._of_offsets(made, recorded, repeated)
+        commits, shown = Counter(made), Counter(one.range for one in recorded) - Counter(repeated)
+        missing, extra = commits - shown, shown - commits
+        problems = [f"not shown by Dagster: the commit of {one}" for one in missing.elements()]
+        for range_ in extra.elements():
+            by = ", ".join(
+                f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}"
+                for one in recorded
+                if one.range == range_
+            )
+            problems.append(
+                f"shown by Dagster, and not committed, or not so often: {range_}, by {by}"
+            )
+        return cls(missing.total(), extra.total(), len(repeated), problems)
+
+    @classmethod
+    def _of_offsets(
+        cls,
+        made: Sequence[OffsetRange],
+        recorded: Sequence[Recorded],
+        repeated: Sequence[OffsetRange],
+    ) -> Shown:
+        shown = list((Counter(one.range for one in recorded) - Counter(repeated)).elements())
+        missing = uncovered(shown, [(one.topic_partition, one.until) for one in made])
+        extra = [f"{count} offsets of {name}" for name, count in covered_twice(shown).items()]
+        extra += uncovered(made, [(one.topic_partition, one.until) for one in shown])
+        problems = [f"not shown by Dagster: the commit of {one}" for one in missing]
+        problems += [
+            f"shown by Dagster, and not committed, or not so often: {one}" for one in extra
+        ]
+        return cls(len(missing), len(extra), len(repeated), problems)
 
 
 def _rows(parts: Parts) -> Iterator[Row]:
@@ -170,14 +239,14 @@ def _rows(parts: Parts) -> Iterator[Row]:
             yield from (Row(*map(int, row)) for row in csv.reader(file))
 
 
-def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[OffsetRange, ...]]]:
+def _runs(instance: dg.DagsterInstance) -> Iterator[dg.RunRecord]:
     """Every run of the group that Dagster has."""
     cursor = None
     while True:
         records = instance.get_run_records(
             dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=_PAGE, cursor=cursor
         )
-        yield from map(_seen, records)
+        yield from records
         if len(records) < _PAGE:
             return
         cursor = records[-1].dagster_run.run_id
@@ -185,20 +254,13 @@ def _runs(instance: dg.DagsterInstance) -> Iterator[tuple[str, RunSeen, tuple[Of
 
 def _seen(
     record: dg.RunRecord, gone_at: float | None = None
-) -> tuple[str, RunSeen, tuple[OffsetRange, ...]]:
-    """A run with its status and its ranges; one that did not end was there until it was gone."""
+) -> tuple[RunSeen, tuple[OffsetRange, ...]]:
+    """A run with its ranges; one that did not end was there until it was gone."""
     run, ended_at = record.dagster_run, record.end_time if record.end_time is not None else gone_at
     # One that executes a part of another run again leaves the range to be done.
     is_whole = run.status is dg.DagsterRunStatus.SUCCESS and run.step_keys_to_execute is None
     seen = RunSeen(record.create_timestamp.timestamp(), ended_at, is_whole)
-    return run.status.value, seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
-
-
-def _range_of(key: str) -> OffsetRange:
-    """The range of a key `numbers-3-120-240`."""
-    topic, *numbers = key.rsplit("-", 3)
-    partition, start, until = map(int, numbers)
-    return OffsetRange(topic, partition, start, until)
+    return seen, ranges_in(run.run_config, run.tags.get(BATCH_TAG, ""))
 
 
 def failures_in(log: Iterable[str]) -> list[str]:
@@ -289,11 +351,11 @@ def _ticks(parts: Parts, member: str) -> list[float]:
 def _histories(
     play: Play,
     log: Sequence[GroupRecord],
-    runs: Sequence[tuple[str, RunSeen, tuple[OffsetRange, ...]]],
+    runs: Sequence[tuple[RunSeen, tuple[OffsetRange, ...]]],
 ) -> list[History]:
     owners = changes_of_owner(log)
     worked: dict[int, list[RunSeen]] = defaultdict(list)
-    for _, run, ranges in runs:
+    for run, ranges in runs:
         for range_ in ranges:
             worked[range_.partition].append(run)
     stored: dict[int, list[StoredOffset]] = defaultdict(list)

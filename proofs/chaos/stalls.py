@@ -2,8 +2,10 @@
 
 Owns the judgement, from Kafka's log, Dagster's runs and ticks, and the faults; no member is asked.
 A partition is busy while a run of it is live, or while a batch of it waits for the next tick of its
-owner's sensor. Otherwise it is idle, and that has to be explained: by a fault to its owner or to
-what it needs, by a hold of it, by nobody having it, or by ticks that did not come.
+owner's sensor. Beside streaming runs it is busy while a batch of it is at work, or while it waits
+for its turn: its owner works on one batch at a time. Otherwise it is idle, and that has to be
+explained: by a fault to its owner or to what it needs, by a hold of it, by nobody having it, or by
+ticks that did not come.
 """
 
 from __future__ import annotations
@@ -27,6 +29,10 @@ LONGEST_WAIT_S = 30.0
 """For a tick: if none came for so long, that has to be explained."""
 REQUEST_S = 5.0
 """What Dagster's daemon takes to make runs of the requests of a tick, on a machine that is busy."""
+LONGEST_TURN_S = 10.0
+"""If its owner works on others for so long, that has to be explained."""
+NOBODY_S = 90.0
+"""By then a streaming run has the partition again, also when all of them were killed at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +43,13 @@ class RunSeen:
         created_at: When it was made.
         ended_at: When it was over; None if never.
         succeeded: Whether it did all of its job.
+        by: The member that it was the work of, where that is a streaming run.
     """
 
     created_at: float
     ended_at: float | None
     succeeded: bool
+    by: str = ""
 
 
 @dataclass(frozen=True)
@@ -55,6 +63,7 @@ class History:
         claims: When a range up to where was claimed, oldest first.
         runs: The runs that worked on it, oldest first.
         owners: Since when which member, by its id, has had it; None for nobody.
+        turns: When its owner, a streaming run, worked on other partitions.
     """
 
     name: str
@@ -63,6 +72,7 @@ class History:
     claims: Sequence[tuple[float, int]]
     runs: Sequence[RunSeen]
     owners: Sequence[tuple[float, str | None]]
+    turns: Sequence[Span] = ()
 
     def owner_at(self, at: float) -> str | None:
         """Who had it at a time."""
@@ -136,7 +146,7 @@ def clock(at: float) -> str:
 
 def judge(
     histories: Iterable[History],
-    ticks: Mapping[str, Sequence[float]],
+    ticks: Mapping[str, Sequence[float]] | None,
     reasons: Sequence[Explained],
     until: float,
 ) -> Judgement:
@@ -145,15 +155,16 @@ def judge(
     Args:
         histories: The partitions.
         ticks: When a tick of the sensor of each member, by its id, that came to its end began,
-            oldest first.
+            oldest first. None where streaming runs work, which need no ticks.
         reasons: What explains idleness.
         until: The end of what is judged.
     """
     judgement = Judgement()
     for history in histories:
         behind = _behind(history, until)
-        idle = without(behind, _busy(history, ticks, until))
-        for reason in [*_nobody(history, until), *reasons]:
+        idle = without(behind, _busy(history, behind, ticks, until))
+        nobody_s = NOBODY_S if ticks is None else until
+        for reason in [*_nobody(history, until, nobody_s), *reasons]:
             if reason.partition in {None, history.name}:
                 left = without(idle, [reason.span])
                 judgement.idle_s[reason.why] += total_s(idle) - total_s(left)
@@ -185,11 +196,18 @@ def _behind(history: History, until: float) -> list[Span]:
     return spans if since is None else [*spans, Span(since, until)]
 
 
-def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) -> list[Span]:
+def _busy(
+    history: History,
+    behind: Sequence[Span],
+    ticks: Mapping[str, Sequence[float]] | None,
+    until: float,
+) -> list[Span]:
     live = [
         Span(run.created_at, until if run.ended_at is None else run.ended_at)
         for run in history.runs
     ]
+    if ticks is None:
+        return live + _waiting_for_turn(history, without(behind, live), until)
     wanted = [at for at, _ in history.claims]
     wanted += [
         run.ended_at for run in history.runs if run.ended_at is not None and not run.succeeded
@@ -200,6 +218,21 @@ def _busy(history: History, ticks: Mapping[str, Sequence[float]], until: float) 
         if owner is not None and _is_claimed(history, since)
     ]
     return live + [Span(at, min(until, _run_due_at(history, at, ticks))) for at in wanted]
+
+
+def _waiting_for_turn(history: History, idle: Iterable[Span], until: float) -> list[Span]:
+    """When the partition waited while its owner worked on others, each time not for too long."""
+    found = []
+    for span in idle:
+        for owned, _ in history.owned(until):
+            begin = max(span.begin, owned.begin)
+            end = min(span.end, owned.end, begin + LONGEST_TURN_S)
+            found += [
+                Span(max(begin, turn.begin), min(end, turn.end))
+                for turn in history.turns
+                if turn.begin < end and turn.end > begin
+            ]
+    return found
 
 
 def _is_claimed(history: History, at: float) -> bool:
@@ -241,10 +274,14 @@ def _around(history: History, span: Span) -> tuple[str, str]:
     return before[-1] if before else "its beginning", after[0] if after else "the end"
 
 
-def _nobody(history: History, until: float) -> list[Explained]:
+def _nobody(history: History, until: float, limit_s: float) -> list[Explained]:
     first = history.owners[0][0] if history.owners else until
     spans = [
         Span(0.0, first),
-        *(span for span, owner in history.owned(until) if owner is None and span.seconds > 0),
+        *(
+            Span(span.begin, min(span.end, span.begin + limit_s))
+            for span, owner in history.owned(until)
+            if owner is None and span.seconds > 0
+        ),
     ]
     return [Explained(span, "Kafka has given it to nobody") for span in spans]

@@ -7,7 +7,8 @@ would. Decides nothing and changes nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -30,12 +31,20 @@ class Recorded:
         range: What was committed.
         is_late: Whether an earlier owner committed it, and could not record it.
         at: When, in seconds since 1970.
+        inner: Where each commit but the last one ended, if several are joined.
     """
 
     member: str
     range: OffsetRange
     is_late: bool = False
     at: float = 0.0
+    inner: tuple[int, ...] = ()
+
+    @property
+    def commits(self) -> list[OffsetRange]:
+        """Each of the commits."""
+        ends = [self.range.start, *self.inner, self.range.until]
+        return [replace(self.range, start=one, until=end) for one, end in pairwise(ends)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +189,10 @@ def _recorded(materialisation: dg.AssetMaterialization, at: float) -> Recorded:
     said = {name: value.value for name, value in materialisation.metadata.items()}
     topic, _, partition = (materialisation.partition or "").rpartition("-")
     range_ = OffsetRange(topic, int(partition), int(str(said["start"])), int(str(said["until"])))
-    return Recorded(str(said.get("member")), range_, is_late=bool(said.get("recorded_late")), at=at)
+    joined = said.get("joined")
+    inner = tuple(int(end) for end, _ in joined) if isinstance(joined, list) else ()
+    is_late = bool(said.get("recorded_late"))
+    return Recorded(str(said.get("member")), range_, is_late=is_late, at=at, inner=inner)
 
 
 def _list(value: object) -> list[str]:

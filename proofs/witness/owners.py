@@ -113,6 +113,7 @@ def stored_without_owning(
     log: Iterable[GroupRecord],
     recorded_by: Mapping[OffsetRange, Collection[str]],
     names: Mapping[str, str],
+    claimed_by: Mapping[StoredOffset, str] | None = None,
 ) -> list[str]:
     """A sentence for each offset that was stored by somebody who did not have the partition.
 
@@ -122,6 +123,7 @@ def stored_without_owning(
         log: What Kafka stored of the group, oldest first. The group reads one topic.
         recorded_by: The names of those who say that they committed a range.
         names: The name of each member, by the id that Kafka gave to it.
+        claimed_by: The name of whoever stored a claim, where the claim says it.
     """
     owners = Owners()
     last: dict[int, int] = {}
@@ -142,6 +144,9 @@ def stored_without_owning(
             if record.offset > before
             else ()
         )
+        claimer = (claimed_by or {}).get(record)
+        if claimer is not None and owner in names and not owners.is_taken_unasked(record.partition):
+            writers = (claimer,)
         if writers and names.get(owner, owner) not in writers:
             found.append(
                 f"{what} by {', '.join(writers)} while {names.get(owner, owner)} had the partition"

@@ -19,13 +19,15 @@ COMMAND = [sys.executable, "-m", "proofs", "chaos"]
 LIMIT_S = 900
 
 
+@pytest.mark.parametrize("options", [[], ["--streaming"]], ids=["batches", "streaming"])
 @pytest.mark.timeout(LIMIT_S + 60)
-def test_six_faults_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_six_faults_lose_and_double_nothing(options: list[str], tmp_path: Path) -> None:
     """The long version is `make chaos FAULTS=200`, which judges stalls, too.
 
     On the machine of a test, stalls are the machine's own slowness.
     """
-    command = [*COMMAND, "--faults", "6", "--seed", "2", "--output", str(tmp_path / "chaos.json")]
+    chosen = ["--faults", "6", "--seed", "2", *options]
+    command = [*COMMAND, *chosen, "--output", str(tmp_path / "chaos.json")]
     with ChildProcess(
         "chaos", command, log=tmp_path / "log", env={"TMPDIR": str(tmp_path)}
     ) as chaos:

@@ -15,12 +15,13 @@ from proofs.chaos.exchange import (
     FOLDER_VARIABLE,
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
+    STREAMING,
 )
 
 MODULE = "proofs.chaos.project"
 
 
-@pytest.mark.parametrize("role", ["", FLEETING], ids=["main", "fleeting"])
+@pytest.mark.parametrize("role", ["", STREAMING, FLEETING], ids=["main", "streaming", "fleeting"])
 def test_dagster_loads_the_project_in_each_role(role: str, tmp_path: Path) -> None:
     """The play needs minutes to start its first code server; this test finds errors at once."""
     (tmp_path / "home").mkdir()

@@ -1,0 +1,208 @@
+"""What streaming runs did is judged by their journals, which no member writes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.core.partition import OffsetRange
+from proofs.chaos.faults import Fault, Kind
+from proofs.chaos.journal import BodySeen, Journal, read_journals
+from proofs.chaos.parts import member_of
+from proofs.chaos.reasons import Evidence, reasons
+from proofs.chaos.report import Shown
+from proofs.chaos.spans import Span
+from proofs.chaos.stalls import History, judge
+from proofs.chaos.streams import (
+    Streams,
+    Worked,
+    at_once,
+    done_again,
+    runs_of,
+    taken_over_after_s,
+    turns_of,
+    without_a_fault,
+)
+from proofs.witness.catalogue import Recorded
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UNTIL = 100.0
+KEY = "numbers-0-0-10"
+ONE, TWO = "11111111-run", "22222222-run"
+FIRST, SECOND = member_of(ONE), member_of(TWO)
+
+
+def body(
+    run_id: str, began_at: float, ended_at: float | None, *keys: str, is_done: bool = True
+) -> BodySeen:
+    """A batch of a run, on `numbers-0` unless told otherwise."""
+    batch_id = f"{run_id}@{began_at}"
+    return BodySeen(run_id, batch_id, keys or (KEY,), began_at, ended_at, is_done)
+
+
+def worked(*bodies: BodySeen, faults: tuple[Fault, ...] = ()) -> list[Worked]:
+    """The batches, of runs that live on."""
+    return [Worked(one, UNTIL, faults) for one in bodies]
+
+
+def test_a_journal_tells_what_became_of_each_batch(tmp_path: Path) -> None:
+    """One was done, in one an asset raised, and in the last one the process was killed."""
+    journal = Journal(tmp_path / ONE)
+    for number in (1, 2, 3):
+        batch_id, keys = f"s.{ONE}.{number}.1", [KEY]
+        with suppress(RuntimeError), journal.step(batch_id, keys, is_last=False):
+            if number == 2:
+                raise RuntimeError
+        if number == 1:
+            with journal.step(batch_id, keys, is_last=True):
+                pass
+    seen = read_journals(tmp_path)
+    assert [one.batch_id for one in seen] == [f"s.{ONE}.{number}.1" for number in (1, 2, 3)]
+    assert [one.is_done for one in seen] == [True, False, False]
+    assert [one.ended_at is None for one in seen] == [False, False, True]
+    assert {(one.run_id, one.keys) for one in seen} == {(ONE, (KEY,))}
+
+
+def test_two_batches_on_one_offset_at_the_same_time_are_told() -> None:
+    """The ranges need not be the same, only meet."""
+    meeting = worked(body(ONE, 10, 14), body(TWO, 13, 15, "numbers-0-9-20"))
+    assert at_once(meeting) == [
+        f"{FIRST} and {SECOND} worked on numbers-0 [0, 10) at once for 1.0 s"
+    ]
+    assert not at_once(worked(body(ONE, 10, 14), body(TWO, 13, 15, "numbers-0-10-20")))
+    assert not at_once(worked(body(ONE, 10, 14), body(TWO, 13, 15, "numbers-1-0-10")))
+    assert not at_once(worked(body(ONE, 10, 14), body(TWO, 14, 15)))
+
+
+def test_a_process_that_was_killed_or_is_frozen_works_on_nothing() -> None:
+    """One that goes on needs a moment to find that its lease is over."""
+    killed = Fault(Kind.RUN_WORKER_KILLED, FIRST, 12.0, mended_at=12.0)
+    assert not at_once(worked(body(ONE, 10, None), body(TWO, 30, 31), faults=(killed,)))
+    assert at_once(worked(body(ONE, 10, None), body(TWO, 30, 31)))
+    frozen = Fault(Kind.RUN_FROZEN_LONG, FIRST, 12.0, mended_at=40.0)
+    woken = worked(body(ONE, 10, 41), body(TWO, 35, 45), faults=(frozen,))
+    assert [one.spans for one in woken] == [[(10, 12), (40, 41)], [(35, 45)]]
+    assert not at_once(woken)
+    assert at_once(worked(body(ONE, 10, 43), body(TWO, 35, 45), faults=(frozen,)))
+
+
+def test_a_range_is_done_again_only_because_of_a_fault() -> None:
+    """It came to its end, and its commit did not."""
+    for faults, is_told in (
+        ((), True),
+        ((Fault(Kind.RUN_WORKER_KILLED, FIRST, 14.5, mended_at=14.5),), False),
+        ((Fault(Kind.BROKER_KILLED, "node 1", 13.0, mended_at=20.0),), False),
+        ((Fault(Kind.RUN_WORKER_KILLED, SECOND, 14.5, mended_at=14.5),), True),
+        ((Fault(Kind.RUN_WORKER_KILLED, FIRST, 60.0, mended_at=60.0),), True),
+        ((Fault(Kind.DAEMON_KILLED, "the daemon", 13.0, mended_at=20.0),), True),
+    ):
+        again = list(done_again(worked(body(ONE, 10, 14), body(TWO, 30, 31), faults=faults)))
+        assert [range_ for range_, _ in again] == [OffsetRange("numbers", 0, 0, 10)]
+        assert bool(without_a_fault(again, faults)) is is_told
+    assert not list(done_again(worked(body(ONE, 10, 14, is_done=False), body(TWO, 30, 31))))
+
+
+def _stalls(
+    *batches: Worked,
+    faults: tuple[Fault, ...] = (),
+    owned: tuple[tuple[float, str], ...] = ((1.0, "id-1"),),
+) -> list[Span]:
+    """When a partition that always has something to read stood still; it is the first run's."""
+    history = History(
+        name="numbers-0",
+        ends=[(10.0, 100)],
+        commits=[],
+        claims=[],
+        runs=runs_of(batches, 0),
+        owners=owned,
+        turns=turns_of(batches, 0, [(Span(1.0, UNTIL), FIRST)]),
+    )
+    evidence = Evidence(faults, (), (), (), {}, is_streaming=True)
+    found = list(reasons(evidence, [history], UNTIL))
+    return [stall.span for stall in judge([history], None, found, UNTIL).stalls]
+
+
+def test_a_partition_that_no_batch_works_on_stands_still() -> None:
+    """Ticks, runs that are live, and claims prove nothing."""
+    assert _stalls(*worked(body(ONE, 11, 40), body(ONE, 45, UNTIL))) == [Span(40, 45)]
+
+
+def test_nobody_has_a_partition_for_too_long() -> None:
+    """All runs were killed, and none was started again."""
+    history = History("numbers-0", [(2.0, 9)], [], [], [], [(1.0, "id-1"), (5.0, None)])
+    found = judge([history], None, (), 200.0).stalls
+    assert [stall.span for stall in found] == [Span(2, 5), Span(95, 200)]
+
+
+def test_a_partition_waits_for_its_turn_and_not_for_ever() -> None:
+    """A run works on one batch at a time."""
+    other = "numbers-1-0-10"
+    mine = (body(ONE, 11, 40), body(ONE, 60, UNTIL))
+    assert not _stalls(*worked(*mine[:1], body(ONE, 40, 49, other), body(ONE, 49, UNTIL)))
+    assert _stalls(*worked(*mine, body(ONE, 40, 60, other))) == [Span(50, 60)]
+    assert _stalls(*worked(*mine, body(TWO, 40, 60, other))) == [Span(40, 60)], "not its owner's"
+    moved = _stalls(*worked(*mine, body(ONE, 52, 60, other)), owned=((1.0, "id-2"), (52.0, "id-1")))
+    assert moved == [Span(40, 52)], "it waits for each of its owners"
+
+
+@pytest.mark.parametrize(
+    ("fault", "until"),
+    [
+        (Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({0}), 40.0), 75.0),
+        (Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({1}), 40.0), 40.0),
+        (Fault(Kind.RUN_FROZEN, FIRST, 40.0, frozenset({0}), 44.0), 49.0),
+        (Fault(Kind.RUN_FROZEN, FIRST, 40.0, frozenset({0}), 54.0), 75.0),
+        (Fault(Kind.STORAGE_LOCKED, "all databases", 40.0, None, 45.0), 50.0),
+        (Fault(Kind.BROKER_KILLED, "node 1", 40.0, None, 45.0), 50.0),
+        (Fault(Kind.RUN_CANCELLED, FIRST, 40.0, frozenset({0}), 45.0), 40.0),
+        (Fault(Kind.DAEMON_KILLED, "the daemon", 40.0, None, 45.0), 40.0),
+        (Fault(Kind.CODE_SERVER_RELOADED, "purple", 40.0, None, 45.0), 40.0),
+    ],
+)
+def test_a_fault_explains_only_what_streaming_runs_need(fault: Fault, until: float) -> None:
+    """Neither ticks nor the code server; and a run that is gone no longer than two time-outs."""
+    batches = worked(body(ONE, 11, 40), body(TWO, 90, UNTIL))
+    assert _stalls(*batches, faults=(fault,)) == [Span(until, 90)]
+
+
+def test_a_fault_explains_nothing_once_another_run_has_worked() -> None:
+    """It has taken the partition over, so what comes later is its own."""
+    killed = Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({0}), 40.0)
+    batches = worked(body(ONE, 11, 40), body(TWO, 50, 51), body(TWO, 60, UNTIL))
+    assert _stalls(*batches, faults=(killed,)) == [Span(51, 60)]
+    assert taken_over_after_s([killed], batches) == {"run_worker_killed": [10.0]}
+
+
+def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
+    """A late owner does not know where each of them ended."""
+    made = [OffsetRange("numbers", 0, start, start + 10) for start in (0, 10, 20)]
+    joined = Recorded("blue", OffsetRange("numbers", 0, 0, 20), inner=(10,))
+    assert joined.commits == made[:2]
+    late = Recorded("green", OffsetRange("numbers", 0, 20, 30), is_late=True)
+    assert Shown.of(made, [joined, late], [], is_joined=True).problems == []
+    for shown, problem in (
+        ([joined], "not shown by Dagster: the commit of numbers-0 [20, 30)"),
+        (
+            [joined, joined, late],
+            "shown by Dagster, and not committed, or not so often: 20 offsets of numbers-0",
+        ),
+    ):
+        assert Shown.of(made, shown, [], is_joined=True).problems == [problem]
+
+
+def test_the_report_has_a_figure_for_each_of_them() -> None:
+    """So that nobody takes a count of nothing for a proof."""
+    batches = worked(body(ONE, 10, 14), body(TWO, 13, 15))
+    streams = Streams(batches, [], ["a run failed"])
+    assert len(streams.problems) == 3
+    assert streams.figures == {
+        "batches": 2,
+        "worked_on_at_once": 1,
+        "runs_failed_alone": 1,
+        "ranges_done_again": 1,
+        "taken_over_after_s": {},
+    }
