@@ -88,7 +88,7 @@ class Stream:
     def order(self, action: str, partition: int) -> None:
         """One group is told by the job, the other one from a terminal."""
         which, reason = f"{self.name}:{partition}", "the test wants it"
-        if self.name.endswith(PROTOCOLS[0]):
+        if self.name == STREAMS[0]:
             config = {"action": action, "partitions": [which], "reason": reason, "by": "a test"}
             job = f"{self.name}_control"
             ops = {"ops": {f"{job}_order": {"config": config}}}
