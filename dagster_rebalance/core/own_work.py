@@ -46,7 +46,8 @@ class OwnWork:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._begun: dict[str, BegunBatch] = {}
+        # By id. Kafka may store one claim of a batch long after the others: a part of its own.
+        self._begun: dict[str, tuple[BegunBatch, ...]] = {}
         self._left: dict[Claimed, None] = {}
         self._told: dict[Claimed, Outcome] = {}
         self._looks = 0
@@ -62,11 +63,11 @@ class OwnWork:
         if self.at_work is not None:
             return None
         kept = {*claimed, *(batch_id for batch_id, _ in self._left)}
-        self._begun = {known: batch for known, batch in self._begun.items() if known in kept}
+        self._begun = {known: parts for known, parts in self._begun.items() if known in kept}
         offer = next(iter(offers), None)
         if offer is not None:
-            batch = BegunBatch(offer.batch_id, offer.ranges)
-            self.at_work = self._begun[offer.batch_id] = batch
+            self.at_work = BegunBatch(offer.batch_id, offer.ranges)
+            self._begun[offer.batch_id] = (*self._parts(offer.batch_id), self.at_work)
         return self.at_work
 
     def end(self, outcome: Outcome) -> BegunBatch | None:
@@ -74,7 +75,7 @@ class OwnWork:
         if self.at_work is None:
             return None
         ended = BegunBatch(self.at_work.batch_id, self.at_work.ranges, outcome)
-        self._begun[ended.batch_id] = ended
+        self._begun[ended.batch_id] = (*self._parts(ended.batch_id)[:-1], ended)
         self.at_work = None
         if outcome is Outcome.FAILED:
             # Whoever shows what is stopped in the whole group must see it, too.
@@ -97,12 +98,11 @@ class OwnWork:
                 continue
             # Whoever looks whether a run lives looks whether its sign changes.
             me = RunSeen(self._run_id, "", (), RunState.STARTED, heartbeat=str(self._looks))
-            begun = self._begun.get(batch_id)
-            if begun is not None:
-                found += batch.seen(begun.ranges, me, begun.outcome)
-                continue
+            parts = self._parts(batch_id)
+            for part in parts:
+                found += batch.seen(part.ranges, me, part.outcome)
             for claim in known:
-                if claim[0] == batch_id:
+                if claim[0] == batch_id and not any(claim[1] in part.ranges for part in parts):
                     told = self._told.get(claim)
                     seen = batch.seen((claim[1],), me, told)
                     found += seen if told else seen[:-1]
@@ -118,12 +118,16 @@ class OwnWork:
         ended: dict[Claimed, Outcome] = {}
         for claim in self._left:
             batch_id, range_ = claim
-            begun = self._begun.get(batch_id)
-            if begun is None or range_ not in begun.ranges:
+            begun = next((part for part in self._parts(batch_id) if range_ in part.ranges), None)
+            if begun is None:
                 ended[claim] = Outcome.DROPPED
             elif begun.outcome is not None:
                 ended[claim] = begun.outcome
         return ended
+
+    def _parts(self, batch_id: str) -> tuple[BegunBatch, ...]:
+        """What was begun of a batch."""
+        return self._begun.get(batch_id, ())
 
     def told(self, claims: Iterable[Claimed]) -> None:
         """Others know. The run remembers it: the partition may come back with the claim."""

@@ -59,6 +59,24 @@ def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it
     assert seen.state is RunState.SUCCEEDED, "the partition may come back with the claim"
 
 
+def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
+    """Kafka may refuse one of its claims for a while: the rest must not be done again."""
+    work = OwnWork("r1")
+    claims = [(FIRST, RANGE), (FIRST, OTHER)]
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.end(Outcome.SUCCEEDED)
+    assert [run.ranges for run in work.read([FIRST], claims)] == [(RANGE,)]
+    work.begin([Offer(FIRST, 1, (OTHER,))], {FIRST})
+    assert [(run.ranges, run.state) for run in work.read([FIRST], claims)] == [
+        ((RANGE,), RunState.SUCCEEDED),
+        ((OTHER,), RunState.STARTED),
+    ]
+    work.leave(claims)
+    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
+    work.end(Outcome.DROPPED)
+    assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED, (FIRST, OTHER): Outcome.DROPPED}
+
+
 def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     """Until then the next owner waits."""
     work = OwnWork("r1")
