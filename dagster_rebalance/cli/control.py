@@ -127,12 +127,13 @@ def _instance() -> Iterator[dg.DagsterInstance]:
     """The instance that `DAGSTER_HOME` names.
 
     Raises:
-        ConfigurationError: There is none, or Dagster cannot open it.
+        ConfigurationError: There is none, Dagster cannot open it, or its storage does not answer.
     """
     try:
         instance = dg.DagsterInstance.get()
-    except dg.DagsterError as error:
-        msg = f"Dagster's instance cannot be opened: {error}"
+        instance.get_runs_count()
+    except Exception as error:
+        msg = f"Dagster's instance cannot be used: {error}"
         raise ConfigurationError(msg) from error
     with instance:
         yield instance

@@ -107,6 +107,18 @@ def test_without_an_instance_it_says_what_is_missing(
         typed("resume", "--all")
 
 
+def test_a_storage_that_cannot_be_read_is_answered_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database may be away just when somebody on call needs it."""
+    (tmp_path / "dagster.yaml").touch()
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / "runs.db").write_text("no database")
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"cannot be used: .*not a database"):
+        typed("resume", "--all")
+
+
 def test_a_pause_without_a_reason_is_a_mistake_of_usage() -> None:
     """The exit code of all wrong usage is 2."""
     result = typed("pause", "orders")
