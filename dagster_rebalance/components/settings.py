@@ -18,6 +18,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 
 _VARIABLE = re.compile(r"\s*\{\{\s*env(?:\.(\w+)|\(\s*(?:'(\w+)'|\"(\w+)\")\s*\))\s*\}\}\s*")
 _MARKS = ("{{", "{%")
+_NO_PYTHON = "\uffff"
 
 
 class Settings(dg.Resolvable, dg.Model):
@@ -121,10 +122,10 @@ def _text(context: dg.ResolutionContext, value: Any, *, is_late: bool) -> Any:
         ConfigurationError: The variable that is needed now is not set.
     """
     if not isinstance(value, str) or not any(mark in value for mark in _MARKS):
-        return value  # a template of it would make a number of digits
+        return value
     variable = _VARIABLE.fullmatch(value)
     if variable is None:
-        return _text_of(context.resolve_value(value))
+        return _rendered(context, value)
     name = next(filter(None, variable.groups()))
     if is_late:
         return dg.EnvVar(name)
@@ -134,8 +135,16 @@ def _text(context: dg.ResolutionContext, value: Any, *, is_late: bool) -> Any:
     return os.environ[name]
 
 
-def _text_of(rendered: Any) -> Any:
-    return str(rendered) if type(rendered) in {int, float} else rendered
+def _rendered(context: dg.ResolutionContext, template: str) -> Any:
+    """A template as text, or the object that it stands for, such as a dg.EnvVar.
+
+    Dagster reads what it has rendered as Python: 12_3 would be 123, and 12e4567 infinite. Nothing
+    that ends with the mark is Python.
+    """
+    found = context.resolve_value(template)
+    if type(found).__module__ != "builtins":
+        return found
+    return context.resolve_value(template + _NO_PYTHON).removesuffix(_NO_PYTHON)
 
 
 def _checked(annotation: Any, value: object) -> object:

@@ -8,6 +8,7 @@ read a few records. Several reads at the same time have a client each.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -71,6 +72,8 @@ class RangeReader:
         self._cluster = Cluster(settings)
         self._idle: list[confluent_kafka.Consumer] = []
         self._is_closed = False
+        self._pid = os.getpid()
+        self._of_parent: tuple[object, ...] = ()
 
     def read(
         self, ranges: Iterable[OffsetRange], timeout_s: float = DEFAULT_TIMEOUT_S
@@ -119,6 +122,11 @@ class RangeReader:
         if self._is_closed:
             msg = "the reader is closed: read the batch while its run works on it"
             raise IllegalStateError(msg)
+        if os.getpid() != self._pid:
+            # A forked child has the clients of its parent without their threads: no call of theirs
+            # ever returns, to close them included.
+            self._of_parent = (*self._of_parent, self._idle, self._cluster)
+            self._pid, self._idle, self._cluster = os.getpid(), [], Cluster(self._settings)
         if self._idle:
             return self._idle.pop()
         config = {

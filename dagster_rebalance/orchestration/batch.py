@@ -104,7 +104,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             """A batch whose messages are given."""
 
             def messages(
-                self, *ranges: OffsetRange, timeout_s: float = DEFAULT_TIMEOUT_S
+                self,
+                ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+                *,
+                timeout_s: float = DEFAULT_TIMEOUT_S,
             ) -> Iterator["Message"]:
                 """The given messages."""
                 _ = timeout_s
@@ -181,7 +184,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
 
     def messages(
-        self, *ranges: OffsetRange, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Iterator["Message"]:
         """The records of the batch as confluent-kafka gives them, without Spark.
 
@@ -191,7 +197,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         aborted ones (unless `isolation.level` is `read_uncommitted`), or has compacted.
 
         Args:
-            ranges: Only these of the batch's ranges, to write one output after the other.
+            ranges: Only this range of the batch, or these, to write one output after the other.
+                None of them gives no records. By default all.
             timeout_s: How long reading may be without progress: brokers restart in this time.
 
         Raises:
@@ -200,25 +207,30 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             IllegalStateError: A range is not one of the batch.
         """
         wanted = self.chosen(ranges)
+        if not wanted:
+            return iter(())
         if self._reader is None:
             self._reader = self.kafka.reader()
         return self._reader.read(wanted, timeout_s)
 
-    def chosen(self, ranges: Iterable[OffsetRange]) -> tuple[OffsetRange, ...]:
-        """Some ranges of the batch; all of them where none is named.
+    def chosen(self, ranges: OffsetRange | Iterable[OffsetRange] | None) -> tuple[OffsetRange, ...]:
+        """Some ranges of the batch; all of them where nothing is said.
 
         Raises:
             IllegalStateError: One is not a range of the batch.
         """
-        own, wanted = self.offset_ranges, tuple(ranges)
+        own = self.offset_ranges
+        if ranges is None:
+            return own
+        wanted = (ranges,) if isinstance(ranges, OffsetRange) else tuple(ranges)
         for range_ in wanted:
             if range_ not in own:
                 msg = (
                     f"{range_} is no range of batch {self.batch_id}: give some of its "
-                    "offset_ranges, or none for all"
+                    "offset_ranges, or leave them out for all"
                 )
                 raise IllegalStateError(msg)
-        return wanted or own
+        return wanted
 
     def read_by(self, reader: RangeReader) -> Self:
         """Let a reader that outlives the batch read its messages. Returns the batch."""

@@ -8,6 +8,7 @@ Never reads a record.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -40,12 +41,19 @@ class RangeKey(NamedTuple):
 
 
 def local_folder(path: str) -> Path | None:
-    """A folder by the name that Spark has for it; None where only Spark can reach it."""
+    """A folder by the name that Spark has for it; None where only Spark can reach it.
+
+    Hadoop takes `..` out of a name without a look at what the folder before it is.
+    """
     name = path.removeprefix("file:")
     if name.startswith("//"):
         name = name.removeprefix("//")
-        return Path(name) if name.startswith("/") else None  # a host's name stands before it
-    return None if urlsplit(name).scheme else Path(name).absolute()
+        return _normal(name) if name.startswith("/") else None  # a host's name stands before it
+    return None if urlsplit(name).scheme else _normal(name)
+
+
+def _normal(name: str) -> Path:
+    return Path(os.path.normpath(Path(name).absolute()))
 
 
 def ranges_by_file(folder: Path, records: int) -> dict[Path, RangeKey] | None:

@@ -12,6 +12,7 @@ not exactly one range.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -165,14 +166,14 @@ def _parent_and_name(path: str) -> tuple[str, str]:
 def _is_seen(parent: str) -> bool:
     """Whether an output in this folder is likely to be seen by this process."""
     folder = local_folder(parent)
-    return folder is not None and folder.is_dir()
+    return folder is not None and os.path.isdir(folder)  # noqa: PTH112 - Path raises where it may not look
 
 
 def _moves_as_read(output: str, staged: str, written: int) -> _Moves | None:
     """The moves of what was written as it was read; None if it has to be gathered by range."""
     root, staging = local_folder(output), local_folder(staged)
-    if root is None or staging is None:
-        return None
+    if root is None or staging is None or not (staging / _AS_READ).is_dir():
+        return None  # also where nothing was written: that it is not seen here proves nothing
     ranges = ranges_by_file(staging / _AS_READ, written)
     if ranges is None:
         return None

@@ -153,6 +153,19 @@ def test_what_only_streaming_runs_have_reaches_them(monkeypatch: pytest.MonkeyPa
         assert (seen["runs"], seen["version"], seen["max_run_s"]) == (3, "1e3", 90.0)
 
 
+@pytest.mark.parametrize("text", ["12_3", "1e3", "007", "0x10", "12e4567", "1,2", "None", "'a'"])
+def test_a_template_of_a_text_stays_a_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster would take it for Python: another group, or one version for two."""
+    first, rest = text[:2], text[2:]
+    monkeypatch.setenv("FIRST", first)
+    monkeypatch.setenv("REST", rest)
+    template = "{{ env.FIRST }}{{ env('REST', '') }}"
+    shop = SHOP.replace("{{ env.KAFKA_GROUP }}", template)
+    assert template in shop
+    with loaded(shop) as (component, _):
+        assert component.kafka.group_id == text
+
+
 def test_python_builds_it_as_well() -> None:
     """A `component.py` has the resources themselves."""
 

@@ -165,3 +165,21 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_not_read_on(script: Scrip
     reader, _ = script([record(0, 0), cut_off])
     with pytest.raises(BrokerError, match=r"reading records failed for orders-0.*truncat"):
         offsets(reader, OffsetRange("orders", 0, 0, 3))
+
+
+def test_a_forked_child_takes_no_client_of_its_parent(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client is its threads, which do not exist there: its calls would never return."""
+    wanted = [OffsetRange("orders", 0, 0, 1)]
+    reader, of_parent = script([record(0, 0)], [record(0, 0)])
+    assert len(list(reader.read(wanted))) == 1
+    own = ScriptedClient([[record(0, 0)]])
+    monkeypatch.setattr(
+        "dagster_rebalance.consumer.range_reader.confluent_kafka.Consumer", lambda _: own
+    )
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    assert len(list(reader.read(wanted))) == 1
+    assert len(of_parent.batches) == 1
+    reader.close()
+    assert (own.is_closed, of_parent.is_closed) == (True, False)

@@ -101,3 +101,10 @@ def test_a_range_of_another_batch_is_refused() -> None:
     batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
     with pytest.raises(IllegalStateError, match=r"orders-0 \[5, 7\) is no range of batch test"):
         batch.messages(span(0, 5, 7))
+
+
+def test_none_of_the_ranges_gives_no_records() -> None:
+    """A filter that finds no range of its topic must not get the records of all others."""
+    batch = KafkaBatch.for_testing(RANGES, messages=MESSAGES)
+    assert list(batch.messages([])) == []
+    assert list(KafkaBatch(kafka=batch.kafka, ranges=batch.ranges).messages([])) == []

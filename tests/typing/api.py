@@ -186,7 +186,7 @@ def use_batch(batch: KafkaBatch) -> None:
     """What an asset does with its batch, without Spark."""
     for message in batch.messages():
         assert_type(message, Message)
-    message = next(batch.messages(*batch.offset_ranges[:2], timeout_s=5.0))
+    message = next(batch.messages(batch.offset_ranges[:2], timeout_s=5.0))
     ranges = [OffsetRange("orders", 0, 0, 5)]
     assert_type(KafkaBatch.for_testing(ranges, messages=[message]), KafkaBatch)
 
