@@ -144,7 +144,7 @@ def _rendered(context: dg.ResolutionContext, template: str) -> Any:
     found = context.resolve_value(template)
     if type(found).__module__ != "builtins":
         return found
-    return context.resolve_value(template + _NO_PYTHON).removesuffix(_NO_PYTHON)
+    return str(context.resolve_value(template + _NO_PYTHON)).removesuffix(_NO_PYTHON)
 
 
 def _checked(annotation: Any, value: object) -> object:

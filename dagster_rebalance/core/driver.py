@@ -54,6 +54,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.planning import Backlog
 
+_OBEYED_EVERY_S = 60.0
+"""How often Dagster is asked at most to cancel a run that people want to be stopped."""
+
 
 class Driver:
     """Decides for one member. Not safe for several threads: one thread owns it."""
@@ -75,7 +78,7 @@ class Driver:
         self._rechecked_at = self._cancelled_at = float("-inf")
         self.orders: tuple[Order, ...] = ()
         self._ordered_epoch = 0
-        self._obeyed_at: dict[str, float] = {}
+        self._obeyed: dict[str, tuple[float, float]] = {}
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -601,24 +604,35 @@ class Driver:
     def _obey(self, now: float) -> Iterable[do.Command]:
         """Cancel what people have stopped, and what has not started of what they have paused.
 
-        It is asked for again after a while, should it not have worked.
+        It is asked for again after a while that grows, should it not have worked: a launcher may
+        not reach a run at all.
         """
         wanted: dict[tuple[Order, bool], set[str]] = {}
         for owned in self.partitions.busy:
-            if owned.order is None or not owned.phase.may_commit:
+            if owned.order is None:
                 continue
             is_stop = owned.order.action is Action.STOP
-            live = owned.live_runs if is_stop else owned.unstarted_runs
-            wanted.setdefault((owned.order, is_stop), set()).update(live)
-        unwanted = {run for runs in wanted.values() for run in runs}
-        self._obeyed_at = {run: at for run, at in self._obeyed_at.items() if run in unwanted}
+            if owned.phase is Phase.RESTORING:
+                unwanted = frozenset(owned.blocked_by if is_stop else ())
+            elif owned.phase.may_commit:
+                unwanted = owned.live_runs if is_stop else owned.unstarted_runs
+            else:
+                continue
+            wanted.setdefault((owned.order, is_stop), set()).update(unwanted)
+        known = {run for runs in wanted.values() for run in runs}
+        self._obeyed = {run: asked for run, asked in self._obeyed.items() if run in known}
+        never = (float("-inf"), 0.0)
         for (order, is_stop), runs in wanted.items():
             due = {
-                run
+                run: wait_s
                 for run in runs
-                if now - self._obeyed_at.get(run, float("-inf")) >= self.settings.retry_s
+                for at, wait_s in [self._obeyed.get(run, never)]
+                if now - at >= wait_s
             }
-            self._obeyed_at |= dict.fromkeys(due, now)
+            self._obeyed |= {
+                run: (now, min(max(2 * wait_s, self.settings.retry_s), _OBEYED_EVERY_S))
+                for run, wait_s in due.items()
+            }
             if due:
                 reason = f"{order.partitions} was {order}"
                 yield do.CancelRuns(tuple(sorted(due)), reason, only_unstarted=not is_stop)

@@ -85,7 +85,8 @@ class Pulse:
             if limit_s is None:
                 continue
             step_s = limit_s / _LOOKS_PER_TIMEOUT
-            sign = self._aged(run, min(now - self.observed_at, step_s))
+            # The clock of a sensor may be set back, or be that of another machine.
+            sign = self._aged(run, min(max(0.0, now - self.observed_at), step_s))
             if sign.age_s >= limit_s or (run.is_gone and not sign.is_named):
                 dead.append(run.run_id)
                 sign = replace(sign, age_s=limit_s - step_s, is_named=True)

@@ -1,9 +1,9 @@
 """The version of the code of a streaming run: by it a sensor knows that its runs have old code.
 
 Owns that the same code, loaded again, has the same version. It is a digest of the source files that
-the assets come from, of the settings that everybody may see, and of the image that Dagster runs.
-What else a team deploys (a library, a secret) it does not see: a team can give a version of its
-own.
+the assets come from, of this package, of the settings that everybody may see, and of the image that
+Dagster runs. What else a team deploys (another library, a secret) it does not see: a team can give
+a version of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def code_version(functions: Iterable[Callable[..., object]], settings: str) -> s
     """
     digest = hashlib.sha256(settings.encode())
     digest.update(os.environ.get(_IMAGE_VARIABLE, "").encode())
-    files = {file for function in functions for file in _files(function)}
+    files = {file for function in (*functions, code_version) for file in _files(function)}
     for name, file in sorted(files):
         digest.update(name.encode())
         digest.update(file.read_bytes())

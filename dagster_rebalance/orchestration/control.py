@@ -7,6 +7,7 @@ a partition that was assigned to them.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,6 +28,7 @@ from dagster_rebalance.orchestration.order_book import OrderBook
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+logger = logging.getLogger(__name__)
 _GROUPS_PREFIX = "kafka"
 _DOES = {
     Action.PAUSE: "nothing new is begun, and what is at work ends and is committed",
@@ -84,27 +86,49 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
         raise ConfigurationError(str(error)) from error
     book.add(orders)
     shown = f"{named(matched)} {orders[0]}"
+    done = f"{shown}. {_consequence(wanted.action, orders, matched, before)}"
+    try:
+        book.tidy()
+        _show(instance, assets, orders, matched, shown)
+    except Exception as error:  # of any database; the order is in force by now
+        logger.warning("an order of group %s could not be shown", group_id, exc_info=True)
+        return f"{done} Dagster could not show it on the asset of the group: {error}"
+    return done
+
+
+def _show(
+    instance: dg.DagsterInstance,
+    assets: GroupAssets,
+    orders: Sequence[Order],
+    matched: Sequence[TopicPartition],
+    shown: str,
+) -> None:
     instance.report_runless_asset_event(
         dg.AssetObservation(
             asset_key=assets.group,
             description=shown,
             metadata={
-                "event": wanted.action.value,
+                "event": orders[0].action.value,
                 "partitions": dg.MetadataValue.json([str(partition) for partition in matched]),
                 "selectors": dg.MetadataValue.json([order.partitions for order in orders]),
                 "by": orders[0].by,
                 "reason": orders[0].reason,
-                "given_at": dg.MetadataValue.timestamp(now),
+                "given_at": dg.MetadataValue.timestamp(orders[0].at),
             },
         )
     )
-    return f"{shown}. {_consequence(wanted.action, orders, matched, before)}"
 
 
 def groups_of(instance: dg.DagsterInstance) -> list[str]:
     """The consumer groups of an instance, as their asset keys name them."""
     keys = instance.get_asset_keys(prefix=[_GROUPS_PREFIX])
-    return sorted({key.path[1] for key in keys if key == GroupAssets.of(key.path[1]).group})
+    return sorted(
+        {
+            key.path[1]
+            for key in keys
+            if len(key.path) > 1 and key == GroupAssets.of(key.path[1]).group
+        }
+    )
 
 
 def _consequence(
@@ -141,7 +165,8 @@ def _partitions(
     found = []
     for key in instance.get_dynamic_partitions(assets.partitions_name):
         topic, _, number = key.rpartition("-")
-        found.append(TopicPartition(topic, int(number)))
+        if number.isdecimal():  # people can add keys of their own on the page of the asset
+            found.append(TopicPartition(topic, int(number)))
     if not found:
         groups = ", ".join(groups_of(instance)) or "none"
         msg = (

@@ -63,6 +63,7 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
     @dg.job(
         name=name,
         executor_def=dg.in_process_executor,
+        tags={"dagster/max_retries": "0"},  # a retry would give an old order after newer ones
         description=(
             "Pauses, stops or resumes partitions of a consumer group. Fill in the launchpad; the "
             "orders are shown on the asset of the group."

@@ -42,8 +42,11 @@ class OrderBook:
         return tuple(_read(text) for text in self._instance.get_dynamic_partitions(self._name))
 
     def add(self, orders: Iterable[Order]) -> None:
-        """Add orders, and remove those that can never count again."""
+        """Add orders."""
         self._instance.add_dynamic_partitions(self._name, [_written(order) for order in orders])
+
+    def tidy(self) -> None:
+        """Remove orders that can never count again."""
         texts = self._instance.get_dynamic_partitions(self._name)
         for index in out_of_date([_read(text) for text in texts]):
             self._instance.delete_dynamic_partition(self._name, texts[index])

@@ -452,7 +452,12 @@ class Pump:
 
         def show() -> tuple[int, _Shown | None]:
             stopped = stopped_in(look, parts.runs, parts.catalogue, parts.driver.settings) | own
-            ordered = ordered_in(whole, parts.catalogue)
+            try:
+                ordered = ordered_in(whole, parts.catalogue)
+            except ValueError as problem:
+                # Nothing is claimed of a partition that is assigned from now on.
+                ordered = {}
+                stopped = dict.fromkeys(whole.found, str(problem)) | stopped
             shown = (frozenset(stopped), frozenset(ordered.items()))
             if shown == unproven:
                 return news, None

@@ -13,6 +13,7 @@ from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.dead_letters import is_wanted
 from dagster_rebalance.core.explain import explain_partition, summary
 from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.settings import DriverSettings
@@ -116,6 +117,38 @@ def test_stop_cancels_what_is_at_work_and_counts_no_attempt() -> None:
     give(world, Action.RESUME)
     heard(world, member)
     assert [(o.ranges, o.failures) for o in member.driver.offers] == [((span(0, 0, 5),), 0)]
+
+
+def test_a_run_that_no_launcher_reaches_is_asked_to_end_less_and_less_often() -> None:
+    """Each time costs two events in its log."""
+    world = World(records=5)
+    member = world.member(owns=1)
+    member.pass_time()
+    (run,) = member.tick()
+    world.start(run)
+    give(world, Action.STOP)
+    for _ in range(24):
+        member.feed(seen.TickArrived())
+        world.dagster.move(run, RunState.STARTED, heartbeat=f"at {world.now}")
+        world.wait(5.0, member)
+    assert 3 < len(member.given(do.CancelRuns)) < 12
+
+
+def test_stop_cancels_a_run_that_a_partition_waits_for_before_it_is_taken_in() -> None:
+    """It works on the partition, although an operator has erased its claim."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run,) = member.tick()
+    world.start(run)
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(50)
+    lost = (tp(0),)
+    member.feed(seen.PartitionsLost(lost))
+    member.feed(seen.PartitionsAssigned(lost))
+    world.wait(5, member)
+    assert owned(member).blocked_by == (run,)
+    give(world, Action.STOP)
+    heard(world, member)
+    assert world.dagster.runs[run].state is RunState.CANCELING
 
 
 def test_a_run_of_several_ranges_is_stopped_as_a_whole_and_the_others_go_on() -> None:

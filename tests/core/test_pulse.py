@@ -160,6 +160,14 @@ def test_time_in_which_nobody_looked_does_not_count() -> None:
     assert dead_after(pulse, RUN, 60, first=3601)[1] != []
 
 
+def test_a_clock_that_is_set_back_does_not_make_a_dead_run_younger() -> None:
+    """The sensor of streaming runs has no other clock; two code servers may have two."""
+    pulse, _ = dead_after(PULSE, RUN, 50)
+    pulse, _ = pulse.observe([RUN], -3600.0)
+    assert pulse.signs["r1"].age_s >= 49
+    assert dead_after(pulse, RUN, 20, first=-3599)[1] != []
+
+
 def test_a_run_that_ended_is_forgotten() -> None:
     """The memory stays flat."""
     pulse, _ = dead_after(PULSE, RUN, 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,6 @@ from dagster_rebalance.orchestration.code_version import code_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 def load(folder: Path, name: str) -> Callable[..., object]:
@@ -76,6 +76,18 @@ def test_settings_and_the_image_are_part_of_it(
     assert code_version([body], "b") != before
     monkeypatch.setenv("DAGSTER_CURRENT_IMAGE", "team:2")
     assert code_version([body], "a") != before
+
+
+def test_this_package_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upgrade changes what a streaming run does; runs of the old one must not go on."""
+    before = code_version([], "a")
+    read = Path.read_bytes
+
+    def upgraded(file: Path) -> bytes:
+        return b"new" if file.name == "stream_run.py" else read(file)
+
+    monkeypatch.setattr(Path, "read_bytes", upgraded)
+    assert code_version([], "a") != before
 
 
 def test_code_without_a_file_has_its_settings_alone() -> None:

@@ -74,6 +74,7 @@ def test_orders_come_back_in_the_order_in_which_they_were_given(
         book.add([one])
     assert book.read() == tuple(given)
     book.add([given[0]])
+    book.tidy()
     assert book.read() == (given[1], given[2], given[0])
 
 
@@ -93,6 +94,7 @@ def test_what_can_never_count_again_is_removed(instance: dg.DagsterInstance, gro
     for number in range(5):
         book.add([order(Action.PAUSE, f"orders:{number}")])
     book.add([order(Action.RESUME, "*")])
+    book.tidy()
     assert book.read() == (order(Action.RESUME, "*"),)
 
 
@@ -165,6 +167,32 @@ def test_a_group_that_nobody_knows_is_refused_with_those_that_there_are(
     assert group_id in groups_of(instance)
     with pytest.raises(ConfigurationError, match=f"group nobody has had .*{group_id}"):
         give(instance, "nobody", wanted(Action.PAUSE, "*"))
+
+
+def test_assets_of_others_do_not_keep_people_from_giving_orders(
+    instance: dg.DagsterInstance, group_id: str
+) -> None:
+    """Neither a short key, nor a key that somebody has added by hand."""
+    instance.report_runless_asset_event(dg.AssetMaterialization(["kafka"]))
+    groups_of(instance)
+    instance.add_dynamic_partitions(GroupAssets.of(group_id).partitions_name, ["all of them"])
+    assert "orders-1 paused by ada" in give(instance, group_id, wanted(Action.PAUSE, "orders:1"))
+
+
+def test_an_order_that_cannot_be_shown_is_in_force_all_the_same(
+    instance: dg.DagsterInstance, group_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gave it must not hear that it was refused."""
+
+    def fails(*_: object) -> None:
+        message = "database is locked"
+        raise OSError(message)
+
+    monkeypatch.setattr(dg.DagsterInstance, "report_runless_asset_event", fails)
+    said = give(instance, group_id, wanted(Action.PAUSE, "orders:1"))
+    assert said.startswith("orders-1 paused by ada")
+    assert said.endswith("could not show it on the asset of the group: database is locked")
+    assert [one.partitions for one in book_of(instance, group_id).read()] == ["orders:1"]
 
 
 # The job
@@ -277,3 +305,15 @@ def test_while_the_book_cannot_be_read_nothing_is_claimed(
     assert bench.mailbox.mail.offers == ()
     monkeypatch.undo()
     bench.offers(2)
+
+
+def test_a_book_that_nobody_can_read_turns_the_check_red(bench: Bench) -> None:
+    """What is assigned from now on stands, and nothing else would say so."""
+    bench.offers(2)
+    unknown = '1 ["drain", "orders", "ada", 1.0, "why"]'
+    bench.instance.add_dynamic_partitions(bench.assets.order_book_name, [unknown])
+    bench.until(lambda: (shown := check_of(bench)) is not None and not shown.passed)
+    shown = check_of(bench)
+    assert shown is not None
+    assert shown.severity is dg.AssetCheckSeverity.ERROR
+    assert "a newer version may have written it" in str(shown.description)
