@@ -179,8 +179,9 @@ def _project(folder: Path, *, with_spark: bool) -> Path:
 def _start_together(stack: ExitStack, parts: list[_Startable]) -> None:
     for part in parts:
         stack.callback(part.stop)
-    # It waits for all of them, also when one fails: none may start after it was stopped.
-    with ThreadPoolExecutor(len(parts)) as threads:
-        starts = [threads.submit(part.start) for part in parts]
-    for start in starts:
+    threads = ThreadPoolExecutor(len(parts))
+    # Before the first one is stopped it waits for all of them, also when one fails, or a person
+    # interrupts this: none may start after it was stopped.
+    stack.callback(threads.shutdown)
+    for start in [threads.submit(part.start) for part in parts]:
         start.result()
