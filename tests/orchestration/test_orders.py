@@ -227,14 +227,21 @@ def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
 # Members
 
 
+@pytest.fixture(scope="module")
+def of_members() -> Iterator[dg.DagsterInstance]:
+    """An instance of their own: other tests leave runs at work on the same partitions."""
+    with dg.instance_for_test() as made:
+        yield made
+
+
 @pytest.fixture
-def bench(on_sqlite: dg.DagsterInstance) -> Iterator[Bench]:
+def bench(of_members: dg.DagsterInstance) -> Iterator[Bench]:
     """A member of a group whose partitions go on when the test is over."""
     settings = dataclasses.replace(SETTINGS, orders_s=0.5)
-    yield Bench(on_sqlite, partitions=2, settings=settings)
+    yield Bench(of_members, partitions=2, settings=settings)
     name = GroupAssets.of("etl").order_book_name
-    for text in on_sqlite.get_dynamic_partitions(name):
-        on_sqlite.delete_dynamic_partition(name, text)
+    for text in of_members.get_dynamic_partitions(name):
+        of_members.delete_dynamic_partition(name, text)
 
 
 def claims_of(bench: Bench, number: int) -> tuple[Claim, ...]:

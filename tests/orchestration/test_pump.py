@@ -548,7 +548,7 @@ def test_a_dead_run_is_ended_and_its_batch_offered_again(instance: dg.DagsterIns
     bench.offers()
     run = bench.run(Status.STARTED)
     bench.until(lambda: not bench.mailbox.mail.offers)
-    bench.until(lambda: bench.mailbox.mail.offers)
+    bench.until(lambda: bench.mailbox.mail.offers, turns=1000)
     assert status_of(instance, run) is Status.FAILURE
     assert bench.mailbox.mail.offers[0].attempt == 2
     assert any(
@@ -577,7 +577,7 @@ def test_ending_a_run_keeps_nobody_waiting(instance: dg.DagsterInstance) -> None
         answers.wait(10)
 
     bench.pump.parts.runs.end_dead = hangs  # type: ignore[method-assign,assignment]
-    bench.until(lambda: waiting)
+    bench.until(lambda: waiting, turns=1000)
     bench.succeed(healthy)
     bench.until(bench.materialised)
     answers.set()

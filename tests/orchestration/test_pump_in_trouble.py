@@ -308,7 +308,7 @@ def test_a_database_that_never_answers_costs_no_membership(postgres: Postgres) -
         wait_until(has_offers, timeout_s=60, what="the offers")
         proxy.fall_silent()
         bench.joined_by_another()
-        bench.until(lambda: len(bench.driver.partitions) == 1)
+        bench.until(lambda: len(bench.driver.partitions) == 1, turns=2_000)
         assert any(
             "Dagster's storage has not answered for" in line for line in bench.mailbox.mail.summary
         )
