@@ -612,12 +612,9 @@ class Driver:
             if owned.order is None:
                 continue
             is_stop = owned.order.action is Action.STOP
+            unwanted = owned.live_runs if is_stop else owned.unstarted_runs
             if owned.phase is Phase.RESTORING:
                 unwanted = frozenset(owned.blocked_by if is_stop else ())
-            elif owned.phase.may_commit:
-                unwanted = owned.live_runs if is_stop else owned.unstarted_runs
-            else:
-                continue
             wanted.setdefault((owned.order, is_stop), set()).update(unwanted)
         known = {run for runs in wanted.values() for run in runs}
         self._obeyed = {run: asked for run, asked in self._obeyed.items() if run in known}
