@@ -23,7 +23,6 @@ from dagster_rebalance.core.runs import (
     named_runs,
 )
 from dagster_rebalance.core.setbacks import NEVER
-from dagster_rebalance.core.stream_batches import StreamBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -205,16 +204,11 @@ def _of_stopped(entry: Entry, now: float) -> str:
 
 
 def _when(entry: Entry, now: float) -> str:
-    if entry.due_at > now:
-        return f" in {entry.due_at - now:.0f} s"
-    if _is_streamed(entry):
-        return " when the batch at work has ended"
-    return ", waits for room among the runs in flight and for Dagster"
-
-
-def _is_streamed(entry: Entry) -> bool:
-    """Whether a streaming run works on the range, and nobody has to start a run for it."""
-    return StreamBatch.read(entry.batch_id) is not None
+    return (
+        f" in {entry.due_at - now:.0f} s"
+        if entry.due_at > now
+        else ", waits for room among the runs in flight and for Dagster"
+    )
 
 
 def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
@@ -227,13 +221,7 @@ def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
             else ""
         )
         ended = f"run {trouble.run_id[:8]} for {span} {trouble.kind.value}{why}{lacks}"
-        following = "tried again" if _is_streamed(entry) else "next run"
-        return f"{ended}; {following} (attempt {wanted.attempt}) in {entry.due_at - now:.0f} s"
-    if _is_streamed(entry):
-        return (
-            f"{span} is claimed, and begun when the batch at work has ended (attempt "
-            f"{wanted.attempt})"
-        )
+        return f"{ended}; next run (attempt {wanted.attempt}) in {entry.due_at - now:.0f} s"
     room = "as soon as there is room among the runs in flight, " if wanted.failures else ""
     return (
         f"batch {entry.batch_id} of {span} is requested, {room}waits for Dagster to start its run "

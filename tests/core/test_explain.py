@@ -107,12 +107,9 @@ def test_a_leave_is_called_a_leave() -> None:
 FAILED = Trouble(Setback.FAILED, 1, RUN)
 
 
-STREAMED = "s.r1.7.2"
-
-
-def due(due_at: float, progress: Progress, batch_id: str = "b") -> OwnedPartition:
+def due(due_at: float, progress: Progress) -> OwnedPartition:
     """A partition with a range that may be asked for at a time."""
-    partition = owned(4, (batch_id, 9, progress))
+    partition = owned(4, ("b", 9, progress))
     assert partition.ledger is not None
     (entry,) = partition.ledger.entries
     return replace(
@@ -171,18 +168,6 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
             owned(4, ("b7", 9, ToRequest(2, 1, FAILED))),
             "batch b7 of [0, 9) is requested, as soon as there is room among the runs in flight, "  # noqa: ISC004 - one sentence
             "waits for Dagster to start its run (attempt 2)",
-        ),
-        (
-            owned(4, (STREAMED, 9, ToRequest(2))),
-            "[0, 9) is claimed, and begun when the batch at work has ended (attempt 2)",
-        ),
-        (
-            due(35.0, ToRequest(2, 1, FAILED), STREAMED),
-            "run ab12cd34 for [0, 9) failed; tried again (attempt 2) in 25 s",
-        ),
-        (
-            stopped(due(10.0, Exhausted((RUN,)), STREAMED)),
-            "stopped: no way; [0, 9) is tried again when the batch at work has ended",
         ),
         (
             due(35.0, ToRequest(2, 1, FAILED)),
