@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import deque
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
@@ -22,7 +23,6 @@ from dagster_rebalance.testing.deadline import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
     from types import TracebackType
 
     from typing_extensions import Self
@@ -180,8 +180,18 @@ class ChildProcess:
         self.wait(10)
 
     def suspend(self) -> None:
-        """Freeze the program, as a long pause of its machine would."""
+        """Freeze the program, as a long pause of its machine would.
+
+        On a busy machine the threads go on for a moment, until the one that takes the signal is
+        scheduled. The call waits for it.
+        """
         self.send(signal.SIGSTOP)
+        wait_until(
+            lambda: _is_stopped(self.pid) or not self.is_running,
+            timeout_s=10,
+            what=f"{self.name} to be suspended",
+            interval_s=0.001,
+        )
 
     def resume(self) -> None:
         """Let a suspended program go on."""
@@ -239,6 +249,17 @@ class ChildProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether no thread of a process runs. Where there is no /proc, nobody knows."""
+    if not Path("/proc/self/task").is_dir():
+        return True
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return False  # A thread has ended since the folder was listed, or all have.
+    return all(stat.rpartition(") ")[2].startswith("T") for stat in stats)
 
 
 @atexit.register

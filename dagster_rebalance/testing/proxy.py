@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
     from typing_extensions import Self
@@ -41,7 +40,8 @@ class Proxy:
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._server.getsockname()[1]
         self.accepted = 0
-        self._start("proxy", self._accept)
+        self._acceptor = threading.Thread(target=self._accept, name="proxy", daemon=True)
+        self._acceptor.start()
 
     def fall_silent(self) -> None:
         """Pass nothing on from now on."""
@@ -66,25 +66,27 @@ class Proxy:
         at it, to shut it down does.
         """
         self._is_over = True
-        for end in (self._server, *self._ends):
+        with suppress(OSError):
+            self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._acceptor.join()  # from here on no thread is added
+        for end in self._ends:
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
-        self._server.close()
         self.speak()
         while self._threads:
             self._threads.pop().join()
-
-    def _start(self, name: str, work: Callable[..., None], *ends: socket.socket) -> None:
-        thread = threading.Thread(target=work, args=ends, name=name, daemon=True)
-        self._threads.append(thread)
-        thread.start()
 
     def _accept(self) -> None:
         with suppress(OSError):  # the end of the proxy
             while True:
                 client, _ = self._server.accept()
                 self.accepted += 1
-                self._start("proxy connection", self._serve, client)
+                connection = threading.Thread(
+                    target=self._serve, args=(client,), name="proxy connection", daemon=True
+                )
+                connection.start()
+                self._threads.append(connection)
 
     def _serve(self, client: socket.socket) -> None:
         with client, suppress(OSError):

@@ -27,6 +27,19 @@ time.sleep(600)
 """
 FAMILY = [sys.executable, "-c", FAMILY_CODE]
 
+# More threads than the machine has cores: not all are seen by the one that stops them.
+BUSY_CODE = """
+import hashlib, threading
+def work():
+    while True:
+        hashlib.sha256(bytes(100_000_000)).digest()
+for _ in range(16):
+    threading.Thread(target=work, daemon=True).start()
+print("up", flush=True)
+threading.Event().wait()
+"""
+BUSY = [sys.executable, "-c", BUSY_CODE]
+
 STUBBORN_CODE = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -97,6 +110,18 @@ def test_stop_ends_grandchildren_in_sessions_of_their_own(tmp_path: Path) -> Non
     child.stop(timeout_s=0.5)
     assert child.is_gone
     assert not is_alive(grandchild)
+
+
+def test_a_suspended_child_does_nothing_any_more(tmp_path: Path) -> None:
+    """A Kafka broker that was still stopping answered a producer: CI failed by it."""
+    child = start(BUSY, tmp_path)
+    for _ in range(10):
+        child.suspend()
+        stats = [(task / "stat") for task in Path(f"/proc/{child.pid}/task").iterdir()]
+        states = [stat.read_text().rpartition(") ")[2][0] for stat in stats]
+        assert set(states) == {"T"}
+        child.resume()
+    child.stop_at_once()
 
 
 def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.proxy import Proxy
 
 
@@ -39,3 +40,31 @@ def test_a_proxy_that_nobody_reached_ends_as_well() -> None:
     with Proxy(1) as proxy:
         assert proxy.accepted == 0
     assert set(threading.enumerate()) <= before
+
+
+def test_a_proxy_ends_while_it_accepts_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits for no thread before that is started: CI failed by it."""
+    start = threading.Thread.start
+    accepted = threading.Event()
+
+    def start_late(thread: threading.Thread) -> None:
+        if thread.name == "proxy connection":
+            accepted.set()
+            wait_until(lambda: refuses(proxy.port), timeout_s=20, what="the end to begin")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_late)
+    before = set(threading.enumerate())
+    with Proxy(1) as proxy, socket.create_connection(("127.0.0.1", proxy.port), timeout=20):
+        assert accepted.wait(20)
+        proxy.__exit__(None, None, None)
+        assert set(threading.enumerate()) <= before
+
+
+def refuses(port: int) -> bool:
+    """Whether nobody listens at a port."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=20).close()
+    except ConnectionRefusedError:
+        return True
+    return False
