@@ -5,16 +5,12 @@
 
 import json
 import os
-from collections.abc import Sequence
-from functools import cache
+from collections import defaultdict
 from pathlib import Path
 
 import dagster as dg
-from confluent_kafka import Consumer, TopicPartition
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource
-from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_stream_defs
 
 CODE = "v1"
 OUTPUT = Path(os.environ["ORDERS_PATH"])
@@ -26,50 +22,18 @@ def orders(kafka_batch: KafkaBatch) -> dg.MaterializeResult[None]:
 
     Each range of offsets has a file of its own, so that doing it again replaces it.
     """
-    orders_of = read(kafka_batch.offset_ranges)
-    for range_, rows in orders_of.items():
+    rows = defaultdict(list)
+    for message in kafka_batch.messages():
+        place = {"partition": message.partition(), "offset": message.offset()}
+        rows[message.partition()].append(place | json.loads(message.value() or b"{}"))
+    for range_ in kafka_batch.offset_ranges:
         folder = OUTPUT / f"{range_.topic}-{range_.partition}"
         folder.mkdir(parents=True, exist_ok=True)
         written = folder / f"{range_.start}-{range_.until}.{os.getpid()}"
-        written.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        written.write_text("".join(json.dumps(row) + "\n" for row in rows[range_.partition]))
         written.replace(folder / f"{range_.start}-{range_.until}.jsonl")
-    row_count = sum(map(len, orders_of.values()))
+    row_count = sum(map(len, rows.values()))
     return dg.MaterializeResult(metadata={"code": CODE, "dagster/row_count": row_count})
-
-
-def read(ranges: Sequence[OffsetRange]) -> dict[OffsetRange, list[dict[str, object]]]:
-    """The orders of each range."""
-    by_partition = {range_.partition: range_ for range_ in ranges}
-    found: dict[OffsetRange, list[dict[str, object]]] = {range_: [] for range_ in ranges}
-    left = sum(map(len, ranges))
-    reader().assign([TopicPartition(one.topic, one.partition, one.start) for one in ranges])
-    while left:
-        messages = reader().consume(left, timeout=10)
-        if not messages:
-            problem = f"{left} records could not be read: Kafka gave none of them for 10 s"
-            raise TimeoutError(problem)
-        for message in messages:
-            if (error := message.error()) is not None:
-                raise RuntimeError(error.str())
-            range_, offset = by_partition[message.partition() or 0], message.offset() or 0
-            if offset < range_.until:
-                order = json.loads(message.value() or b"{}")
-                found[range_].append({"partition": range_.partition, "offset": offset, **order})
-                left -= 1
-    return found
-
-
-@cache
-def reader() -> Consumer:
-    """One client for all batches of the run. It is in no group: it only reads."""
-    return Consumer(
-        {
-            "bootstrap.servers": os.environ["KAFKA_BROKERS"],
-            "group.id": "reader",
-            "enable.auto.commit": False,
-            "fetch.wait.max.ms": 50,  # the next batch waits for the end of this fetch
-        }
-    )
 
 
 kafka = KafkaConsumerResource(

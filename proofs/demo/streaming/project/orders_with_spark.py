@@ -10,8 +10,12 @@ from pathlib import Path
 
 import dagster as dg
 
-from dagster_rebalance import KafkaBatch, KafkaConsumerResource, KafkaSparkResource
-from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
+from dagster_rebalance import (
+    KafkaBatch,
+    KafkaConsumerResource,
+    KafkaSparkResource,
+    build_kafka_stream_defs,
+)
 from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
 
 CODE = "v1"
