@@ -18,10 +18,11 @@ from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import dead_letters
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.assigned import AssignedPartitions
-from dagster_rebalance.core.control import Action, Order, in_force
+from dagster_rebalance.core.control import Order, in_force
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.holds import Hold, advance, is_over
 from dagster_rebalance.core.lookups import Lookups
+from dagster_rebalance.core.obedience import Obedience
 from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.ownership import Change, Phase
@@ -54,9 +55,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.planning import Backlog
 
-_OBEYED_EVERY_S = 60.0
-"""How often Dagster is asked at most to cancel a run that people want to be stopped."""
-
 
 class Driver:
     """Decides for one member. Not safe for several threads: one thread owns it."""
@@ -78,7 +76,7 @@ class Driver:
         self._rechecked_at = self._cancelled_at = float("-inf")
         self.orders: tuple[Order, ...] = ()
         self._ordered_epoch = 0
-        self._obeyed: dict[str, tuple[float, float]] = {}
+        self._obedience = Obedience(settings.retry_s)
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
             seen.PartitionsAssigned: self._on_assigned,
             seen.RevokeRequested: self._on_revoke_requested,
@@ -106,7 +104,7 @@ class Driver:
         commands += self._commit(now)
         commands += self._record(now)
         commands += self._advance_holds(now)
-        commands += self._obey(now)
+        commands += self._obedience.due(self.partitions.busy, now)
         commands += self._claim_again(now) if self.settings.worker else ()
         commands += self._claim(now)
         # A run that works without being the work of a claim has no entry, and may be deleted, or
@@ -366,10 +364,10 @@ class Driver:
         self, owned: OwnedPartition, runs: tuple[RunSeen, ...], now: float
     ) -> Iterable[do.Command]:
         claims = [(entry.range, entry.batch_id) for entry in owned.entries]
-        named = {batch.run_id for _, name in claims if (batch := StreamBatch.read(name))}
+        streams = {batch.run_id for _, name in claims if (batch := StreamBatch.read(name))}
         blocked_by = (
             *unclaimed_workers([owned.ahead], claims, runs),
-            *others_on(owned.partition, named | {self.settings.worker}, runs),
+            *others_on(owned.partition, streams | {self.settings.worker}, runs),
         )
         if blocked_by:
             self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
@@ -600,39 +598,6 @@ class Driver:
             held = self._known(hold.epochs)
             if is_over(held):
                 yield from self._end(hold, held, now)
-
-    def _obey(self, now: float) -> Iterable[do.Command]:
-        """Cancel what people have stopped, and what has not started of what they have paused.
-
-        It is asked for again after a while that grows, should it not have worked: a launcher may
-        not reach a run at all.
-        """
-        wanted: dict[tuple[Order, bool], set[str]] = {}
-        for owned in self.partitions.busy:
-            if owned.order is None:
-                continue
-            is_stop = owned.order.action is Action.STOP
-            unwanted = owned.live_runs if is_stop else owned.unstarted_runs
-            if owned.phase is Phase.RESTORING:
-                unwanted = frozenset(owned.blocked_by if is_stop else ())
-            wanted.setdefault((owned.order, is_stop), set()).update(unwanted)
-        known = {run for runs in wanted.values() for run in runs}
-        self._obeyed = {run: asked for run, asked in self._obeyed.items() if run in known}
-        never = (float("-inf"), 0.0)
-        for (order, is_stop), runs in wanted.items():
-            due = {
-                run: wait_s
-                for run in runs
-                for at, wait_s in [self._obeyed.get(run, never)]
-                if now - at >= wait_s
-            }
-            self._obeyed |= {
-                run: (now, min(max(2 * wait_s, self.settings.retry_s), _OBEYED_EVERY_S))
-                for run, wait_s in due.items()
-            }
-            if due:
-                reason = f"{order.partitions} was {order}"
-                yield do.CancelRuns(tuple(sorted(due)), reason, only_unstarted=not is_stop)
 
     def _known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
         """Those of the partitions that this member has."""

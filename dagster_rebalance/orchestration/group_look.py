@@ -79,17 +79,32 @@ def look_at_group(
     return GroupLook(find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s))
 
 
-def stopped_in(
-    look: GroupLook, runs: RunsPort, catalogue: GroupRecords, settings: DriverSettings
-) -> dict[TopicPartition, str]:
-    """The partitions that cannot go on, each with the reason, as Kafka and Dagster show them.
+def standstills(
+    look: GroupLook,
+    runs: RunsPort,
+    catalogue: GroupRecords,
+    settings: DriverSettings,
+    known: Collection[TopicPartition] = (),
+) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str]]:
+    """The partitions that cannot go on, and those that people have paused or stopped, with reasons.
 
     Args:
         look: What Kafka said.
         runs: Asks Dagster for runs.
-        catalogue: Asks Dagster for recorded commits.
+        catalogue: Asks Dagster for recorded commits and for orders.
         settings: When a partition is stopped.
+        known: Partitions whose stops the caller knows better: only their orders are looked up.
     """
+    stopped = _stopped_in(look.without(known), runs, catalogue, settings)
+    try:
+        return stopped, _ordered_in(look, catalogue)
+    except ValueError as problem:  # Members claim nothing of what they are assigned from now on.
+        return dict.fromkeys(look.found, str(problem)) | stopped, {}
+
+
+def _stopped_in(
+    look: GroupLook, runs: RunsPort, catalogue: GroupRecords, settings: DriverSettings
+) -> dict[TopicPartition, str]:
     without = [partition for partition, found in look.found.items() if found.stored is None]
     recorded = catalogue.last_recorded(without) if without else {}
     judged = {
@@ -118,8 +133,7 @@ def stopped_in(
     return stopped
 
 
-def ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition, str]:
-    """The partitions that people have paused or stopped, each with who, since when and why."""
+def _ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition, str]:
     orders = catalogue.orders()
     return {
         partition: str(order)

@@ -32,7 +32,7 @@ from dagster_rebalance.core.errors import (
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
-from dagster_rebalance.orchestration.group_look import look_at_group, ordered_in, stopped_in
+from dagster_rebalance.orchestration.group_look import look_at_group, standstills
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 from dagster_rebalance.orchestration.storage import Job, StorageWorker
@@ -122,7 +122,6 @@ class Pump:
         self._summed_up_at = self._stopped_shown_at = float("-inf")
         self._stop_news = self._stop_news_told = 0
         self._unproven: _Shown | None = None
-        self._orders: tuple[Order, ...] = ()
         self._ender = RunEnder(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
@@ -348,8 +347,7 @@ class Pump:
         return None
 
     def _ordered(self, epoch: int, orders: tuple[Order, ...]) -> seen.Event:
-        if orders != self._orders:
-            self._orders = orders
+        if orders != self.parts.driver.orders:
             self._stop_news += 1
         return seen.OrdersRead(orders, epoch)
 
@@ -444,20 +442,16 @@ class Pump:
             partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING
         } | own.keys()
         whole = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S)
-        look = whole.without(known)
         news, unproven = (
             self._stop_news,
             self._unproven if self._stop_news == self._stop_news_told else None,
         )
 
         def show() -> tuple[int, _Shown | None]:
-            stopped = stopped_in(look, parts.runs, parts.catalogue, parts.driver.settings) | own
-            try:
-                ordered = ordered_in(whole, parts.catalogue)
-            except ValueError as problem:
-                # Nothing is claimed of a partition that is assigned from now on.
-                ordered = {}
-                stopped = dict.fromkeys(whole.found, str(problem)) | stopped
+            stopped, ordered = standstills(
+                whole, parts.runs, parts.catalogue, parts.driver.settings, known
+            )
+            stopped |= own
             shown = (frozenset(stopped), frozenset(ordered.items()))
             if shown == unproven:
                 return news, None

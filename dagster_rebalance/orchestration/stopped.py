@@ -18,7 +18,7 @@ import dagster as dg
 
 from dagster_rebalance.core.partition import TopicPartition, named
 from dagster_rebalance.orchestration.bounds import read_bounds
-from dagster_rebalance.orchestration.group_look import look_at_group, ordered_in, stopped_in
+from dagster_rebalance.orchestration.group_look import look_at_group, standstills
 from dagster_rebalance.orchestration.port import GroupRecords
 from dagster_rebalance.orchestration.runs import RunLedger
 
@@ -82,8 +82,7 @@ def build_stopped_check(
         with kafka.connect() as consumer:
             look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
         catalogue = catalogue_of(context.instance)
-        stopped = stopped_in(look, ledger, catalogue, kafka.driver_settings())
-        return _result(stopped, ordered_in(look, catalogue))
+        return _result(*standstills(look, ledger, catalogue, kafka.driver_settings()))
 
     return no_partition_stopped
 

@@ -345,16 +345,21 @@ class World:
             process.leave()
 
     def is_settled(self) -> bool:
-        """Whether everything is committed and recorded, and nobody holds anything."""
+        """Whether everything is committed and recorded, and nobody holds anything.
+
+        What a member that was killed did not record, the next owner of its partitions records.
+        """
         for partition in self.group.partitions:
             stored, end = self.group.stored.get(partition), self.group.ends[partition]
             if not _is_at(stored, end) or (stored is not None and decode(stored).claims):
                 return False
         members = [process for process in self.processes if not process.is_gone]
-        return all(
-            not m.driver.holds
-            and not any(o.committing or o.unrecorded for o in m.driver.partitions.values())
-            for m in members
+        owned = [o for member in members for o in member.driver.partitions.values()]
+        taken_in = {o.partition for o in owned if o.phase is not Phase.RESTORING}
+        return (
+            taken_in.issuperset(self.group.partitions)
+            and not any(member.driver.holds for member in members)
+            and not any(o.committing or o.unrecorded for o in owned)
         )
 
     def standing(self) -> dict[TopicPartition, int]:

@@ -15,7 +15,7 @@ from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAs
 from dagster_rebalance.orchestration.control import Wanted, give, groups_of
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.bench import SETTINGS, Bench
 from tests.orchestration.parts import EACH_STORAGE, kafka_in_memory, tp
@@ -106,6 +106,26 @@ def test_a_page_that_cannot_be_read_is_an_error_and_no_order(
     instance.add_dynamic_partitions(name, ['1 ["drain", "orders", "ada", 1.0, "why"]'])
     with pytest.raises(ValueError, match="cannot be read: a newer version may have written it"):
         OrderBook(instance, name).read()
+
+
+def test_the_check_by_hand_says_so_when_an_order_cannot_be_read(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Members claim nothing by then, and the check is where somebody looks for the reason."""
+    kafka = kafka_in_memory()
+    group = GroupAssets.of(kafka.group_id)
+    instance.add_dynamic_partitions(
+        group.order_book_name, ['1 ["drain", "orders", "ada", 1.0, "why"]']
+    )
+    check = build_stopped_check(
+        group.offsets, "kafka", lambda storage: Catalogue(storage, group, NOBODY)
+    )
+    job = dg.Definitions(asset_checks=[check], resources={"kafka": kafka})
+    result = job.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.severity is dg.AssetCheckSeverity.ERROR
+    assert "a newer version may have written it" in str(evaluation.description)
 
 
 # Giving orders
