@@ -180,8 +180,8 @@ WITH_SPARK: dict[str, Any] = (
 BOTH: dict[str, Any] = {
     "bootstrap_servers": dg.EnvVar(BROKERS_VARIABLE),
     "max_attempts": 10,  # runs fail here because of faults, never because of a record
-    "retry_delay_s": 1.0,  # a longer configured wait would count as standing still
-    "retry_delay_limit_s": 1.0,
+    "retry_delay_s": 0.5,  # a longer configured wait would count as standing still
+    "retry_delay_limit_s": 0.5,
     "heartbeat_timeout_s": float(HEARTBEAT_TIMEOUT_S),
     "start_timeout_s": 45.0,  # a killed daemon leaves behind the run that it was just launching
     **(CLASSIC if PROTOCOL == "classic" else {}),

@@ -54,10 +54,10 @@ DEATH_LIMIT_S = 30.0
 time-out, and a tick or two."""
 AFTERMATH_S = 5.0
 """What clients and databases take to find that a part is back."""
-TAKEN_OVER_S = SESSION_TIMEOUT_S + HEARTBEAT_TIMEOUT_S + AFTERMATH_S
+TAKEN_OVER_S = SESSION_TIMEOUT_S + 5 / 4 * HEARTBEAT_TIMEOUT_S + AFTERMATH_S
 """By then somebody else must work on what a streaming run had: Kafka misses its member after the
-session time-out, and the next owner, who looks from then on whether the run lives, knows that it
-does not after the heartbeat time-out."""
+session time-out. The next owner, who looks from then on whether the run lives, knows that it does
+not after the heartbeat time-out, at the next of its looks, which are a quarter of that apart."""
 LEASE_S = 2 / 3 * HEARTBEAT_TIMEOUT_S
 """A streaming run that reaches Dagster's storage no more for so long stops itself."""
 GONE_LIMIT_S = 90.0
