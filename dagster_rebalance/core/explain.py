@@ -7,6 +7,7 @@ changes nothing. It cuts ids of runs to eight characters, as Dagster's pages sho
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.control import how_to_resume, selector_of
@@ -37,6 +38,19 @@ _PARTITIONS_EXPLAINED = 10
 """A tick stores the summary, and a person reads it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """Whose partitions are explained.
+
+    Attributes:
+        now: What its clock shows.
+        streams: Whether it is a streaming run, which works on its batches itself.
+    """
+
+    now: float
+    streams: bool
+
+
 def explain_hold(
     hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition], now: float
 ) -> str:
@@ -65,9 +79,15 @@ def explain_hold(
     )
 
 
-def explain_partition(owned: OwnedPartition, now: float) -> str:
-    """Why a partition does or does not make progress right now."""
-    state = _state(owned, now)
+def explain_partition(owned: OwnedPartition, now: float, *, streams: bool = False) -> str:
+    """Why a partition does or does not make progress right now.
+
+    Args:
+        owned: The partition.
+        now: What the member's clock shows.
+        streams: Whether the member is a streaming run.
+    """
+    state = _state(owned, _Member(now, streams))
     if owned.order is None:
         return f"{owned.partition}: {state}"
     ordered = f"{owned.order}; resume with `{how_to_resume(selector_of(owned.partition))}`"
@@ -101,6 +121,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
                 if o.phase in {Phase.STOPPED, Phase.RESTORING} or _is_set_back(o)
             ],
             now,
+            streams=bool(driver.settings.worker),
         ),
     )
 
@@ -115,8 +136,9 @@ def _ordered(partitions: Iterable[OwnedPartition]) -> Iterator[str]:
         yield f"{named(those)}: {order}; resume with `{how_to_resume(order.partitions)}`"
 
 
-def _explained(partitions: list[OwnedPartition], now: float) -> Iterator[str]:
-    yield from (explain_partition(owned, now) for owned in partitions[:_PARTITIONS_EXPLAINED])
+def _explained(partitions: list[OwnedPartition], now: float, *, streams: bool) -> Iterator[str]:
+    for owned in partitions[:_PARTITIONS_EXPLAINED]:
+        yield explain_partition(owned, now, streams=streams)
     more = partitions[_PARTITIONS_EXPLAINED:]
     if more:
         stopped = sum(owned.phase is Phase.STOPPED for owned in more)
@@ -137,16 +159,16 @@ def _is_set_back(owned: OwnedPartition) -> bool:
     )
 
 
-def _state(owned: OwnedPartition, now: float) -> str:
+def _state(owned: OwnedPartition, member: _Member) -> str:
     match owned.phase:
         case Phase.RESTORING:
             return _restoring(owned)
         case Phase.OWNED:
-            return _work(owned, now) or _backlog(owned, now)
+            return _work(owned, member) or _backlog(owned, member)
         case Phase.STOPPED:
             reason = f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
             return "; ".join(
-                (reason, *(text for entry in owned.entries if (text := _of_stopped(entry, now))))
+                (reason, *(text for entry in owned.entries if (text := _of_stopped(entry, member))))
             )
         case Phase.DRAINING:
             return f"has to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
@@ -175,45 +197,45 @@ def _restoring(owned: OwnedPartition) -> str:
     )
 
 
-def _work(owned: OwnedPartition, now: float) -> str:
+def _work(owned: OwnedPartition, member: _Member) -> str:
     """What is under way; empty when nothing is."""
     # Of a paused partition no run is asked for.
     texts = [
-        _entry(entry, now)
+        _entry(entry, member)
         for entry in owned.entries
         if owned.order is None or not isinstance(entry.progress, ToRequest | Exhausted)
     ]
     if owned.pending is not None:
         texts.append(
-            f"{_write(owned.pending)} has waited {now - owned.pending.asked_at:.1f} s for Kafka's "
-            "confirmation"
+            f"{_write(owned.pending)} has waited {member.now - owned.pending.asked_at:.1f} s for "
+            "Kafka's confirmation"
         )
-    if owned.unrecorded is not None and owned.is_record_due(now):
+    if owned.unrecorded is not None and owned.is_record_due(member.now):
         texts.append(
             f"the commit of {_span(owned.unrecorded.range)} is not recorded by Dagster yet"
         )
     return "; ".join(texts)
 
 
-def _of_stopped(entry: Entry, now: float) -> str:
+def _of_stopped(entry: Entry, member: _Member) -> str:
     """What is done about a range of a stopped partition; empty when a person has to act."""
     if isinstance(entry.progress, InFlight):
-        return _entry(entry, now)
+        return _entry(entry, member)
     is_tried = isinstance(entry.progress, Exhausted | ToRequest) and entry.due_at != NEVER
-    return f"{_span(entry.range)} is tried again{_when(entry, now)}" if is_tried else ""
+    return f"{_span(entry.range)} is tried again{_when(entry, member)}" if is_tried else ""
 
 
-def _when(entry: Entry, now: float) -> str:
-    return (
-        f" in {entry.due_at - now:.0f} s"
-        if entry.due_at > now
-        else ", waits for room among the runs in flight and for Dagster"
-    )
+def _when(entry: Entry, member: _Member) -> str:
+    if entry.due_at > member.now:
+        return f" in {entry.due_at - member.now:.0f} s"
+    if member.streams:
+        return " when the batch at work has ended"
+    return ", waits for room among the runs in flight and for Dagster"
 
 
-def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
+def _request(entry: Entry, wanted: ToRequest, member: _Member) -> str:
     span, trouble = _span(entry.range), wanted.trouble
-    if trouble is not None and entry.due_at > now:
+    if trouble is not None and entry.due_at > member.now:
         why = f": {trouble.why}" if trouble.why else ""
         lacks = (
             f", and a run that succeeded left out {', '.join(wanted.left_out)}"
@@ -221,7 +243,14 @@ def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
             else ""
         )
         ended = f"run {trouble.run_id[:8]} for {span} {trouble.kind.value}{why}{lacks}"
-        return f"{ended}; next run (attempt {wanted.attempt}) in {entry.due_at - now:.0f} s"
+        following = "tried again" if member.streams else "next run"
+        wait_s = entry.due_at - member.now
+        return f"{ended}; {following} (attempt {wanted.attempt}) in {wait_s:.0f} s"
+    if member.streams:
+        return (
+            f"{span} is claimed, and begun when the batch at work has ended (attempt "
+            f"{wanted.attempt})"
+        )
     room = "as soon as there is room among the runs in flight, " if wanted.failures else ""
     return (
         f"batch {entry.batch_id} of {span} is requested, {room}waits for Dagster to start its run "
@@ -229,11 +258,11 @@ def _request(entry: Entry, wanted: ToRequest, now: float) -> str:
     )
 
 
-def _entry(entry: Entry, now: float) -> str:
+def _entry(entry: Entry, member: _Member) -> str:
     span = _span(entry.range)
     match entry.progress:
         case ToRequest() as wanted:
-            return _request(entry, wanted, now)
+            return _request(entry, wanted, member)
         case InFlight():
             return _in_flight(entry.progress, span)
         case Exhausted() as exhausted:
@@ -266,7 +295,7 @@ def _in_flight(progress: InFlight, span: str) -> str:
     return f"{named_runs(progress.run_ids)} works on {span}"
 
 
-def _backlog(owned: OwnedPartition, now: float) -> str:
+def _backlog(owned: OwnedPartition, member: _Member) -> str:
     if owned.order is not None:
         return f"{owned.lag} offset{_s(owned.lag)} wait"
     if owned.bounds is None or owned.ledger is None:
@@ -277,15 +306,19 @@ def _backlog(owned: OwnedPartition, now: float) -> str:
         return (
             f"{waits.records} offset{_s(waits.records)} wait behind a transaction that is open at "
             f"offset {waits.offset} since "
-            f"{now - waits.since:.0f} s"
+            f"{member.now - waits.since:.0f} s"
         )
     if size <= 0:
         return f"idle at the end, offset {owned.ledger.claimed_until}"
-    since = "" if owned.backlog_since is None else f" since {now - owned.backlog_since:.0f} s"
-    return (
-        f"{size} offset{_s(size)} to read wait{since} for room among the runs in flight, for "
-        "min_records, or for a tick of the sensor"
+    since = (
+        "" if owned.backlog_since is None else f" since {member.now - owned.backlog_since:.0f} s"
     )
+    for_what = (
+        "for the batch at work to end, or for min_records"
+        if member.streams
+        else "for room among the runs in flight, for min_records, or for a tick of the sensor"
+    )
+    return f"{size} offset{_s(size)} to read wait{since} {for_what}"
 
 
 def _write(pending: PendingWrite) -> str:

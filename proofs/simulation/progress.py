@@ -128,14 +128,17 @@ class Progress:
         is_first = entry == owned.entries[0]
         match entry.progress:
             case ToRequest(trouble=Trouble()) if entry.due_at > self._weather.clockwork.now:
-                yield Wait("; next run (", self._weather.settings.pace.limit_s + self._slack_s)
+                following = "; tried again (" if driver.settings.worker else "; next run ("
+                yield Wait(following, self._weather.settings.pace.limit_s + self._slack_s)
             case ToRequest(failures=failures) if failures and not _is_offered(driver, entry):
-                yield Wait("as soon as there is room among the runs in flight", FOR_OTHERS)
+                room = "as soon as there is room among the runs in flight"
+                own = "begun when the batch at work has ended"
+                yield Wait(own if driver.settings.worker else room, FOR_OTHERS)
             case ToRequest() if driver.settings.worker:
                 is_busy = any(
                     driver.settings.worker in o.live_runs for o in driver.partitions.values()
                 )
-                yield Wait(f"of {span} is requested", FOR_OTHERS if is_busy else self._slack_s)
+                yield Wait(f"{span} is claimed", FOR_OTHERS if is_busy else self._slack_s)
             case ToRequest():
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
                 is_there = any(
@@ -173,7 +176,12 @@ class Progress:
             )
             < driver.settings.limits.max_runs_in_flight
         )
-        return Wait("for room among the runs in flight", self._slack_s if has_room else FOR_OTHERS)
+        what = (
+            "for the batch at work to end"
+            if driver.settings.worker
+            else "for room among the runs in flight"
+        )
+        return Wait(what, self._slack_s if has_room else FOR_OTHERS)
 
     def _limit_of_runs(self, run_ids: Iterable[str]) -> float:
         """For as long as one of them lives.

@@ -261,7 +261,8 @@ class World:
         now, driver, waits_since = self.clockwork.now, process.driver, {}
         for owned in driver.partitions.values() if process.is_served else ():
             waits = self._progress.waits_of(driver, owned)
-            said = explain_partition(owned, now) if waits else ""
+            streams = bool(driver.settings.worker)
+            said = explain_partition(owned, now, streams=streams) if waits else ""
             for wait in waits:
                 if wait.said not in said:
                     msg = f"{process} says '{said}', but nothing of '{wait.said}'"

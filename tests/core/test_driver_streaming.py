@@ -10,6 +10,7 @@ import pytest
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
+from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.setbacks import RetryPace
@@ -76,6 +77,8 @@ def test_a_range_that_fails_is_tried_again_alone_under_the_next_attempt() -> Non
     assert again.ranges == (span(0, 0, 5),)
     assert world.kafka.claims(0) == [(5, "s.r1.2.2")]
     assert world.kafka.claims(1) == [(5, "s.r1.1.1")], "not begun, so not written"
+    said = "orders-1: [0, 5) is claimed, and begun when the batch at work has ended (attempt 2)"
+    assert said in summary(stream.driver, world.now)
     stream.end()
     rest = [stream.end().ranges for _ in range(6) if stream.turn()]
     assert sorted(rest) == [(span(0, 5, 6),), (span(1, 0, 5),)], "with new records in turn"

@@ -284,6 +284,35 @@ def test_a_partition_says_why_it_does_or_does_not_make_progress(
     assert explain_partition(partition, 10.0) == f"orders-4: {sentence}"
 
 
+@pytest.mark.parametrize(
+    ("partition", "sentence"),
+    [
+        (
+            owned(4, ("b", 9, ToRequest(2))),
+            "[0, 9) is claimed, and begun when the batch at work has ended (attempt 2)",
+        ),
+        (
+            due(35.0, ToRequest(2, 1, FAILED)),
+            "run ab12cd34 for [0, 9) failed; tried again (attempt 2) in 25 s",
+        ),
+        (
+            stopped(due(10.0, Exhausted((RUN,)))),
+            "stopped: no way; [0, 9) is tried again when the batch at work has ended",
+        ),
+        (
+            replace(IDLE, bounds=Bounds(0, 7), backlog_since=4.0),
+            "7 offsets to read wait since 6 s for the batch at work to end, or for min_records",
+        ),
+    ],
+)
+def test_a_streaming_run_waits_for_no_run_of_dagster(
+    partition: OwnedPartition, sentence: str
+) -> None:
+    """Whose member it is decides, not whose batch: members take over claims of either form."""
+    said = explain_partition(partition, 10.0, streams=True)
+    assert said == f"orders-4: {sentence}"
+
+
 def test_partitions_in_a_row_are_drawn_together() -> None:
     """A member may own hundreds."""
     assert named([]) == "no partitions"
