@@ -61,9 +61,11 @@ def offers_of(
     that has failed. A batch is not offered while one of its claims is still being written, so that
     it is not split over two runs. Failed ranges are offered in the order in which they have waited,
     the longest first, while fewer than `most_runs` runs are at work or requested; with a `worker`,
-    no other run counts.
+    no other run counts. A run that Dagster has created and not submitted is not requested again
+    while people have paused one of its partitions.
     """
     partitions = tuple(partitions)
+    ordered = {owned.partition for owned in partitions if owned.order is not None}
     in_part = {
         batch_id
         for owned in partitions
@@ -75,7 +77,10 @@ def offers_of(
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
             case InFlight(unsubmitted=RunSeen() as run):
-                offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = None
+                if ordered.isdisjoint(range_.topic_partition for range_ in run.ranges):
+                    offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = (
+                        None
+                    )
             case ToRequest(attempt, failures=0) if entry.batch_id not in in_part:
                 key = (entry.batch_id, attempt, entry.is_own)
                 together.setdefault(key, []).append(entry.range)

@@ -55,12 +55,20 @@ class Outputs:
         self._made |= {(range_, asset): run.run_id for range_ in run.ranges for asset in made}
         self._made |= {(range_, failed): None for range_ in run.ranges}
 
-    def losses(self, range_: OffsetRange) -> int:
-        """How often records of a range have gone."""
-        return sum(
-            partition == range_.topic_partition and at < range_.until
-            for partition, at, _ in self._forgotten
-        )
+    @property
+    def losses(self) -> int:
+        """How often logs have lost records."""
+        return len(self._forgotten)
+
+    def left_of(self, range_: OffsetRange, losses: int) -> OffsetRange | None:
+        """What later losses than so many have left of the records of a range."""
+        lost = [
+            at
+            for partition, at, _ in self._forgotten[losses:]
+            if partition == range_.topic_partition
+        ]
+        until = min([range_.until, *lost])
+        return replace(range_, until=until) if until > range_.start else None
 
     def forget(self, partition: TopicPartition, at: int, begun: Iterable[str]) -> None:
         """The records from an offset on are gone, and work on them does not count.

@@ -197,7 +197,7 @@ class SimulatedDeadLetters:
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter
             clockwork = self._process.clockwork
-            losses = self._dagster.outputs.losses(letter.range)
+            losses = self._dagster.outputs.losses
             clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter, losses))
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
@@ -210,8 +210,9 @@ class SimulatedDeadLetters:
     def _end(self, letter: StoreDeadLetter, losses: int) -> None:
         lost = self._process.clockwork.happens(self._process.weather.lost_requests)
         stored = not lost or self._process.clockwork.happens(0.5)
-        if stored and losses == self._dagster.outputs.losses(letter.range):
-            self._dagster.letters[letter.range] = letter
+        left = self._dagster.outputs.left_of(letter.range, losses)
+        if stored and left is not None:
+            self._dagster.letters[left] = letter
         self._ended.append(
             DeadLetterFailed(letter, "no answer") if lost else DeadLetterStored(letter)
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core import offers
 from dagster_rebalance.core.claims import StoredPartition, encode
+from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
@@ -159,6 +160,15 @@ def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key
         Offer("b", 2, run.ranges),
     )
     assert offers_of([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
+
+
+def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_again() -> None:
+    """Dagster would submit it with all of its ranges. It is cancelled instead."""
+    run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
+    again = InFlight(("r1",), ("r1",), unsubmitted=run)
+    order = Order(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
+    paused = replace(owned(1, ("b", 5, again)), order=order)
+    assert offers_of([owned(0, ("b", 9, again)), paused]) == ()
 
 
 def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:

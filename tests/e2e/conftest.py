@@ -25,6 +25,7 @@ SHARED = (
         "failing",
         "hopeless",
         "poisoned",
+        "ordered",
         "previewed",
     ),
     *("paired", "ended", "handled"),

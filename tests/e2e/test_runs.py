@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.orchestration.tags import BATCH_TAG
 from tests.e2e.stage import PATIENCE_S, Group
@@ -92,6 +94,33 @@ def _check_state(stage: Stage, group: str) -> bool | None:
     )
     evaluation = record.evaluation if record else None
     return evaluation.passed if evaluation else None
+
+
+def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage) -> None:
+    """A stop cancels the run that is at work; a pause lets it end. Other partitions work on."""
+    groups = stage.groups("ordered", partitions=3)
+    for group in groups:
+        group.turn_on("blue")
+    for group in groups:
+        group.wait("all runs to work", lambda group: len(group.working()) == 3)
+        for action, number in ((Action.STOP, 0), (Action.PAUSE, 1)):
+            order = Wanted(action, (f"{group.name}:{number}",), "ada", "the table is moved")
+            give(stage.instance, group.name, order)
+    for group in groups:
+        group.wait("its run to be cancelled", lambda group: group.in_state(_STATUS.CANCELED))
+        group.open()
+        group.wait("the others to go on", lambda group: group.committed() == {0: 0, 1: 10, 2: 10})
+        group.produce([0, 1, 2], 5)
+        group.wait("the free one to go on", lambda group: group.committed().get(2) == 15)
+        assert group.committed() == {0: 0, 1: 10, 2: 15}
+        assert len(group.in_state(_STATUS.CANCELED)) == 1
+        assert "stopped by ada" in str(group.ticks("blue")[:2])
+        assert _check_state(stage, group.name) is False
+        give(stage.instance, group.name, Wanted(Action.RESUME, ("*",), "ada"))
+    for group in groups:
+        group.wait("all records to be committed", lambda group: group.is_done(15))
+        group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
+        group.check_exactly_once()
 
 
 def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:

@@ -35,6 +35,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "on_failure": "dead_letter",
         "dead_letter_topic": "dead_letters",
     },
+    "ordered": {"max_ranges_per_run": 1},
     "previewed": {},
     "paired": {},
     "reloaded": {},
