@@ -80,7 +80,7 @@ def demo(
     )
     view = View(story.line_every_s)
     try:
-        with view, story.stage(view.step, interrupts.end) as stage:
+        with view, story.stage(view.step, interrupts) as stage:
             if not _play(stage, view, interrupts, protocol=protocol.value, output=output):
                 code = _FAILED
             if view.is_terminal if stay is None else stay:

@@ -61,13 +61,13 @@ class Story(Protocol):
         """How often a line says how things stand where there is no terminal."""
 
     def stage(
-        self, step: Callable[[str], None], at_end: Callable[[], None]
+        self, step: Callable[[str], None], interrupts: Interrupts
     ) -> AbstractContextManager[Stage]:
         """Start everything; it is gone when the context is left.
 
         Args:
             step: Gets a sentence before each part is started.
-            at_end: Called first when everything is to be ended.
+            interrupts: Ended first when everything is to be ended.
 
         Raises:
             DagsterRebalanceError: A part did not start; the message says which, and holds the end

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import threading
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
 
 from dagster_rebalance.cli import app
+from proofs.demo.streaming.parts import start_together
 from proofs.interrupts import SIGNALS, Interrupts
 
 if TYPE_CHECKING:
@@ -53,6 +56,48 @@ def test_without_a_signal_a_deferred_call_simply_ends(interrupts: Interrupts) ->
     """It is called every second."""
     with interrupts.deferred():
         pass
+
+
+class Slow:
+    """A part that takes a moment to start, and notes whether it had when it was stopped."""
+
+    def __init__(self) -> None:
+        self.is_started = False
+        self.stopped: list[bool] = []
+
+    def start(self) -> None:
+        """Take a moment."""
+        threading.Event().wait(0.1)
+        self.is_started = True
+
+    def stop(self) -> None:
+        """Note how far it was."""
+        self.stopped.append(self.is_started)
+
+
+def test_no_part_starts_after_it_was_stopped(
+    interrupts: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread pool does not know of a thread in whose start it was interrupted.
+
+    The demo left a folder of its Kafka behind.
+    """
+    start = threading.Thread.start
+
+    def start_and_interrupt(thread: threading.Thread) -> None:
+        start(thread)
+        signal.raise_signal(signal.SIGINT)
+
+    parts = [Slow(), Slow()]
+
+    def play() -> None:
+        with ExitStack() as stack:
+            start_together(stack, parts, interrupts)
+
+    monkeypatch.setattr(threading.Thread, "start", start_and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        play()
+    assert [part.stopped for part in parts] == [[True], [True]]
 
 
 def test_a_second_ctrl_c_does_not_disturb_the_end(interrupts: Interrupts) -> None:

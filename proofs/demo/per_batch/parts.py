@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import dagster as dg
 
+    from proofs.interrupts import Interrupts
+
 TOPIC = "orders"
 GROUP = "orders"
 SENSOR = "kafka_batches_sensor"
@@ -93,7 +95,7 @@ def all_parts(
     protocol: str,
     records_per_second: int,
     step: Callable[[str], None],
-    at_end: Callable[[], None],
+    interrupts: Interrupts,
 ) -> Iterator[Parts]:
     """Start everything, in order.
 
@@ -101,7 +103,7 @@ def all_parts(
         protocol: The group protocol.
         records_per_second: What the producer produces.
         step: Gets a sentence before each part is started.
-        at_end: Called first when everything is to be ended.
+        interrupts: Ended first when everything is to be ended.
 
     Raises:
         DagsterRebalanceError: A part did not start; the message says which, and holds the end of
@@ -141,7 +143,7 @@ def all_parts(
             stack.enter_context(producer)
             yield Parts(kafka, spark, dagster, instance, producer, folder / "orders", folder)
         finally:
-            at_end()
+            interrupts.end()
 
 
 def _example_project() -> Path:

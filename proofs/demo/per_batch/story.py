@@ -34,15 +34,13 @@ class PerBatch:
     line_every_s: float = 15.0
 
     @contextmanager
-    def stage(
-        self, step: Callable[[str], None], at_end: Callable[[], None]
-    ) -> Iterator[PerBatchStage]:
+    def stage(self, step: Callable[[str], None], interrupts: Interrupts) -> Iterator[PerBatchStage]:
         """Start everything."""
         with all_parts(
             protocol=self.protocol,
             records_per_second=self.records_per_second,
             step=step,
-            at_end=at_end,
+            interrupts=interrupts,
         ) as parts:
             yield PerBatchStage(parts)
 

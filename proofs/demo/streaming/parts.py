@@ -24,10 +24,11 @@ from proofs.witness.output import json_rows, parquet_rows
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import dagster as dg
 
+    from proofs.interrupts import Interrupts
     from proofs.witness.output import Row
 
 TOPIC = "orders"
@@ -100,7 +101,7 @@ def all_parts(
     records_per_second: int,
     with_spark: bool,
     step: Callable[[str], None],
-    at_end: Callable[[], None],
+    interrupts: Interrupts,
 ) -> Iterator[Parts]:
     """Start everything.
 
@@ -109,7 +110,7 @@ def all_parts(
         records_per_second: What the producer produces.
         with_spark: Whether the runs use Spark.
         step: Gets a sentence before parts are started.
-        at_end: Called first when everything is to be ended.
+        interrupts: Ended first when everything is to be ended.
 
     Raises:
         DagsterRebalanceError: A part did not start; the message says which, and holds the end of
@@ -146,7 +147,7 @@ def all_parts(
                 "starting Kafka, Dagster (webserver, daemon, code location)"
                 + (" and a Spark Connect server" if spark else "")
             )
-            _start_together(stack, [kafka, dagster, *([spark] if spark else [])])
+            start_together(stack, [kafka, dagster, *([spark] if spark else [])], interrupts)
             kafka.create_topic(TOPIC, PARTITIONS)
             yield Parts(
                 kafka=kafka,
@@ -164,7 +165,7 @@ def all_parts(
                 folder=folder,
             )
         finally:
-            at_end()
+            interrupts.end()
 
 
 def _project(folder: Path, *, with_spark: bool) -> Path:
@@ -176,12 +177,19 @@ def _project(folder: Path, *, with_spark: bool) -> Path:
     return code
 
 
-def _start_together(stack: ExitStack, parts: list[_Startable]) -> None:
+def start_together(stack: ExitStack, parts: Sequence[_Startable], interrupts: Interrupts) -> None:
+    """Start parts at the same time; the stack stops them.
+
+    Raises:
+        DagsterRebalanceError: One of them did not start.
+    """
     for part in parts:
         stack.callback(part.stop)
     threads = ThreadPoolExecutor(len(parts))
     # Before the first one is stopped it waits for all of them, also when one fails, or a person
     # interrupts this: none may start after it was stopped.
     stack.callback(threads.shutdown)
-    for start in [threads.submit(part.start) for part in parts]:
+    with interrupts.deferred():  # the pool would not know of a thread that it was just starting
+        starts = [threads.submit(part.start) for part in parts]
+    for start in starts:
         start.result()

@@ -36,7 +36,7 @@ class Streaming:
 
     @contextmanager
     def stage(
-        self, step: Callable[[str], None], at_end: Callable[[], None]
+        self, step: Callable[[str], None], interrupts: Interrupts
     ) -> Iterator[StreamingStage]:
         """Start everything."""
         with all_parts(
@@ -44,7 +44,7 @@ class Streaming:
             records_per_second=self.records_per_second,
             with_spark=self.with_spark,
             step=step,
-            at_end=at_end,
+            interrupts=interrupts,
         ) as parts:
             yield StreamingStage(parts)
 
