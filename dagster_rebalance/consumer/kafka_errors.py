@@ -64,6 +64,8 @@ _LEADER = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
+_INCONSISTENT_TOPIC_ID = 103
+"""confluent-kafka 2.12 has no name for it."""
 _BUSY = frozenset(
     {
         KafkaError.REQUEST_TIMED_OUT,
@@ -74,7 +76,7 @@ _BUSY = frozenset(
         KafkaError.UNSTABLE_OFFSET_COMMIT,
         KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.UNKNOWN_TOPIC_ID,
-        KafkaError.INCONSISTENT_TOPIC_ID,
+        _INCONSISTENT_TOPIC_ID,
         KafkaError._RETRY,
         KafkaError._WAIT_CACHE,
     }

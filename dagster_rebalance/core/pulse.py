@@ -48,7 +48,8 @@ class Pulse:
 
     Attributes:
         heartbeat_timeout_s: A run that has begun its work and shows the same sign for this long
-            is dead.
+            is dead. One that was told a longer time-out when it began may be silent for as long as
+            that: it gives signs more rarely, and stops itself later.
         start_timeout_s: The same for a run that has not begun yet.
         signs: By run id.
         observed_at: When the runs were last looked at.
@@ -118,7 +119,7 @@ class Pulse:
         Each comes with the seconds until it counts as dead.
         """
         return {
-            run_id: max(0.0, self.heartbeat_timeout_s - sign.age_s)
+            run_id: max(0.0, self._heartbeat_limit_s(sign.run) - sign.age_s)
             for run_id, sign in self.signs.items()
             if not sign.run.is_over
         }
@@ -164,4 +165,8 @@ class Pulse:
         )
         if is_being_launched or (run.state is RunState.CREATED and not run.is_requested):
             return self.start_timeout_s
-        return self.heartbeat_timeout_s if run.state in WORKING or not run.is_over else None
+        is_watched = run.state in WORKING or not run.is_over
+        return self._heartbeat_limit_s(run) if is_watched else None
+
+    def _heartbeat_limit_s(self, run: RunSeen) -> float:
+        return max(self.heartbeat_timeout_s, run.heartbeat_timeout_s)

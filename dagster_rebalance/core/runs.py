@@ -71,6 +71,8 @@ class RunSeen:
             work until it ended.
         heartbeat: The last sign of life of its process; changes while it lives. Empty before the
             process has begun its work.
+        heartbeat_timeout_s: How long it may give no sign, as it was told when it began; 0 where it
+            does not say.
         is_gone: Its process has said that it is finished, or is known not to exist any more; its
             Spark work may go on.
         is_over: Whether nothing of it works any more, once it has ended in Dagster's eyes.
@@ -99,6 +101,7 @@ class RunSeen:
     is_refused: bool = False
     is_taken_back: bool = False
     heartbeat: str = ""
+    heartbeat_timeout_s: float = 0.0
     is_gone: bool = False
     is_over: bool = True
     is_written_off: bool = False

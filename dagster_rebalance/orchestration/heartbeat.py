@@ -241,7 +241,8 @@ class Heartbeat:
         with self._beating:  # an older sign must not be written over a newer one
             # A member may see the sign from here on, whenever the answer comes.
             asked_at = time.monotonic()
-            words = (str(next(self._beats)), self.says(), self._process)
+            number = f"{next(self._beats)}/{self._timeout_s}"
+            words = (number, self.says(), self._process)
             SignsOfLife(instance).give(self._run, self._number, " ".join(filter(None, words)))
             self._beaten_at = asked_at
 

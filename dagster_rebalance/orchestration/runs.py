@@ -20,7 +20,7 @@ from dagster_rebalance.orchestration.left_claims import LeftClaims, streamed
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.run_process import is_gone
-from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
+from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in, timeout_in
 from dagster_rebalance.orchestration.tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
@@ -209,6 +209,7 @@ class RunLedger:
             (),
             RunState.DELETED,
             heartbeat=sign,
+            heartbeat_timeout_s=timeout_in(sign),
             may_work_on=partitions_in(sign),
             is_gone=is_gone(sign.rpartition(" ")[2], run_id),
             is_over=False,
@@ -243,6 +244,7 @@ class RunLedger:
                 ranges=tuple(sorted(range_ for _, range_ in self._noted[run_id])),
                 state=RunState.DELETED,
                 heartbeat=sign or "its place was taken by another run",
+                heartbeat_timeout_s=timeout_in(sign),
                 is_gone=note.is_finished or is_gone(sign.rpartition(" ")[2], run_id),
                 is_over=False,
             )
@@ -427,6 +429,7 @@ class RunLedger:
             is_taken_back=Mark.TAKEN_BACK in marks
             or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
             heartbeat=sign or old_sign,
+            heartbeat_timeout_s=timeout_in(sign),
             may_work_on=partitions_in(sign),
             is_gone=Mark.FINISHED in marks
             or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 PLACES = 10_000
 _NONE = "-"
 _PART = r"[A-Za-z0-9._-]+:[0-9]+(?:,[0-9]+)*"
-_SAID = re.compile(rf"[0-9]+ ({_NONE}|{_PART}(?:;{_PART})*) [^ ]+")
+_NUMBER = r"[0-9]+(?:/(?P<timeout_s>[0-9]+(?:\.[0-9]+)?(?:e\+[0-9]+)?))?"
+"""Which sign it is, and the time-out that its run was told."""
+_SAID = re.compile(rf"{_NUMBER} (?P<partitions>{_NONE}|{_PART}(?:;{_PART})*) [^ ]+")
 _IN_LOG = "dagster_rebalance sign of life: "
 
 
@@ -88,11 +90,17 @@ def partitions_in(sign: str) -> frozenset[TopicPartition] | None:
         return None
     return frozenset(
         TopicPartition(topic, int(number))
-        for part in said[1].split(";")
+        for part in said["partitions"].split(";")
         if part != _NONE
         for topic, _, numbers in [part.partition(":")]
         for number in numbers.split(",")
     )
+
+
+def timeout_in(sign: str) -> float:
+    """The `heartbeat_timeout_s` that a run was told when it began; 0 where the sign has none."""
+    number = re.match(_NUMBER, sign)
+    return float(number["timeout_s"] or 0) if number else 0.0
 
 
 def _place(number: int) -> str:

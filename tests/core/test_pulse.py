@@ -36,6 +36,17 @@ def test_a_run_without_a_new_sign_is_dead_after_the_timeout() -> None:
     assert dead_after(PULSE, replace(RUN, state=RunState.CANCELING), 61)[1] == [60]
 
 
+def test_a_run_that_was_told_a_longer_timeout_is_judged_by_that() -> None:
+    """It gives signs as often, and stops itself as late, as it was told when it began."""
+    told = replace(RUN, heartbeat_timeout_s=100.0)
+    pulse, dead = dead_after(PULSE, told, 110)
+    assert dead == [100]
+    over = replace(told, state=RunState.FAILED, is_over=False)
+    pulse, _ = PULSE.observe([over], 0.0)
+    assert pulse.unconfirmed == {"r1": 100.0}
+    assert dead_after(PULSE, replace(RUN, heartbeat_timeout_s=20.0), 70)[1] == [60]
+
+
 def test_a_run_that_is_being_launched_gets_more_time() -> None:
     """A cluster may take minutes to start it."""
     assert dead_after(PULSE, replace(RUN, state=RunState.STARTING), 310)[1] == [300]

@@ -19,12 +19,14 @@ from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.runs import RunLedger
-from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.signs import SignsOfLife, spelled_partitions
 from dagster_rebalance.testing.deadline import wait_until
-from tests.orchestration.parts import make_run, offer
+from tests.orchestration.parts import make_run, offer, tp
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from dagster_rebalance.core.partition import TopicPartition
 
 Status = dg.DagsterRunStatus
 PATIENT_S = 1000.0
@@ -77,12 +79,27 @@ def test_the_sign_of_life_changes_while_the_run_works(
     run = make_run(instance, offer(batch_id), Status.STARTED)
     heartbeat = begun(instance, run)
     first = sign(instance, run)
-    assert first.startswith("0 ")
+    assert first.startswith("0/1000.0 ")
     with heartbeat:
         wait_until(
             lambda: sign(instance, run) not in {first, ""}, timeout_s=30, what="another beat"
         )
     assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}
+
+
+@pytest.mark.parametrize("timeout_s", [20.0, 0.5, 123_456_789.0])
+@pytest.mark.parametrize("partitions", [[], [tp(0), tp(2)]])
+def test_a_run_is_judged_by_the_time_out_that_it_was_told(
+    instance: dg.DagsterInstance, batch_id: str, timeout_s: float, partitions: list[TopicPartition]
+) -> None:
+    """A deploy that shortens it took live runs for dead, and others began beside them."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = Heartbeat(instance, run, timeout_s=timeout_s)
+    heartbeat.says = lambda: spelled_partitions(partitions)
+    heartbeat.begin()
+    (seen,) = RunLedger(instance, "etl").read({batch_id})
+    assert seen.heartbeat_timeout_s == timeout_s
+    assert seen.may_work_on == frozenset(partitions)
 
 
 def test_beats_come_six_times_as_often_as_they_have_to(
@@ -249,7 +266,7 @@ def test_a_run_that_was_suspended_for_longer_than_its_lease_ends_as_failed(
         dg.DagsterExecutionInterruptedError, match=f"run {run.run_id} could give no sign of life"
     )
     with interrupted, heartbeat:
-        wait_until(lambda: sign(instance, run).startswith("1 "), timeout_s=30, what="a look")
+        wait_until(lambda: sign(instance, run).startswith("1/"), timeout_s=30, what="a look")
         heartbeat._beaten_at -= PATIENT_S
     assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.TAKEN_BACK, Mark.FINISHED}
     assert not interrupts, "its steps are done"
@@ -267,7 +284,7 @@ def test_a_run_that_ends_in_dagster_as_its_steps_end_does_not_succeed(
         dg.DagsterExecutionInterruptedError, match=r"(is CANCELED|is FAILURE|was deleted)"
     )
     with interrupted, heartbeat:
-        wait_until(lambda: sign(instance, run).startswith("1 "), timeout_s=30, what="a look")
+        wait_until(lambda: sign(instance, run).startswith("1/"), timeout_s=30, what="a look")
         if end == "delete":
             instance.delete_run(run.run_id)
         else:
