@@ -30,8 +30,12 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "broker": "dagster_rebalance.cli.broker",
+    "explain": "dagster_rebalance.cli.status",
     "pause": "dagster_rebalance.cli.control",
+    "produce": "dagster_rebalance.cli.produce",
+    "reset": "dagster_rebalance.cli.reset",
     "resume": "dagster_rebalance.cli.control",
+    "status": "dagster_rebalance.cli.status",
     "stop": "dagster_rebalance.cli.control",
 }
 """Each command's module; the function in it has the command's name."""
