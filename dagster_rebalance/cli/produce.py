@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from confluent_kafka import KafkaError, Message
 
+    from dagster_rebalance.consumer.settings import Settings
+
     _OnDelivery = Callable[[KafkaError | None, Message[bytes, bytes]], None]
 
 _LIMIT_S = 30.0
@@ -65,12 +67,7 @@ def produce(
         if error is not None:
             failures.append(error)
 
-    try:
-        producer = Producer(
-            {**settings.connection(), "message.timeout.ms": round(_LIMIT_S * 1000), "linger.ms": 5}
-        )
-    except (KafkaException, ValueError, TypeError) as problem:
-        raise configuration_error(problem) from problem
+    producer = _producer(settings)
     try:
         for number in range(records):
             key, value = record(number, keys)
@@ -86,6 +83,14 @@ def produce(
         msg = f"{left} of {records} records were not stored within {_LIMIT_S:.0f} s"
         raise BrokerError(msg, retriable=True)
     typer.echo(f"{records} records in topic {topic}, {partitions} partitions, {keys} keys")
+
+
+def _producer(settings: Settings) -> Producer:
+    limit_ms = round(_LIMIT_S * 1000)
+    try:
+        return Producer({**settings.connection(), "message.timeout.ms": limit_ms, "linger.ms": 5})
+    except (KafkaException, ValueError, TypeError) as problem:
+        raise configuration_error(problem) from problem
 
 
 def _is_taken(
