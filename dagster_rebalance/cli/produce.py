@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from confluent_kafka import KafkaException, Producer
 
-from dagster_rebalance.cli.target import BootstrapServer, CommandConfig, client_config
+from dagster_rebalance.cli.target import CommandConfig, client_config
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
@@ -42,7 +42,9 @@ def produce(
     records: Annotated[int, typer.Argument(min=1, help="How many.")] = 1000,
     *,
     keys: Annotated[int, typer.Option(min=1, help="How many different keys they have.")] = 100,
-    bootstrap_server: BootstrapServer = "",
+    bootstrap_server: Annotated[
+        str, typer.Option(help="Brokers as host:port.", show_default=False)
+    ] = "",
     command_config: CommandConfig = None,
 ) -> None:
     """Fill a topic with orders as JSON, keyed by customer, to try things with.
