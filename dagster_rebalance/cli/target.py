@@ -120,9 +120,15 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
             "group_protocol": "classic",
             "client_config": client,
         }
-        yield Target(
-            instance, KafkaConsumerResource(**settings), Catalogue(instance, assets, NOBODY)
-        )
+        try:
+            kafka = KafkaConsumerResource(**settings)
+        except ValueError as error:
+            msg = (
+                f"this version does not understand the settings that members of group {name} have "
+                f"left; a newer one may have written them: {error}"
+            )
+            raise ConfigurationError(msg) from error
+        yield Target(instance, kafka, Catalogue(instance, assets, NOBODY))
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     kafka_error,
 )
 from dagster_rebalance.consumer.translation import ours, to_commit
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.group_status import MemberSeen
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import ConsumerGroupDescription, MemberAssignment
 
     from dagster_rebalance.consumer.settings import Settings
-    from dagster_rebalance.core.errors import BrokerError
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 _Answer = TypeVar("_Answer")
@@ -50,6 +50,7 @@ _HAS_MEMBERS = {
     KafkaError.REBALANCE_IN_PROGRESS,
     KafkaError.STALE_MEMBER_EPOCH,
 }
+"""What Kafka says then depends on the protocol, and on what the group is about."""
 
 
 class GroupAdmin:
@@ -117,6 +118,9 @@ class GroupAdmin:
         try:
             self._answer(ask, timeout_s)
         except KafkaException as problem:
+            if kafka_error(problem).code() in _HAS_MEMBERS:
+                msg = f"the offsets of group '{group_id}' were not moved: it has members again"
+                raise BrokerError(msg) from problem
             raise self._error(problem, f"moving the offsets of group '{group_id}'") from problem
 
     def _answer(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
@@ -136,10 +140,8 @@ class GroupAdmin:
             time.sleep(_PAUSE_S)
 
     def _error(self, problem: KafkaException, doing: str) -> BrokerError:
-        error = kafka_error(problem)
-        if error.code() in _HAS_MEMBERS:
-            doing = f"{doing}, which has members again,"
-        return broker_error(self._cause(error), Attempt(doing, self._settings.brokers))
+        attempt = Attempt(doing, self._settings.brokers)
+        return broker_error(self._cause(kafka_error(problem)), attempt)
 
     def _cause(self, error: KafkaError) -> KafkaError:
         """The reason behind a time-out."""

@@ -69,6 +69,8 @@ class GroupSettings:
             found = json.loads(known[-1]) if known else {}
         except ValueError:
             return {}
+        if not isinstance(found, dict):
+            return {}
         mine = {*_KEPT, *_KEPT_IF_SHORT}
         return {name: value for name, value in found.items() if name in mine}
 

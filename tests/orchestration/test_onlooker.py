@@ -179,8 +179,9 @@ def test_settings_of_nobody_are_none(scene: Scene) -> None:
     """Members of an older version have left none; a newer one may write others."""
     settings = GroupSettings(scene.instance, scene.assets.settings_name)
     assert settings.read() == {}
-    settings.keep("not json")
-    assert settings.read() == {}
+    for nonsense in ("not json", "[1]"):
+        settings.keep(nonsense)
+        assert settings.read() == {}
     settings.keep('{"max_attempts": 2, "from_the_future": 1}')
     assert settings.read() == {"max_attempts": 2}
 
