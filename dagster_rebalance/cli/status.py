@@ -149,8 +149,12 @@ def _show(made: Callable[[], Rows], *, every_s: float | None) -> None:
         except BrokerError as error:
             return Rows(Text(str(error)))
 
-    with Live(console=console, auto_refresh=False, screen=sys.stdout.isatty()) as live:
-        live.update(made(), refresh=True)
+    first = made()
+    if not console.is_terminal:  # nothing can be redrawn there
+        console.print(first)
+        _repeat(lambda: console.print(made_again()), every_s=every_s)
+        return
+    with Live(first, console=console, auto_refresh=False) as live:
         _repeat(lambda: live.update(made_again(), refresh=True), every_s=every_s)
 
 

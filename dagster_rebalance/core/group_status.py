@@ -146,8 +146,9 @@ def status_of(
         end = found.bounds.until
         begins = owned.ledger.next_offset if owned.ledger else committed
         lag = None if begins is None else max(0, end - max(begins, found.bounds.start))
-    # What its owner is about to write or record, it writes in a moment, and nobody else does.
-    seen = replace(owned, pending=None, unrecorded=None)
+    # What its owner is about to write or record, it writes in a moment, and nobody else does; and
+    # only the owner knows since when records wait.
+    seen = replace(owned, pending=None, unrecorded=None, backlog_since=None)
     return PartitionStatus(
         partition=owned.partition,
         owner=owners.owner(owned.partition),
