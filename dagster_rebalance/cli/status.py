@@ -64,7 +64,7 @@ def status(
     dagster-rebalance status --watch
     dagster-rebalance status orders:3 'pay*' --group shop
     dagster-rebalance status --json | jq '.partitions[] | select(.stopped != "")'
-    dagster-rebalance status --bootstrap-server kafka:9093 --command-config login.properties
+    dagster-rebalance status --command-config login.properties
     """  # noqa: D301 - click keeps the lines behind \b as they are
     with (
         open_target(group, bootstrap_server, command_config) as target,

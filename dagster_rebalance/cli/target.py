@@ -1,9 +1,9 @@
 """Which Dagster, which group, which Kafka and which partitions a command means.
 
 Owns the options that commands share, and what is meant where one is left out. Dagster is the
-instance that `DAGSTER_HOME` names. Kafka is where the members have left word that it is; how to log
-in stands in a file of the person who asks, so that no secret is on a command line, in a list of
-processes, or in Dagster's storage.
+instance that `DAGSTER_HOME` names. Kafka is where the members have left word that it is. How to log
+in stands in a file of the person who asks, with the brokers that it is meant for, so that no secret
+is on a command line, in a list of processes, or in Dagster's storage.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BootstrapServer: TypeAlias = Annotated[
 CommandConfig: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="A file with settings of librdkafka, one name=value a line: how to log in.",
+        help="A file with settings of librdkafka, one name=value a line: brokers and login.",
         envvar="DAGSTER_REBALANCE_COMMAND_CONFIG",
         dir_okay=False,
         exists=True,
@@ -99,11 +99,15 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
         known_topics = {p.topic for p in partitions_of(instance, assets, name)}
         left = GroupSettings(instance, assets.settings_name).read()
         client = client_config(command_config)
-        servers = (
-            bootstrap_server
-            or client.pop("bootstrap.servers", "")
-            or left.get("bootstrap_servers", "")
-        )
+        servers = bootstrap_server or client.get("bootstrap.servers", "")
+        if command_config is not None and not servers:
+            # Who can write to Dagster's storage must not choose where a login is sent.
+            msg = (
+                f"{command_config} has no bootstrap.servers: add where that login goes, or give "
+                "--bootstrap-server"
+            )
+            raise ConfigurationError(msg)
+        servers = servers or left.get("bootstrap_servers", "")
         if not servers:
             msg = (
                 f"the members of group {name} have not left word of their brokers: give "

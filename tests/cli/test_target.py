@@ -47,12 +47,17 @@ def test_members_say_where_kafka_is_and_when_a_partition_stops(tmp_path: Path) -
     """How to log in is said by who asks."""
     login = tmp_path / "login"
     login.write_text("# mine\n\nsasl.password = a=b \nsecurity.protocol=SASL_SSL\n")
-    with open_target(ODD, "", login) as target:
+    refused = pytest.raises(ConfigurationError, match=r"login has no bootstrap\.servers: add where")
+    with refused, open_target(ODD, "", login):
+        pass
+    with open_target(ODD, "", None) as target:
+        assert target.kafka.bootstrap_servers == "kafka:9092"
+    with open_target(ODD, "kafka:9093", login) as target:
         kafka = target.kafka
     assert (kafka.group_id, kafka.topics) == (ODD, ["orders"])
     assert kafka.driver_settings().max_attempts == 7
     config = kafka.consumer_config()
-    assert config["bootstrap.servers"] == "kafka:9092"
+    assert config["bootstrap.servers"] == "kafka:9093"
     assert config["sasl.password"] == "a=b"
     assert "a=b" not in repr(kafka)
 

@@ -102,7 +102,7 @@ def test_attempts_are_counted_as_members_count_them(scene: Scene, batch_id: str)
     """With the settings that they have left."""
     run = scene.run(batch_id, Status.FAILURE)
     set_mark(scene.instance, run, Mark.BEGAN)
-    set_mark(scene.instance, run, Mark.FINISHED)
+    set_mark(scene.instance, run, Mark.OVER)
     assert run.run_id in scene.row().stopped
     assert scene.row(1).stopped == ""
 
