@@ -7,6 +7,7 @@ waits for the imports of another.
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
@@ -77,6 +78,8 @@ def run(commands: Mapping[str, str]) -> None:
     An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even
     in imports.
     """
+    # What the Kafka client logs again and again is said once, by the error that follows from it.
+    logging.getLogger("dagster_rebalance.librdkafka").addHandler(logging.NullHandler())
     try:
         build_app(commands, sys.argv[1:])()
     except DagsterRebalanceError as error:

@@ -151,12 +151,14 @@ def test_status_shows_owners_and_a_hold(shop: Shop, protocol: str) -> None:
         table = shop.said("status")
         assert table.startswith(f"group {shop.topic}: 1 member, 3 partitions, lag {RECORDS - 1}")
     with shop.members(protocol, "blue", "green"):
-        wait_until(
-            lambda: any(row["hold"] for row in shop.rows()) or None, timeout_s=60, what="a hold"
+        held = wait_until(
+            # Before its owner has heard of it, Kafka only says who waits for it.
+            lambda: next((row for row in shop.rows() if "held by blue" in row["hold"]), None),
+            timeout_s=60,
+            what=lambda: f"a hold among {shop.rows()}",
         )
-        held = next(row for row in shop.rows() if row["hold"])
         assert held["owner"] == ""
-        assert held["hold"].startswith("held by blue")
+        assert held["hold"].endswith({"consumer": "green waits for it"}.get(protocol, "blue"))
         sentences = shop.said("explain", f"{shop.topic}-{held['partition']}")
         assert "It has no owner at the moment: held by blue" in sentences
 
@@ -216,7 +218,10 @@ def test_reset_finds_the_place_of_a_time(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["status", "--bootstrap-server", "127.0.0.1:1"], "listing the topics failed at 127.0"),
+        (
+            ["status", "--bootstrap-server", "127.0.0.1:1"],
+            "failed at 127.0.0.1:1: .*check that the b",
+        ),
         (["explain", "orders-9"], "orders-9 matches no partition of group orders-"),
         (["reset", "--all", "--to-latest", "--to-earliest"], "say where to with one of"),
         (["reset", "--to-latest"], "say which partitions to move"),
