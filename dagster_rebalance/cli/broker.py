@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -54,20 +53,18 @@ def broker(
     def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    with (
-        console.status("") as status,
-        ExitStack() as stack,
-    ):
+    status = console.status("")
 
-        def tell(sentence: str) -> None:
-            """Show what is done. A file or a pipe gets a line: there nothing can be redrawn."""
-            if console.is_terminal:
-                status.update(sentence)
-            else:
-                console.print(sentence, soft_wrap=True, highlight=False)
+    def tell(sentence: str) -> None:
+        """Show what is done. A file or a pipe gets a line: there nothing can be redrawn."""
+        if console.is_terminal:
+            status.update(sentence)
+        else:
+            console.print(sentence, soft_wrap=True, highlight=False)
 
-        tell("starting Kafka, which takes some seconds")
-        kafka = stack.enter_context(KafkaCluster(nodes=nodes, port=port, tell=tell))
+    cluster = KafkaCluster(nodes=nodes, port=port, tell=tell)
+    tell("starting Kafka, which takes some seconds")
+    with status, cluster as kafka:
         for name, partitions in topics:
             tell(f"creating topic {name}")
             kafka.create_topic(name, partitions)
