@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from dagster_rebalance.cli.target import CommandConfig, client_config
 from dagster_rebalance.consumer.cluster import Cluster
@@ -27,7 +27,7 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from confluent_kafka import KafkaError, Message
+    from confluent_kafka import Message
 
     from dagster_rebalance.consumer.settings import Settings
 
@@ -80,11 +80,21 @@ def produce(
     except KafkaException as problem:
         raise broker_error(kafka_error(problem), attempt) from problem
     if failures:
-        raise broker_error(failures[0], attempt)
+        raise _refused(failures[0], attempt)
     if left:
         msg = f"{left} of {records} records were not stored within {_LIMIT_S:.0f} s"
         raise BrokerError(msg, retriable=True)
     typer.echo(f"{records} records in topic {topic}, {partitions} partitions, {keys} keys")
+
+
+def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        msg = (
+            f"{attempt.doing} failed: {error.str()} ({error.name()}); grant the principal the ACL "
+            "WRITE on the topic"
+        )
+        return BrokerError(msg)
+    return broker_error(error, attempt)
 
 
 def _producer(settings: Settings) -> Producer:

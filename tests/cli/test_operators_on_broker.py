@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Ho
 from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
 from tests.cli.typed import typed
 from tests.orchestration.parts import make_run, offer
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
+    from dagster_rebalance.testing.secured import SecuredKafka
 
 pytestmark = pytest.mark.broker
 PARTITIONS, RECORDS = 3, 30
@@ -48,6 +51,12 @@ class Shop:
         """What a member reports to."""
         host = Host(location, "sensor", location)
         return Catalogue(self.instance, GroupAssets.of(self.topic), host, told(self.resource))
+
+    def was_there(self) -> None:
+        """Leave what a member leaves that has had all partitions."""
+        catalogue = self.catalogue("blue")
+        catalogue.add_partitions(self.partitions)
+        catalogue.record_joined()
 
     @contextmanager
     def members(self, protocol: str, *names: str) -> Iterator[None]:
@@ -111,29 +120,28 @@ class Shop:
 
 
 @pytest.fixture
-def shop(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    kafka_broker: KafkaCluster,
-    kafka_topic: TopicFactory,
-) -> Iterator[Shop]:
-    """A group whose member was there and has left, with records of which it has done some."""
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """An empty instance, which `DAGSTER_HOME` names."""
     (tmp_path / "dagster.yaml").touch()
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    topic = kafka_topic(PARTITIONS, prefix="orders")
-    with dg.DagsterInstance.get() as instance:
-        shop = Shop(instance, kafka_broker, topic)
-        catalogue = shop.catalogue("blue")
-        catalogue.add_partitions(shop.partitions)
-        catalogue.record_joined()
-        said = typed(
-            "produce", topic, str(RECORDS), "--bootstrap-server", kafka_broker.bootstrap_servers
-        )
-        assert (
-            said.output == f"{RECORDS} records in topic {topic}, {PARTITIONS} partitions, "
-            "100 keys\n"
-        )
-        yield shop
+    with dg.DagsterInstance.get() as made:
+        yield made
+
+
+@pytest.fixture
+def shop(
+    instance: dg.DagsterInstance, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> Shop:
+    """A group whose member was there and has left, with some records."""
+    shop = Shop(instance, kafka_broker, kafka_topic(PARTITIONS, prefix="orders"))
+    shop.was_there()
+    said = typed(
+        "produce", shop.topic, str(RECORDS), "--bootstrap-server", kafka_broker.bootstrap_servers
+    )
+    assert said.output == (
+        f"{RECORDS} records in topic {shop.topic}, {PARTITIONS} partitions, 100 keys\n"
+    )
+    return shop
 
 
 @pytest.mark.parametrize("protocol", ["consumer", "classic"])
@@ -235,3 +243,34 @@ def test_a_slip_of_the_hand_is_answered_with_a_sentence(
     """A traceback tells a person nothing."""
     with pytest.raises(DagsterRebalanceError, match=problem):
         shop.said(*arguments)
+
+
+def test_a_login_stands_in_a_file(
+    instance: dg.DagsterInstance, secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    """With the least rights; no refusal shows the password."""
+    name, password = unique_name("operator"), uuid.uuid4().hex
+    secured_kafka.create_topic(name, PARTITIONS)
+    secured_kafka.add_user(name, password)
+    secured_kafka.allow(name, "READ", topic=name)
+    secured_kafka.allow(name, "DESCRIBE", group=name)
+    shop = Shop(instance, secured_kafka, name)
+    shop.was_there()
+    file = tmp_path / "login"
+    settings = secured_kafka.client_config(name)
+    file.write_text("\n".join(f"{key}={value}" for key, value in settings.items()))
+    login = ("--command-config", str(file))
+    assert password in file.read_text()
+    assert shop.said("status", *login).startswith(f"group {name}: no members, 3 partitions, lag 0")
+    move = ("reset", "--all", "--to-earliest", *login)
+    assert "Nothing was moved" in shop.said(*move)
+    with pytest.raises(BrokerError, match="authoriz") as refused:
+        shop.said(*move, "--yes")
+    assert password not in str(refused.value)
+    secured_kafka.allow(name, "READ", group=name)
+    assert f"Moved {name}-0..2." in shop.said(*move, "--yes")
+    with pytest.raises(BrokerError, match="grant the principal the ACL WRITE on the topic"):
+        typed("produce", name, "5", *login)
+    file.write_text(file.read_text().replace(password, "wrong"))
+    with pytest.raises(BrokerError, match="check 'security"):
+        shop.said("status", *login)
