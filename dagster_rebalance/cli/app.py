@@ -7,6 +7,7 @@ waits for the imports of another.
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
@@ -30,8 +31,12 @@ INTERRUPTED = 130
 
 COMMANDS = {
     "broker": "dagster_rebalance.cli.broker",
+    "explain": "dagster_rebalance.cli.status",
     "pause": "dagster_rebalance.cli.control",
+    "produce": "dagster_rebalance.cli.produce",
+    "reset": "dagster_rebalance.cli.reset",
     "resume": "dagster_rebalance.cli.control",
+    "status": "dagster_rebalance.cli.status",
     "stop": "dagster_rebalance.cli.control",
 }
 """Each command's module; the function in it has the command's name."""
@@ -73,6 +78,8 @@ def run(commands: Mapping[str, str]) -> None:
     An error of this package is a sentence and exit code 1, never a traceback; Ctrl-C neither, even
     in imports.
     """
+    # What the Kafka client logs again and again is said once, by the error that follows from it.
+    logging.getLogger("dagster_rebalance.librdkafka").addHandler(logging.NullHandler())
     try:
         build_app(commands, sys.argv[1:])()
     except DagsterRebalanceError as error:

@@ -41,7 +41,11 @@ def broker(
         typer.Option(help="NAME:PARTITIONS to create; may be given several times."),
     ] = None,
 ) -> None:
-    """Run a local Kafka until Ctrl-C, in a temporary folder, for trying things out."""
+    """Run a local Kafka until Ctrl-C, in a temporary folder, for trying things out.
+
+    \b
+    dagster-rebalance broker --port 9092 --topic orders:8
+    """  # noqa: D301 - click keeps the lines behind \b as they are
     topics = [_parse_topic(text) for text in topic or []]
     console = Console()
     stop = threading.Event()
@@ -49,12 +53,20 @@ def broker(
     def ask_to_stop(_number: int, _frame: FrameType | None) -> None:
         stop.set()
 
-    with (
-        console.status("starting Kafka") as status,
-        KafkaCluster(nodes=nodes, port=port, tell=status.update) as kafka,
-    ):
+    status = console.status("")
+
+    def tell(sentence: str) -> None:
+        """Show what is done. A file or a pipe gets a line: there nothing can be redrawn."""
+        if console.is_terminal:
+            status.update(sentence)
+        else:
+            console.print(sentence, soft_wrap=True, highlight=False)
+
+    cluster = KafkaCluster(nodes=nodes, port=port, tell=tell)
+    tell("starting Kafka, which takes some seconds")
+    with status, cluster as kafka:
         for name, partitions in topics:
-            status.update(f"creating topic {name}")
+            tell(f"creating topic {name}")
             kafka.create_topic(name, partitions)
         status.stop()
         _tell(console, kafka, topics)
@@ -73,6 +85,8 @@ def _tell(console: Console, kafka: KafkaCluster, topics: Sequence[tuple[str, int
         "bootstrap servers": kafka.bootstrap_servers,
         "topics": ", ".join(f"{name} ({partitions} partitions)" for name, partitions in topics)
         or "none (--topic NAME:PARTITIONS makes one)",
+        "to fill one": f"dagster-rebalance produce {topics[0][0] if topics else 'TOPIC'} 1000 "
+        f"--bootstrap-server {kafka.bootstrap_servers}",
         "log": ", ".join(map(str, kafka.logs)),
         "to stop": "Ctrl-C",
     }

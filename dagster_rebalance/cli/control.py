@@ -6,37 +6,22 @@ the members (`DAGSTER_HOME`), and neither Kafka nor the code of the assets.
 
 from __future__ import annotations
 
-import getpass
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, TypeAlias
-
-import dagster as dg
 import typer
 
+from dagster_rebalance.cli.target import (
+    By,
+    Everything,
+    Group,
+    Partitions,
+    Reason,
+    login,
+    only_group,
+    open_instance,
+)
 from dagster_rebalance.core.control import EVERYTHING, Action
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.orchestration.control import Wanted, give, groups_of
+from dagster_rebalance.orchestration.control import Wanted, give
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-Partitions: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(
-        help="orders:3 for a partition, orders for a topic, or a pattern such as 'ord*'.",
-        show_default=False,
-    ),
-]
-Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All partitions of the group.")]
-Group: TypeAlias = Annotated[
-    str, typer.Option(help="The consumer group. By default the only one of the instance.")
-]
-By: TypeAlias = Annotated[
-    str, typer.Option(help="Who you are. By default the name of your login.", show_default=False)
-]
-Reason: TypeAlias = Annotated[
-    str, typer.Option("--reason", "-r", help="Why, for those who see it.")
-]
 _NO_REASON = ""
 
 
@@ -109,44 +94,6 @@ def _order(
         msg = "give either partitions or --all, not both"
         raise ConfigurationError(msg)
     selectors = [EVERYTHING] if everything else partitions or []
-    with _instance() as instance:
-        wanted = Wanted(action, selectors, by or _login(), reason)
-        typer.echo(give(instance, group or _only_group(instance), wanted))
-
-
-def _login() -> str:
-    """The name of the login; empty where there is none, as in some containers."""
-    try:
-        return getpass.getuser()
-    except (ImportError, KeyError, OSError):
-        return ""
-
-
-@contextmanager
-def _instance() -> Iterator[dg.DagsterInstance]:
-    """The instance that `DAGSTER_HOME` names.
-
-    Raises:
-        ConfigurationError: There is none, Dagster cannot open it, or its storage does not answer.
-    """
-    try:
-        instance = dg.DagsterInstance.get()
-        instance.get_runs_count()
-    except Exception as error:
-        msg = f"Dagster's instance cannot be used: {error}"
-        raise ConfigurationError(msg) from error
-    with instance:
-        yield instance
-
-
-def _only_group(instance: dg.DagsterInstance) -> str:
-    groups = groups_of(instance)
-    if len(groups) == 1:
-        return groups[0]
-    msg = (
-        f"this Dagster instance has several consumer groups: say --group with one of "
-        f"{', '.join(groups)}"
-        if groups
-        else "this Dagster instance has no consumer group yet: no member has ever joined one"
-    )
-    raise ConfigurationError(msg)
+    with open_instance() as instance:
+        wanted = Wanted(action, selectors, by or login(), reason)
+        typer.echo(give(instance, group or only_group(instance), wanted))

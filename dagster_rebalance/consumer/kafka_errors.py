@@ -46,7 +46,7 @@ _UNREACHABLE = frozenset(
         KafkaError._WAIT_COORD,
     }
 )
-_COORDINATOR = frozenset(
+COORDINATOR_MOVES = frozenset(
     {
         KafkaError.COORDINATOR_NOT_AVAILABLE,
         KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
@@ -108,7 +108,7 @@ _REFUSED_WITHIN_S = 1.0
 TROUBLES_KEPT = 20
 """The last ones that a client told are enough to find the cause of a time-out."""
 
-RETRIABLE = _UNREACHABLE | _COORDINATOR | _LEADER | _BUSY
+RETRIABLE = _UNREACHABLE | COORDINATOR_MOVES | _LEADER | _BUSY
 
 PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError.REBALANCE_IN_PROGRESS}
 """What the client mends by itself while it is polled."""
@@ -126,7 +126,7 @@ _ADVICE: dict[int, str] = {
         "check that the brokers of 'bootstrap.servers' run, can be reached from here, and speak "
         "your 'security.protocol'",
     ),
-    **dict.fromkeys(_COORDINATOR, "the group's coordinator is moving; try again"),
+    **dict.fromkeys(COORDINATOR_MOVES, "the group's coordinator is moving; try again"),
     **dict.fromkeys(_LEADER, "the partition's leader is moving; try again"),
     **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
     **dict.fromkeys(

@@ -48,9 +48,8 @@ _LARGEST_EPOCH = 2**31 - 1
 TO_CURRENT = (
     "To go on at the committed offset without that text, turn the sensors of the group off, wait "
     "until its members have left, "
-    "run kafka-consumer-groups --bootstrap-server <brokers> --group <group> --reset-offsets "
-    "--topic <topic>:<partition> "
-    "--to-current --execute, and turn the sensors on again"
+    "run dagster-rebalance reset <topic>:<partition> --to-current --yes, and turn the sensors on "
+    "again"
 )
 """What a person can do about text that must not be believed."""
 

@@ -16,9 +16,10 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -93,10 +94,31 @@ class Order:
 
     def covers(self, partition: TopicPartition) -> bool:
         """Whether the order is about a partition."""
-        topic, _, number = self.partitions.partition(":")
-        return fnmatchcase(partition.topic, topic) and fnmatchcase(
-            str(partition.partition), number or "*"
-        )
+        return covers(self.partitions, partition)
+
+
+def covers(selector: str, partition: TopicPartition) -> bool:
+    """Whether a person means a partition with `orders:3`, a topic, or a pattern of either."""
+    topic, _, number = selector.partition(":")
+    return fnmatchcase(partition.topic, topic) and fnmatchcase(
+        str(partition.partition), number or "*"
+    )
+
+
+def unmatched(
+    selector: str, partitions: Iterable[TopicPartition], group_id: str
+) -> ConfigurationError:
+    """The error of a person who has named partitions that a group does not have.
+
+    Args:
+        selector: What the person has typed.
+        partitions: Those of the group.
+        group_id: The group.
+    """
+    return ConfigurationError(
+        f"{selector} matches no partition of group {group_id}, which has {named(partitions)}. "
+        f"Write topic:number for a partition, a topic, a pattern such as 'ord*', or '{EVERYTHING}'"
+    )
 
 
 def in_force(orders: Sequence[Order], partition: TopicPartition) -> Order | None:

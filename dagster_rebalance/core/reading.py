@@ -107,7 +107,7 @@ class Unread:
                     f"{min(log.start, end)}) were deleted (retention, or by hand) before they were "
                     "processed. Nothing was committed. To go on without them, set the group's "
                     "committed offset of this partition to where the log begins "
-                    "(kafka-consumer-groups --reset-offsets). Against retention, set retention.ms "
+                    "(dagster-rebalance reset). Against retention, set retention.ms "
                     "above the longest backlog"
                 )
             elif log.until < end:
@@ -116,6 +116,6 @@ class Unread:
                     "(unclean leader election), or the topic was made anew. Nothing was committed. "
                     "New records will take these offsets: to go on, set the group's committed "
                     f"offset of this partition to {log.until} or, if the topic is new, to its "
-                    "beginning (kafka-consumer-groups --reset-offsets)"
+                    "beginning (dagster-rebalance reset)"
                 )
         return found

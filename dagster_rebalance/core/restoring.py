@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition, decode
 from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.control import selector_of
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.owned_partition import Refused
@@ -237,10 +238,8 @@ def _reset(partition: TopicPartition, where: str) -> str:
     """How a person gives the word. Kafka refuses it while the group has members."""
     return (
         "turn the sensors of the group off, wait until its members have left, run "
-        "kafka-consumer-groups --bootstrap-server "
-        "<brokers> --group <group> --reset-offsets --topic "
-        f"{partition.topic}:{partition.partition} {where} --execute, "
-        "and turn the sensors on again"
+        f"dagster-rebalance reset {selector_of(partition)} {where} --yes, and turn the sensors on "
+        "again"
     )
 
 

@@ -20,22 +20,25 @@ import dagster as dg
 
 from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
-from dagster_rebalance.core.partition import named
+from dagster_rebalance.core.group_status import Assigned
+from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.orchestration.group_settings import GroupSettings
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from dagster_rebalance.core.commands import RecordCommit
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.receipts import Receipt
+    from dagster_rebalance.core.reset import Move
 
 _PART_SHOWN = 60
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 _NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 _EVENTS_READ = 100
+_ASSIGNMENTS_READ = 1_000
 _PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
 """Dagster's UI lets people report materialisations, which have no offsets: the last commit may be
@@ -69,6 +72,11 @@ class GroupAssets:
     def order_book_name(self) -> str:
         """The name under which Dagster keeps what people have ordered."""
         return f"dagster_rebalance/orders/{self.group.path[1]}"
+
+    @property
+    def settings_name(self) -> str:
+        """The name under which Dagster keeps the settings that members have left."""
+        return f"dagster_rebalance/settings/{self.group.path[1]}"
 
 
 class Seat:
@@ -125,9 +133,18 @@ NOBODY = Host(location="", sensor="", incarnation="")
 
 
 class Catalogue:
-    """Reports for one member."""
+    """Reports for one member.
 
-    def __init__(self, instance: dg.DagsterInstance, assets: GroupAssets, host: Host) -> None:
+    Args:
+        instance: Where it reports.
+        assets: The assets of the group.
+        host: The process that the member lives in.
+        settings: What others may know of the settings of the group; empty for who is no member.
+    """
+
+    def __init__(
+        self, instance: dg.DagsterInstance, assets: GroupAssets, host: Host, settings: str = ""
+    ) -> None:
         self._instance = instance
         self._assets = assets
         self._host = host
@@ -135,6 +152,7 @@ class Catalogue:
         self._newest_event: int | None = None
         self._seat = Seat(instance, assets, host.location, host.sensor)
         self._order_book = OrderBook(instance, assets.order_book_name)
+        self._settings = settings
 
     def keep_seat(self) -> None:
         """Show other processes of the code location that this one is the member, and lives."""
@@ -302,6 +320,8 @@ class Catalogue:
 
         A predecessor of it finds that with `successor`.
         """
+        if self._settings:
+            GroupSettings(self._instance, self._assets.settings_name).keep(self._settings)
         self._observe("joined", f"{self._host.location} joined the group", {})
         for storage_id, said in self._observed(limit=_EVENTS_READ):
             if said.get("incarnation") == self._host.incarnation:
@@ -316,6 +336,36 @@ class Catalogue:
             {
                 "partitions": dg.MetadataValue.json([str(partition) for partition in partitions]),
                 "member_id": member_id,
+            },
+        )
+
+    def assigned(self) -> Iterator[Assigned]:
+        """What members have recorded of their assignments of late, newest first."""
+        for _, said in self._observed(limit=_ASSIGNMENTS_READ):
+            partitions = said.get("partitions")
+            if said.get("event") == "assigned" and isinstance(partitions, list):
+                split = [str(name).rpartition("-") for name in partitions]
+                yield Assigned(
+                    str(said.get("member_id")),
+                    str(said.get("code_location")),
+                    str(said.get("incarnation")),
+                    frozenset(TopicPartition(topic, int(number)) for topic, _, number in split),
+                )
+
+    def record_moves(self, moves: Collection[Move], *, by: str, reason: str) -> None:
+        """Record that a person has moved committed offsets."""
+        partitions = [move.partition for move in moves]
+        why = f": {reason}" if reason else ""
+        self._observe(
+            "reset",
+            f"{by or 'somebody'} moved the committed offsets of {named(partitions)}{why}",
+            {
+                "partitions": dg.MetadataValue.json([str(partition) for partition in partitions]),
+                "moves": dg.MetadataValue.json(
+                    {str(move.partition): [move.before, move.stored.offset] for move in moves}
+                ),
+                "by": by,
+                "reason": reason,
             },
         )
 

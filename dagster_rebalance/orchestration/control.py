@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import dagster as dg
 
 from dagster_rebalance.core.control import (
-    EVERYTHING,
     Action,
     Order,
     how_to_resume,
     in_force,
+    unmatched,
 )
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition, named
@@ -77,7 +77,7 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
     if not orders:
         msg = f"say which partitions to {wanted.action.value}: orders:3, a topic, a pattern, or all"
         raise ConfigurationError(msg)
-    known = _partitions(instance, assets, group_id)
+    known = partitions_of(instance, assets, group_id)
     matched = sorted({p for order in orders for p in _matched(order, known, group_id)})
     book = OrderBook(instance, assets.order_book_name)
     try:
@@ -149,19 +149,18 @@ def _consequence(
 def _matched(order: Order, known: Sequence[TopicPartition], group_id: str) -> list[TopicPartition]:
     found = [partition for partition in known if order.covers(partition)]
     if not found:
-        msg = (
-            f"{order.partitions} matches no partition of group {group_id}, which has "
-            f"{named(known)}. Write topic:number for a partition, a topic, a pattern such as "
-            f"'ord*', or '{EVERYTHING}'"
-        )
-        raise ConfigurationError(msg)
+        raise unmatched(order.partitions, known, group_id)
     return found
 
 
-def _partitions(
+def partitions_of(
     instance: dg.DagsterInstance, assets: GroupAssets, group_id: str
 ) -> list[TopicPartition]:
-    """The partitions that a member of the group was ever assigned."""
+    """The partitions that a member of the group was ever assigned.
+
+    Raises:
+        ConfigurationError: There are none, so the name of the group may be wrong.
+    """
     found = []
     for key in instance.get_dynamic_partitions(assets.partitions_name):
         topic, _, number = key.rpartition("-")

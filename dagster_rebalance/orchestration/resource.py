@@ -14,6 +14,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field, model_validator
 
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
+from dagster_rebalance.consumer.group_admin import GroupAdmin
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
@@ -294,6 +295,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ConfigurationError: A setting cannot work.
         """
         return RangeReader(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
+
+    def group(self) -> GroupAdmin:
+        """What looks at the group from outside, and moves its offsets. It is no member.
+
+        Raises:
+            ConfigurationError: A setting cannot work.
+        """
+        return GroupAdmin(validated(self.consumer_config(), hold_limit_s=self.hold_limit_s))
 
     def dead_letters(self) -> DeadLetterProducer | None:
         """What sends to the dead-letter topic, if there is one.

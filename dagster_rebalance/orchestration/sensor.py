@@ -18,6 +18,7 @@ from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.job_checks import check_executor, check_steps
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.own_jobs import JobName
@@ -180,7 +181,7 @@ def _host(
                 dead_letters=DeadLetters(stack.enter_context(closing(producer)), kafka.group_id)
                 if producer
                 else None,
-                catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host),
+                catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host, told(kafka)),
                 topics=kafka.topics,
                 clock_with_suspension=_clock_with_suspension,
             )

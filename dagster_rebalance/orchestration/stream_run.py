@@ -28,6 +28,7 @@ from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.mailbox import Mailbox
@@ -318,7 +319,7 @@ class StreamRun:
                 runs=self._work,
                 work=self._work,
                 dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
-                catalogue=StreamCatalogue(instance, kafka.group_id, run),
+                catalogue=StreamCatalogue(instance, kafka, run),
                 topics=kafka.topics,
             )
 
@@ -381,13 +382,16 @@ class StreamRun:
 class StreamCatalogue(Catalogue):
     """Reports for the member of a streaming run, which has no seat and no successor of its own."""
 
-    def __init__(self, instance: dg.DagsterInstance, group_id: str, run: dg.DagsterRun) -> None:
+    def __init__(
+        self, instance: dg.DagsterInstance, kafka: KafkaConsumerResource, run: dg.DagsterRun
+    ) -> None:
         origin = run.remote_job_origin
         location = origin.repository_origin.code_location_origin.location_name if origin else ""
         super().__init__(
             instance,
-            GroupAssets.of(group_id),
+            GroupAssets.of(kafka.group_id),
             Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id),
+            told(kafka),
         )
         self._run = run
         self._has_joined = False

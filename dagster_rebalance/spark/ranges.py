@@ -240,7 +240,7 @@ def _explained(text: str) -> BrokerError | ConfigurationError | None:
             "hold them, a transaction may still be "
             "open: its records come when it ends. Only when the records are really gone, set the "
             "group's committed offset of this "
-            "partition to where the log goes on (kafka-consumer-groups --reset-offsets). Against "
+            "partition to where the log goes on (dagster-rebalance reset). Against "
             "retention, set retention.ms above "
             "the longest backlog."
         )

@@ -36,6 +36,9 @@ def test_a_broker_runs_until_it_is_told_to_stop(tmp_path: Path, number: signal.S
         found = re.search(r"bootstrap servers +127\.0\.0\.1:(\d+)", child.tail())
         assert found is not None, child.tail()
         port = int(found.group(1))
+        assert "starting Kafka" in child.tail(), "a log shows that something is going on"
+        fill = f"dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:{port}"
+        assert fill in child.tail()
         assert (
             len(
                 AdminClient({"bootstrap.servers": f"127.0.0.1:{port}"})

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
-from typer.testing import CliRunner, Result
 
-from dagster_rebalance.cli.app import COMMANDS, build_app
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.order_book import OrderBook
+from tests.cli.typed import typed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,14 +37,6 @@ def shop(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OrderBook]:
     monkeypatch.setenv("DAGSTER_HOME", str(home))
     with dg.DagsterInstance.get() as instance:
         yield OrderBook(instance, GroupAssets.of("shop").order_book_name)
-
-
-def typed(*arguments: str) -> Result:
-    """What a command says; an error of the package is raised, as the console script gets it."""
-    result = CliRunner().invoke(build_app(COMMANDS, arguments), list(arguments))
-    if isinstance(result.exception, ConfigurationError):
-        raise result.exception
-    return result
 
 
 def test_a_partition_is_paused_and_resumed(shop: OrderBook) -> None:

@@ -16,6 +16,7 @@ from dagster_rebalance.core.control import (
     in_force,
     out_of_date,
     selector_of,
+    unmatched,
 )
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
@@ -107,3 +108,11 @@ def test_the_command_to_resume_can_be_pasted() -> None:
     """A shell would replace a pattern by the names of files."""
     assert how_to_resume(selector_of(PARTITIONS[1])) == "dagster-rebalance resume orders:1"
     assert how_to_resume("*") == "dagster-rebalance resume '*'"
+
+
+def test_a_name_that_nothing_matches_is_answered_with_what_there_is() -> None:
+    """A slip of the hand is mended from the message."""
+    assert str(unmatched("order", PARTITIONS, "shop")).startswith(
+        "order matches no partition of group shop, which has orders-0, orders-1, orders-11, "
+        "pay-0, pay-1, pay-11. Write topic:number for a partition"
+    )

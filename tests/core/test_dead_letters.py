@@ -229,7 +229,7 @@ def test_offsets_that_kafka_has_not_are_never_dead_letters(
     assert letters(member) == []
     owned = member.driver.partitions[tp(0)]
     assert owned.phase is Phase.STOPPED
-    assert "--group <group> --reset-offsets" in owned.stop_reason
+    assert "dagster-rebalance reset orders:0" in owned.stop_reason
     assert world.kafka.commits == []
 
 

@@ -120,7 +120,7 @@ def test_offsets_that_can_never_come_are_said(bounds: Bounds, why: str) -> None:
     gone = unread().why_gone({tp(0): bounds, tp(1): Bounds(0, 3)})
     assert list(gone) == [tp(0)]
     assert re.search(why, gone[tp(0)])
-    assert "reset-offsets" in gone[tp(0)]
+    assert "dagster-rebalance reset" in gone[tp(0)]
 
 
 def test_a_log_that_has_all_offsets_or_whose_bounds_are_not_known_is_waited_for() -> None:

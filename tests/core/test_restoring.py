@@ -151,7 +151,7 @@ def test_offsets_deleted_by_retention_are_refused_with_what_to_do() -> None:
         "Kafka's retention deleted records from offset 120 on before they were processed"
         in refused.reason
     )
-    assert "--reset-offsets --topic orders:0 --to-earliest --execute" in refused.reason
+    assert "dagster-rebalance reset orders:0 --to-earliest --yes" in refused.reason
 
 
 def test_a_reason_does_not_change_while_retention_goes_on() -> None:
@@ -244,7 +244,7 @@ def test_an_offset_that_vanished_is_no_new_group(start_from: StartFrom) -> None:
         "the group has no committed offset in Kafka any more, although Dagster has recorded its "
         "commits up to 300" in refused.reason
     )
-    assert "--topic orders:0 --to-offset 300 --execute" in refused.reason
+    assert "dagster-rebalance reset orders:0 --to-offset 300 --yes" in refused.reason
     assert "wipe the materialisations of its offsets asset in Dagster" in refused.reason
 
 

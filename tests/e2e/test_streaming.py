@@ -8,6 +8,7 @@ killed, and the others are cancelled.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -96,12 +97,18 @@ class Stream:
             run = self.dagster.wait_for_run(run_id, timeout_s=120)
             assert run.status is dg.DagsterRunStatus.SUCCESS
             return
-        command = [sys.executable, "-m", "dagster_rebalance.cli", action, which, "-r", reason]
-        env = {**os.environ, "DAGSTER_HOME": str(self.dagster.home)}
-        said = subprocess.run(
-            [*command, "--group", self.name], env=env, check=True, capture_output=True, text=True
-        ).stdout
+        said = self.typed(action, which, "-r", reason)
         assert said.startswith(f"{self.name}-{partition} {action}d by ")
+
+    def typed(self, *arguments: str) -> str:
+        """What a command about the group says in a terminal."""
+        command = [sys.executable, "-m", "dagster_rebalance.cli", *arguments, "--group", self.name]
+        env = {**os.environ, "DAGSTER_HOME": str(self.dagster.home)}
+        return subprocess.run(command, env=env, check=True, capture_output=True, text=True).stdout
+
+    def owners(self) -> set[str]:
+        """Who has its partitions, as a person on call sees it."""
+        return {row["owner"] for row in json.loads(self.typed("status", "--json"))["partitions"]}
 
     def output(self) -> dict[str, list[Range]]:
         """What each run has written."""
@@ -187,6 +194,12 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
             dagster.ui.start_sensor("shop", f"{stream.name}_sensor")
         each("two runs to share the work", lambda stream: stream.works(instance, "v1"))
 
+        each(
+            "their runs to be shown as the owners",
+            lambda stream: (
+                stream.owners() == {f"shop/{run.run_id[:8]}" for run in stream.live(instance)}
+            ),
+        )
         _pause_one_partition(streams, each)
         each("all partitions to go on", lambda stream: stream.works(instance, "v1"))
 
@@ -218,6 +231,7 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
         each("its runs to end", lambda stream: not stream.live(instance))
         for stream in streams:
             assert _recorded(instance, stream.name) == stream.produced
+            assert stream.owners() == {""}
 
 
 @pytest.mark.timeout(600)

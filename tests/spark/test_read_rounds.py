@@ -84,7 +84,7 @@ def test_missing_records_are_said_with_both_causes_and_no_advice_that_skips_new_
         raise RuntimeError(text)
     message = str(caught.value)
     assert all(cause in message for cause in ("retention", "unclean", "transaction", "anew"))
-    assert message.index("kafka-get-offsets") < message.index("reset-offsets")
+    assert message.index("kafka-get-offsets") < message.index("dagster-rebalance reset")
 
 
 def test_other_errors_pass_unchanged() -> None:

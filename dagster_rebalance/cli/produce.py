@@ -1,0 +1,128 @@
+"""`dagster-rebalance produce`: records in a topic, to try things with.
+
+Owns what these records are, and that none is counted before Kafka has it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from confluent_kafka import KafkaError, KafkaException, Producer
+
+from dagster_rebalance.cli.target import CommandConfig, client_config
+from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.consumer.kafka_errors import (
+    Attempt,
+    broker_error,
+    configuration_error,
+    kafka_error,
+)
+from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import Message
+
+    from dagster_rebalance.consumer.settings import Settings
+
+    _OnDelivery = Callable[[KafkaError | None, Message[bytes, bytes]], None]
+
+_LIMIT_S = 30.0
+_NO_GROUP = "dagster-rebalance produce"
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(help="A topic that exists.", show_default=False)],
+    records: Annotated[int, typer.Argument(min=1, help="How many.")] = 1000,
+    *,
+    keys: Annotated[int, typer.Option(min=1, help="How many different keys they have.")] = 100,
+    bootstrap_server: Annotated[
+        str, typer.Option(help="Brokers as host:port.", show_default=False)
+    ] = "",
+    command_config: CommandConfig = None,
+) -> None:
+    """Fill a topic with orders as JSON, keyed by customer, to try things with.
+
+    \b
+    dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:9092
+    """  # noqa: D301 - click keeps the lines behind \b as they are
+    config = client_config(command_config)
+    if bootstrap_server:
+        config["bootstrap.servers"] = bootstrap_server
+    if not config.get("bootstrap.servers"):
+        msg = "say where Kafka is: --bootstrap-server, as the command broker tells it"
+        raise ConfigurationError(msg)
+    settings = validated(
+        {**config, "group.id": _NO_GROUP, "group.protocol": "classic"}, hold_limit_s=1.0
+    )
+    partitions = len(Cluster(settings).partitions_for(topic))
+    attempt = Attempt(f"storing records in topic '{topic}'", settings.brokers)
+    failures: list[KafkaError] = []
+
+    def note(error: KafkaError | None, _record: Message[bytes, bytes]) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = _producer(settings)
+    try:
+        for number in range(records):
+            key, value = record(number, keys)
+            while not _is_taken(producer, topic, key, value, note):
+                producer.poll(1.0)
+            producer.poll(0)
+        left = producer.flush(_LIMIT_S)
+    except KafkaException as problem:
+        raise broker_error(kafka_error(problem), attempt) from problem
+    if failures:
+        raise _refused(failures[0], attempt)
+    if left:
+        msg = f"{left} of {records} records were not stored within {_LIMIT_S:.0f} s"
+        raise BrokerError(msg, retriable=True)
+    typer.echo(f"{records} records in topic {topic}, {partitions} partitions, {keys} keys")
+
+
+def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        msg = (
+            f"{attempt.doing} failed: {error.str()} ({error.name()}); grant the principal the ACL "
+            "WRITE on the topic"
+        )
+        return BrokerError(msg)
+    return broker_error(error, attempt)
+
+
+def _producer(settings: Settings) -> Producer:
+    limit_ms = round(_LIMIT_S * 1000)
+    try:
+        return Producer({**settings.connection(), "message.timeout.ms": limit_ms, "linger.ms": 5})
+    except (KafkaException, ValueError, TypeError) as problem:
+        raise configuration_error(problem) from problem
+
+
+def _is_taken(
+    producer: Producer, topic: str, key: str, value: str, on_delivery: _OnDelivery
+) -> bool:
+    """Give a record to the client, unless its queue is full."""
+    try:
+        producer.produce(topic, key=key, value=value, on_delivery=on_delivery)
+    except BufferError:
+        return False
+    return True
+
+
+def record(number: int, keys: int) -> tuple[str, str]:
+    """The key and the value of a record."""
+    customer = f"customer-{random.randrange(keys)}"  # noqa: S311 - nothing secret
+    order = {
+        "order_id": number,
+        "customer": customer,
+        "amount": round(random.uniform(1, 500), 2),  # noqa: S311 - likewise
+        "at": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+    }
+    return customer, json.dumps(order)

@@ -1,0 +1,276 @@
+"""`status`, `explain`, `reset` and `produce` on a real Kafka, in both group protocols."""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.cli.typed import typed
+from tests.orchestration.parts import make_run, offer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+    from dagster_rebalance.testing.secured import SecuredKafka
+
+pytestmark = pytest.mark.broker
+PARTITIONS, RECORDS = 3, 30
+
+
+class Shop:
+    """A group of real members, and what they have left in Dagster."""
+
+    def __init__(self, instance: dg.DagsterInstance, kafka: KafkaCluster, topic: str) -> None:
+        self.instance = instance
+        self.kafka = kafka
+        self.topic = topic
+        self.resource = KafkaConsumerResource(
+            bootstrap_servers=kafka.bootstrap_servers, group_id=topic, topics=[topic]
+        )
+        self.partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+
+    def catalogue(self, location: str) -> Catalogue:
+        """What a member reports to."""
+        host = Host(location, "sensor", location)
+        return Catalogue(self.instance, GroupAssets.of(self.topic), host, told(self.resource))
+
+    def was_there(self) -> None:
+        """Leave what a member leaves that has had all partitions."""
+        catalogue = self.catalogue("blue")
+        catalogue.add_partitions(self.partitions)
+        catalogue.record_joined()
+
+    @contextmanager
+    def members(self, protocol: str, *names: str) -> Iterator[None]:
+        """Members that poll; all that they are asked for is held."""
+        stop = threading.Event()
+        consumers: list[tuple[str, RebalanceAwareConsumer]] = []
+        known: dict[str, frozenset[TopicPartition]] = {}
+
+        def poll() -> None:
+            while not stop.is_set():
+                for name, consumer in consumers:
+                    consumer.poll(0.05)
+                    consumer.delay_revoke(consumer.get_to_be_revoked_partitions())
+                    mine = consumer.assignment()
+                    if mine - known.get(name, frozenset()):
+                        self.catalogue(name).record_assigned(mine, consumer.member_id)
+                    known[name] = mine
+
+        thread = threading.Thread(target=poll)
+        try:
+            for name in names:
+                config = {**self.kafka.client_config(), "group.id": self.topic}
+                consumer = RebalanceAwareConsumer(
+                    {**config, "group.protocol": protocol}, fetch=False
+                )
+                consumer.subscribe([self.topic])
+                consumers.append((name, consumer))
+                if len(consumers) == 1:
+                    thread.start()
+                    wait_until(
+                        lambda: len(known.get(names[0], ())) == PARTITIONS or None,
+                        timeout_s=60,
+                        what="the first member to own all",
+                    )
+            yield
+        finally:
+            stop.set()
+            thread.join()
+            for _, consumer in consumers:
+                consumer.close()
+
+    def commit(self, number: int, stored: OffsetAndMetadata) -> None:
+        """Commit an offset in the name of the group, which has no members."""
+        self.resource.group().move({self.partitions[number]: stored})
+
+    def stored(self, number: int) -> OffsetAndMetadata | None:
+        """What the group has committed."""
+        with self.resource.connect() as consumer:
+            return consumer.committed([self.partitions[number]])[self.partitions[number]]
+
+    def said(self, *arguments: str) -> str:
+        """What a command about the group says."""
+        result = typed(*arguments, "--group", self.topic)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The partitions, as `status --json` tells."""
+        found: list[dict[str, Any]] = json.loads(self.said("status", "--json"))["partitions"]
+        return found
+
+
+@pytest.fixture
+def instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dg.DagsterInstance]:
+    """An empty instance, which `DAGSTER_HOME` names."""
+    (tmp_path / "dagster.yaml").touch()
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    with dg.DagsterInstance.get() as made:
+        yield made
+
+
+@pytest.fixture
+def shop(
+    instance: dg.DagsterInstance, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> Shop:
+    """A group whose member was there and has left, with some records."""
+    shop = Shop(instance, kafka_broker, kafka_topic(PARTITIONS, prefix="orders"))
+    shop.was_there()
+    said = typed(
+        "produce", shop.topic, str(RECORDS), "--bootstrap-server", kafka_broker.bootstrap_servers
+    )
+    assert said.output == (
+        f"{RECORDS} records in topic {shop.topic}, {PARTITIONS} partitions, 100 keys\n"
+    )
+    return shop
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_status_shows_owners_and_a_hold(shop: Shop, protocol: str) -> None:
+    """While members are there, and while none is."""
+    shop.commit(0, encode(StoredPartition(1, (Claim(2, "b-1"),))))
+    alone = shop.rows()
+    assert [row["owner"] for row in alone] == [""] * PARTITIONS
+    assert sum(row["end"] for row in alone) == RECORDS
+    assert [row["committed"] for row in alone] == [1, None, None]
+    assert alone[0]["claims"] == [{"start": 1, "until": 2, "batch": "b-1"}]
+    assert alone[0]["lag"] == alone[0]["end"] - 1
+    with shop.members(protocol, "blue"):
+        assert [row["owner"] for row in shop.rows()] == ["blue"] * PARTITIONS
+        table = shop.said("status")
+        assert table.startswith(f"group {shop.topic}: 1 member, 3 partitions, lag {RECORDS - 1}")
+    with shop.members(protocol, "blue", "green"):
+        held = wait_until(
+            # Before its owner has heard of it, Kafka only says who waits for it.
+            lambda: next((row for row in shop.rows() if "held by blue" in row["hold"]), None),
+            timeout_s=60,
+            what=lambda: f"a hold among {shop.rows()}",
+        )
+        assert held["owner"] == ""
+        assert ("waits for it" in held["hold"]) == (protocol == "consumer")
+        sentences = shop.said("explain", f"{shop.topic}-{held['partition']}")
+        assert "It has no owner at the moment: held by blue" in sentences
+
+
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_reset_moves_offsets_of_a_group_that_stands(shop: Shop, protocol: str) -> None:
+    """Kafka refuses it while there are members; the command says how to turn them off."""
+    shop.commit(0, encode(StoredPartition(2, (Claim(3, "b-1"),))))
+    which = f"{shop.topic}:0"
+    with shop.members(protocol, "blue"):
+        with pytest.raises(ConfigurationError, match=r"has 1 member \(blue\): turn its sensor off"):
+            shop.said("reset", which, "--to-earliest", "--yes")
+        with pytest.raises(BrokerError, match="were not moved: it has members again"):
+            shop.commit(0, OffsetAndMetadata(0))
+        assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
+    shown = shop.said("reset", which, "--to-earliest")
+    moved = f"{shop.topic}-0: 2 -> 0, 2 offsets again, drops 1 claim\n"
+    assert shown == f"{moved}Nothing was moved: --yes does it.\n"
+    assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
+    assert shop.said("reset", which, "--to-earliest", "--yes", "--by", "ada") == (
+        f"{moved}Moved {shop.topic}-0.\n"
+    )
+    stored = shop.stored(0)
+    assert stored is not None
+    read = decode(stored)
+    assert (read.next_offset, read.claims) == (0, ())
+    assert read.log.topic_id, "a topic that is made anew must be noticed"
+    (record,) = shop.instance.fetch_observations(GroupAssets.of(shop.topic).group, limit=1).records
+    assert record.asset_observation is not None
+    assert (
+        record.asset_observation.description == f"ada moved the committed offsets of {shop.topic}-0"
+    )
+
+
+def test_reset_waits_for_who_is_at_work(shop: Shop) -> None:
+    """Its output would be there, and its records read again with other bounds."""
+    shop.commit(0, encode(StoredPartition(0, (Claim(3, "b-1"),))))
+    claimed = offer("b-1", OffsetRange(shop.topic, 0, 0, 3))
+    run = make_run(shop.instance, claimed, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
+    with pytest.raises(ConfigurationError, match=f"run {run.run_id[:8]} may be at work on"):
+        shop.said("reset", "--all", "--to-latest", "--yes")
+    run = shop.rows()[0]["runs"]
+    assert run == [record.run_id for record in shop.instance.get_runs()]
+
+
+def test_reset_finds_the_place_of_a_time(shop: Shop) -> None:
+    """Records are found by their time; where there is none any more, it is the end."""
+    ends = [row["end"] for row in shop.rows()]
+    shop.said("reset", "--all", "--to-timestamp", "2999-01-01T00:00+01:00", "--yes")
+    assert [row["committed"] for row in shop.rows()] == ends
+    shop.said("reset", "--all", "--to-timestamp", "2001-01-01", "--yes")
+    assert [row["committed"] for row in shop.rows()] == [0] * PARTITIONS
+    with pytest.raises(ConfigurationError, match=r"has no offset 999: Kafka has 0 \(--to-earl"):
+        shop.said("reset", f"{shop.topic}:0", "--to-offset", "999")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            ["status", "--bootstrap-server", "127.0.0.1:1"],
+            "failed at 127.0.0.1:1: .*check that the b",
+        ),
+        (["explain", "orders-9"], "orders-9 matches no partition of group orders-"),
+        (["reset", "--all", "--to-latest", "--to-earliest"], "say where to with one of"),
+        (["reset", "--to-latest"], "say which partitions to move"),
+        (["reset", "--all", "--to-timestamp", "noon"], "'noon' is no time"),
+        (["reset", "--all", "--to-latest", "--yes", "--dry-run"], "either --yes or --dry-run"),
+    ],
+)
+def test_a_slip_of_the_hand_is_answered_with_a_sentence(
+    shop: Shop, arguments: list[str], problem: str
+) -> None:
+    """A traceback tells a person nothing."""
+    with pytest.raises(DagsterRebalanceError, match=problem):
+        shop.said(*arguments)
+
+
+def test_a_login_stands_in_a_file(
+    instance: dg.DagsterInstance, secured_kafka: SecuredKafka, tmp_path: Path
+) -> None:
+    """With the least rights; no refusal shows the password."""
+    name, password = unique_name("operator"), uuid.uuid4().hex
+    secured_kafka.create_topic(name, PARTITIONS)
+    secured_kafka.add_user(name, password)
+    secured_kafka.allow(name, "READ", topic=name)
+    secured_kafka.allow(name, "DESCRIBE", group=name)
+    shop = Shop(instance, secured_kafka, name)
+    shop.was_there()
+    file = tmp_path / "login"
+    settings = secured_kafka.client_config(name)
+    file.write_text("\n".join(f"{key}={value}" for key, value in settings.items()))
+    login = ("--command-config", str(file))
+    assert password in file.read_text()
+    assert shop.said("status", *login).startswith(f"group {name}: no members, 3 partitions, lag 0")
+    move = ("reset", "--all", "--to-earliest", *login)
+    assert "Nothing was moved" in shop.said(*move)
+    with pytest.raises(BrokerError, match="authoriz") as refused:
+        shop.said(*move, "--yes")
+    assert password not in str(refused.value)
+    secured_kafka.allow(name, "READ", group=name)
+    assert f"Moved {name}-0..2." in shop.said(*move, "--yes")
+    with pytest.raises(BrokerError, match="grant the principal the ACL WRITE on the topic"):
+        typed("produce", name, "5", *login)
+    file.write_text(file.read_text().replace(password, "wrong"))
+    with pytest.raises(BrokerError, match="check 'security"):
+        shop.said("status", *login)

@@ -1,0 +1,16 @@
+"""What a command says, as a person types it."""
+
+from __future__ import annotations
+
+from typer.testing import CliRunner, Result
+
+from dagster_rebalance.cli.app import COMMANDS, build_app
+from dagster_rebalance.core.errors import DagsterRebalanceError
+
+
+def typed(*arguments: str) -> Result:
+    """What a command says; an error of the package is raised, as the console script gets it."""
+    result = CliRunner().invoke(build_app(COMMANDS, arguments), list(arguments))
+    if isinstance(result.exception, DagsterRebalanceError):
+        raise result.exception
+    return result

@@ -1,0 +1,111 @@
+"""What somebody who is no member sees of a group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_rebalance.core.control import Action, Order
+from dagster_rebalance.core.events import Found
+from dagster_rebalance.core.group_status import (
+    Assigned,
+    MemberSeen,
+    Owners,
+    PartitionStatus,
+    explanation,
+    status_of,
+)
+from dagster_rebalance.core.owned_partition import OwnedPartition
+from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, OffsetAndMetadata
+from dagster_rebalance.core.runs import InFlight
+from tests.core.test_offers import owned
+from tests.core.world import span, tp
+
+RUN = "ab12cd34-5678"
+BLUE, GREEN = (
+    MemberSeen("m1", "rdkafka@10.0.0.1", frozenset({tp(0)})),
+    MemberSeen("m2", "x@y", frozenset()),
+)
+KNOWN = (
+    Assigned("m2", "green", "p2", frozenset()),
+    Assigned("m1", "blue", "p1", frozenset({tp(0), tp(1)})),
+    Assigned("m0", "red", "p0", frozenset({tp(2)})),
+)
+
+
+def holds(*members: MemberSeen, number: int = 1) -> str:
+    """What is said of the hold of a partition."""
+    return Owners(members, KNOWN).hold(tp(number))
+
+
+def test_an_owner_has_the_name_of_its_code_location() -> None:
+    """Kafka's id of a member says nothing to people; of a stranger there is nothing else."""
+    owners = Owners((BLUE,), KNOWN)
+    assert owners.owner(tp(0)) == "blue"
+    assert owners.owner(tp(1)) == ""
+    assert Owners((BLUE,)).owner(tp(0)) == "rdkafka@10.0.0.1"
+    assert owners.owned_by("p1") == {tp(0)}
+    assert owners.owned_by("p2") == frozenset()
+
+
+def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:
+    """While a revoke is held Kafka counts the partition to nobody."""
+    heir = replace(GREEN, is_to_own=frozenset({tp(1)}))
+    assert holds(BLUE, heir) == "held by blue, green waits for it"
+    assert holds(BLUE) == "held by blue"
+    assert holds(heir) == "green waits for it", "who had it is gone"
+    assert holds(GREEN, number=3) == "no member has it"
+    assert holds(GREEN, number=2) == "no member has it"
+    assert holds() == ""
+
+
+def test_a_partition_that_is_to_move_says_where() -> None:
+    """Its owner has not been asked for it yet."""
+    heir = replace(GREEN, is_to_own=frozenset({tp(0)}))
+    assert holds(replace(BLUE, is_to_own=frozenset()), heir, number=0) == "green waits for it"
+    assert holds(replace(BLUE, is_to_own=frozenset({tp(0)})), number=0) == ""
+
+
+def row(partition: OwnedPartition, found: Found | None, *members: MemberSeen) -> PartitionStatus:
+    """The row of a partition."""
+    return status_of(partition, found, Owners(members, KNOWN), now=0.0)
+
+
+def test_a_row_has_what_is_committed_claimed_and_left() -> None:
+    """The lag counts what Kafka still has."""
+    partition = owned(0, ("b", 40, InFlight((RUN,))))
+    found = Found(OffsetAndMetadata(0), Bounds(10, 100))
+    seen = row(partition, found, BLUE)
+    assert (seen.owner, seen.committed, seen.end, seen.lag) == ("blue", 0, 100, 90)
+    assert seen.claims == ((span(0, 0, 40), "b"),)
+    assert seen.runs == (RUN,)
+    assert seen.sentence == "orders-0: run ab12cd34 works on [0, 40)"
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    """A leader may be away, and a group may have committed nothing."""
+    refused = OwnedPartition(tp(0), 1)
+    assert row(refused, Found(OffsetAndMetadata(7), ANY_BOUNDS)).lag is None
+    assert row(refused, Found(OffsetAndMetadata(7), Bounds(0, 9))).lag == 2
+    assert row(refused, Found(None, Bounds(0, 9))).lag is None
+    assert row(refused, None).committed is None
+
+
+def test_an_order_of_a_person_is_shown() -> None:
+    """Who has paused it, and why."""
+    partition = replace(owned(0), order=Order(Action.PAUSE, "*", "ada", 0.0, "away"))
+    seen = row(partition, Found(OffsetAndMetadata(0), Bounds(0, 0)))
+    assert seen.ordered == "paused by ada since 1970-01-01 00:00:00 UTC: away"
+
+
+def test_an_explanation_says_who_has_to_do_something() -> None:
+    """Without members nothing goes on; in a hold, it ends by itself."""
+    partition, found = owned(0), Found(OffsetAndMetadata(0), Bounds(0, 0))
+    alone = explanation(row(partition, found), has_members=False)
+    assert alone[1].startswith("The group has no member, so nothing new is begun: turn its sensor")
+    assert explanation(row(partition, found, BLUE), has_members=True)[1] == "Its owner is blue"
+    heir = replace(GREEN, is_to_own=frozenset({tp(0)}))
+    moving = explanation(row(partition, found, BLUE, heir), has_members=True)
+    assert moving[1] == "Its owner is blue; green waits for it"
+    held = explanation(row(owned(1), None, BLUE), has_members=True)
+    assert held[1].startswith("It has no owner at the moment: held by blue. Whoever holds")
+    assert held[2] == "Its leader does not answer: see to the brokers"

@@ -1,0 +1,73 @@
+"""A person moves committed offsets."""
+
+from __future__ import annotations
+
+import pytest
+
+from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.events import Found
+from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
+from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
+from dagster_rebalance.core.reset import moves, obstacles
+from dagster_rebalance.core.restoring import ForeignMetadata, judge
+from dagster_rebalance.core.runs import RunSeen, RunState
+from tests.core.world import span, tp
+
+FOUND = Found(OffsetAndMetadata(50), Bounds(10, 100, leader_epoch=3), topic_id="AAAA")
+
+
+def moved(offset: int, found: Found | None = FOUND, claims: int = 0) -> str:
+    """The move of a partition, as a person sees it."""
+    known = {} if found is None else {tp(0): found}
+    (move,) = moves({tp(0): offset}, known, {tp(0): claims})
+    return str(move)
+
+
+def test_a_move_says_what_follows() -> None:
+    """It is shown before anything is done."""
+    assert moved(40) == "orders-0: 50 -> 40, 10 offsets again"
+    assert moved(100, claims=1) == "orders-0: 50 -> 100, skips 50 offsets, drops 1 claim"
+    assert moved(50, claims=2) == "orders-0: 50 -> 50, the same offset, drops 2 claims"
+    assert moved(10, Found(None, Bounds(10, 20))) == "orders-0: nothing is committed -> 10"
+
+
+@pytest.mark.parametrize("offset", [9, 101])
+def test_an_offset_that_kafka_does_not_have_is_refused(offset: int) -> None:
+    """The partition would be stopped at once."""
+    with pytest.raises(ConfigurationError, match=r"Kafka has 10 \(--to-earliest\) to 100 \(--to"):
+        moved(offset)
+
+
+@pytest.mark.parametrize("found", [None, Found(OffsetAndMetadata(50), ANY_BOUNDS)])
+def test_nothing_is_moved_while_a_leader_does_not_answer(found: Found | None) -> None:
+    """Nobody knows which offsets it has."""
+    with pytest.raises(ConfigurationError, match="the leader of orders-0 does not answer"):
+        moved(50, found)
+
+
+def test_the_next_owner_goes_on_at_the_moved_offset() -> None:
+    """Whatever Dagster has recorded before; and the log is named, so that a cut is noticed."""
+    (move,) = moves({tp(0): 40}, {tp(0): FOUND}, {})
+    read = judge(tp(0), Found(move.stored, FOUND.bounds, topic_id="AAAA"), ForeignMetadata.REFUSE)
+    assert read == decode(move.stored)
+    assert decode(move.stored).log == Log("AAAA", 3)
+
+
+def test_members_and_runs_at_work_are_in_the_way() -> None:
+    """A member goes on from what it has read, and the output of a run would be there already."""
+    members = (MemberSeen("m1", "a@b", frozenset()), MemberSeen("m2", "c@d", frozenset()))
+    known = (Assigned("m1", "blue", "p", frozenset()),)
+    runs = (
+        RunSeen("ab12cd34", "b", (span(0, 0, 9),), RunState.STARTED),
+        RunSeen("done", "b", (span(0, 0, 9),), RunState.SUCCEEDED),
+        RunSeen("elsewhere", "b", (span(1, 0, 9),), RunState.STARTED),
+        RunSeen("stream01", "", (), RunState.STARTED, may_work_on=frozenset({tp(0)})),
+    )
+    found = list(obstacles([tp(0)], Owners(members, known), runs))
+    assert len(found) == 3
+    assert found[0].startswith("the group has 2 members (blue, c@d): turn its sensor off")
+    assert found[1] == ("run ab12cd34 may be at work on orders-0: wait for its end, or cancel it")
+    assert found[2].startswith("run stream01 may be at work on orders-0")
+    assert next(obstacles([], Owners(members[1:]), ())).startswith("the group has 1 member (c@d)")
+    assert not list(obstacles([tp(0)], Owners(()), ()))

@@ -1,0 +1,204 @@
+"""A look at a whole group by somebody who is no member."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.control import Action
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.group_settings import GroupSettings, told
+from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.tags import STREAM_TAG
+from tests.orchestration.parts import (
+    GROUPS,
+    KafkaInMemory,
+    claimed,
+    give_sign,
+    kafka_in_memory,
+    make_run,
+    offer,
+    tp,
+)
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.group_status import PartitionStatus
+
+Status = dg.DagsterRunStatus
+NOBODY_THERE = Owners(())
+
+
+class Scene:
+    """A group in memory of which each partition has twenty records."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.instance = instance
+        self.kafka: KafkaInMemory = kafka_in_memory(max_attempts=1)
+        self.assets = GroupAssets.of(self.kafka.group_id)
+        self.group = GROUPS[self.kafka.group_id]
+        self.catalogue = Catalogue(instance, self.assets, NOBODY)
+        self.catalogue.add_partitions([tp(0), tp(1)])
+        for number in (0, 1):
+            self.group.produce(tp(number), 20)
+            self.group.committed[tp(number)] = OffsetAndMetadata(0)
+
+    def look(self, owners: Owners = NOBODY_THERE, *topics: str) -> GroupSeen:
+        """Look at it."""
+        with self.kafka.connect() as consumer:
+            return look_on(
+                consumer,
+                ["orders", *topics],
+                RunLedger(self.instance, self.kafka.group_id),
+                self.catalogue,
+                settings=self.kafka.driver_settings(),
+                owners=owners,
+            )
+
+    def row(self, number: int = 0, owners: Owners = NOBODY_THERE) -> PartitionStatus:
+        """One partition."""
+        return self.look(owners).statuses[tp(number)]
+
+    def run(self, batch_id: str, status: Status) -> dg.DagsterRun:
+        """A run for the claim of a batch on the first ten offsets."""
+        self.group.committed[tp(0)] = claimed(0, 10, batch_id)
+        return make_run(self.instance, offer(batch_id), status, group_id=self.kafka.group_id)
+
+
+@pytest.fixture
+def scene(instance: dg.DagsterInstance) -> Scene:
+    """A group without members."""
+    return Scene(instance)
+
+
+def test_it_writes_nothing(scene: Scene, batch_id: str) -> None:
+    """Neither a claim nor a commit, a first position or a record, whatever is due."""
+    scene.run(batch_id, Status.SUCCESS)
+    del scene.group.committed[tp(1)]
+    before = dict(scene.group.committed)
+    seen = scene.look().statuses
+    assert scene.group.committed == before
+    assert scene.group.members == ()
+    assert seen[tp(0)].sentence == "orders-0: [0, 10) has succeeded and is committed in its turn"
+    assert seen[tp(1)].committed is None
+    assert seen[tp(1)].lag == 20
+
+
+def test_a_run_at_work_is_named(scene: Scene, batch_id: str) -> None:
+    """By the claim, which names its batch."""
+    run = scene.run(batch_id, Status.STARTED)
+    assert scene.row().runs == (run.run_id,)
+    assert scene.row().sentence == f"orders-0: run {run.run_id[:8]} works on [0, 10)"
+
+
+def test_attempts_are_counted_as_members_count_them(scene: Scene, batch_id: str) -> None:
+    """With the settings that they have left."""
+    run = scene.run(batch_id, Status.FAILURE)
+    set_mark(scene.instance, run, Mark.BEGAN)
+    set_mark(scene.instance, run, Mark.OVER)
+    assert run.run_id in scene.row().stopped
+    assert scene.row(1).stopped == ""
+
+
+def test_what_people_have_ordered_is_seen(scene: Scene) -> None:
+    """It stands as long as they want."""
+    give(scene.instance, scene.kafka.group_id, Wanted(Action.PAUSE, ["orders:1"], "ada", "away"))
+    assert scene.row(1).ordered.startswith("paused by ada since ")
+    assert scene.row(0).ordered == ""
+
+
+def test_orders_that_cannot_be_read_are_an_error(scene: Scene) -> None:
+    """Nobody can know whether a partition is paused."""
+    scene.instance.add_dynamic_partitions(scene.assets.order_book_name, ["1 nonsense"])
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        scene.look()
+
+
+def test_a_leader_that_is_away_hides_its_own_partitions_only(scene: Scene) -> None:
+    """Just then somebody wants to know about the others."""
+    scene.group.silence(tp(1))
+    seen = scene.look()
+    assert seen.statuses[tp(0)].end == 20
+    assert seen.statuses[tp(1)].end is None
+    assert seen.statuses[tp(1)].committed == 0
+    assert seen.notes
+
+
+def test_a_topic_that_is_gone_is_told(scene: Scene) -> None:
+    """The other topics are shown all the same."""
+    seen = scene.look(NOBODY_THERE, "payments")
+    assert seen.missing_topics == ["payments"]
+    assert list(seen.statuses) == [tp(0), tp(1)]
+
+
+def test_a_streaming_run_that_owns_a_partition_is_waited_for_by_nobody(
+    scene: Scene, batch_id: str
+) -> None:
+    """By its own word it may work there; that is in nobody's way unless another one owns it."""
+    run = make_run(
+        scene.instance,
+        offer(batch_id, OffsetRange("none", 0, 0, 1)),
+        Status.STARTED,
+        group_id=scene.kafka.group_id,
+        tags={STREAM_TAG: "blue:stream"},
+    )
+    give_sign(scene.instance, run, "1 orders:0,1 elsewhere:1:1")
+    member = MemberSeen("m1", "a@b", frozenset({tp(0)}))
+    owners = Owners((member,), (Assigned("m1", "blue/x", run.run_id, frozenset({tp(0)})),))
+    assert scene.row(0, owners).runs == ()
+    assert scene.row(1, owners).runs == (run.run_id,)
+
+
+def test_members_leave_their_settings_and_no_secret(scene: Scene) -> None:
+    """The commands of operators need them, and their storage is read by many."""
+    kafka = scene.kafka.model_copy(
+        update={"sasl_username": "me", "sasl_password": "secret", "client_config": {"ssl.key": "k"}}
+    )
+    host = Host("blue", "sensor", "p")
+    for settings in ("an older text", told(kafka), told(kafka)):
+        Catalogue(scene.instance, scene.assets, host, settings).record_joined()
+    kept = scene.instance.get_dynamic_partitions(scene.assets.settings_name)
+    assert list(kept) == [told(kafka)]
+    assert not {"secret", "me", "k"} & set(told(kafka).replace('"', " ").split())
+    read = GroupSettings(scene.instance, scene.assets.settings_name).read()
+    assert (read["max_attempts"], read["bootstrap_servers"]) == (1, "memory:1")
+    assert read["topics"] == ["orders"]
+
+
+def test_settings_that_are_too_long_are_left_out(scene: Scene) -> None:
+    """A key of a database has a limit; topics can be found elsewhere."""
+    many = scene.kafka.model_copy(update={"topics": [f"topic-{n}" for n in range(500)]})
+    assert '"topics"' not in told(many)
+    assert '"bootstrap_servers"' in told(many)
+
+
+def test_settings_of_nobody_are_none(scene: Scene) -> None:
+    """Members of an older version have left none; a newer one may write others."""
+    settings = GroupSettings(scene.instance, scene.assets.settings_name)
+    assert settings.read() == {}
+    for nonsense in ("not json", "[1]"):
+        settings.keep(nonsense)
+        assert settings.read() == {}
+    settings.keep('{"max_attempts": 2, "from_the_future": 1}')
+    assert settings.read() == {"max_attempts": 2}
+
+
+def test_assignments_are_read_newest_first(scene: Scene) -> None:
+    """Kafka's id of a member leads to its code location."""
+    blue = Catalogue(scene.instance, scene.assets, Host("blue", "sensor", "p1"))
+    blue.record_assigned([tp(0)], "m1")
+    blue.record_left("it ends")
+    Catalogue(scene.instance, scene.assets, Host("green", "sensor", "p2")).record_assigned(
+        [tp(0), tp(1)], "m2"
+    )
+    assert [*scene.catalogue.assigned()] == [
+        Assigned("m2", "green", "p2", frozenset({tp(0), tp(1)})),
+        Assigned("m1", "blue", "p1", frozenset({tp(0)})),
+    ]
