@@ -122,6 +122,21 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     job_tags: Annotated[dict[str, str], setting(dict[str, str], "Tags for each run.")] = Field(
         default_factory=dict
     )
+    lag_within_records: Annotated[
+        int | None,
+        setting(
+            Annotated[int, Field(ge=0)] | None,
+            "The check `lag_within` fails while more offsets than this wait in all partitions "
+            "together. Without this and `lag_within_s` there is no such check.",
+        ),
+    ] = None
+    lag_within_s: Annotated[
+        float | None,
+        setting(
+            Annotated[float, Field(gt=0)] | None,
+            "It fails while a record waits for longer than this, by its timestamp.",
+        ),
+    ] = None
     minimum_interval_seconds: Annotated[
         int, setting(Annotated[int, Field(ge=1)], "Seconds between ticks of the sensor.")
     ] = 5
@@ -163,6 +178,8 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             "batch_key": self.batch_key,
             "spark_key": self.spark_key,
             "job_tags": self.job_tags,
+            "lag_within_records": self.lag_within_records,
+            "lag_within_s": self.lag_within_s,
             "minimum_interval_seconds": self.minimum_interval_seconds,
             "default_status": self.default_status,
         }

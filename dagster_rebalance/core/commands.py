@@ -11,13 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from dagster_rebalance.core.partition import is_same_commit
+from dagster_rebalance.core.partition import is_same_commit, named
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
-    from dagster_rebalance.core.receipts import Receipt
+    from dagster_rebalance.core.receipts import Cause, Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +267,31 @@ class LeaveClaims:
 
 
 @dataclass(frozen=True, slots=True)
+class ShowHold:
+    """Show that partitions are held; how the hold ends is told by its receipt.
+
+    Attributes:
+        cause: Why they are held.
+        partitions: What is held.
+        run_ids: The runs that it waits for, as far as they are known.
+        limit_s: When it ends at the latest, from now on.
+    """
+
+    cause: Cause
+    partitions: tuple[TopicPartition, ...]
+    run_ids: tuple[str, ...]
+    limit_s: float
+
+    def __str__(self) -> str:
+        count = len(self.run_ids)
+        what = f"{count} run{'s' * (count > 1)} at work" if count else "what is to be committed"
+        return (
+            f"{self.cause.value} of {named(self.partitions)}: held for {what}, for at most "
+            f"{self.limit_s:.0f} s"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class RecordReceipt:
     """Show how a hold ended."""
 
@@ -310,6 +335,7 @@ Command = (
     | CancelRuns
     | EndDeadRuns
     | LeaveClaims
+    | ShowHold
     | RecordReceipt
     | ShowStop
     | Note

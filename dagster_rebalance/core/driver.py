@@ -56,6 +56,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.planning import Backlog
 
 
+_SHOWN_AFTER_S = 1.0
+"""Most holds are over sooner, and then the receipt says it all."""
+
+
 class Driver:
     """Decides for one member. Not safe for several threads: one thread owns it."""
 
@@ -598,6 +602,17 @@ class Driver:
             held = self._known(hold.epochs)
             if is_over(held):
                 yield from self._end(hold, held, now)
+            elif not hold.is_shown and now - hold.requested_at >= _SHOWN_AFTER_S:
+                yield self._shown(hold, held, now)
+
+    def _shown(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> do.ShowHold:
+        """Tell people of a hold that was not over at once."""
+        runs = {run for owned in held for run in owned.live_runs}
+        self.holds = tuple(
+            replace(other, is_shown=True) if other is hold else other for other in self.holds
+        )
+        partitions, left_s = tuple(sorted(hold.epochs)), hold.limit_at - now
+        return do.ShowHold(hold.cause, partitions, tuple(sorted(runs)), left_s)
 
     def _known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
         """Those of the partitions that this member has."""

@@ -58,6 +58,7 @@ class Hold:
         is_past_deadline: Whether runs were still live at the deadline, so that its policy was
             applied.
         hands_over: Whether live runs are left to the successor: only commits are waited for.
+        is_shown: Whether people were told of it: one that is over at once has its receipt only.
     """
 
     cause: Cause
@@ -70,6 +71,7 @@ class Hold:
     committed: dict[TopicPartition, int] = field(default_factory=dict)
     is_past_deadline: bool = False
     hands_over: bool = False
+    is_shown: bool = False
 
     @property
     def deadline_at(self) -> float:

@@ -23,7 +23,7 @@ from dagster_rebalance.core.partition import (
     TopicPartition,
 )
 from dagster_rebalance.core.planning import Backlog
-from dagster_rebalance.core.runs import InFlight
+from dagster_rebalance.core.runs import InFlight, blocking
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.commands import StoreDeadLetter
@@ -297,6 +297,18 @@ class OwnedPartition:
         if self.before is not None:
             return self.before.live_runs
         return self.ledger.live_runs if self.ledger else frozenset()
+
+    @property
+    def last_failure(self) -> tuple[str, str] | None:
+        """The last run that failed on the range that stops it, and its batch; None where none is.
+
+        What is stopped for another reason has none.
+        """
+        for entry in self.entries:
+            blocked = blocking(entry.progress)
+            if blocked is not None:
+                return blocked.run_id, entry.batch_id
+        return None
 
     @property
     def unstarted_runs(self) -> frozenset[str]:

@@ -38,6 +38,14 @@ class Outcome(enum.Enum):
     LOST = "lost"
     """The member was fenced, or its session ended."""
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing was at work on the partitions any more, or its successor had it in hand.
+
+        What a successor adopts was meant to go on.
+        """
+        return self not in {Outcome.DEADLINE, Outcome.SUPERSEDED, Outcome.LOST}
+
 
 @dataclass(frozen=True, slots=True)
 class Receipt:

@@ -113,6 +113,7 @@ class DriverSettings:
         pulse: After how long a run without a sign of life is dead.
         pace: How long a range waits before it is tried again.
         record_every_s: The commits of a partition within this time are joined into one record.
+        lag_every_s: How often the lag of the whole group is observed; 0 for never.
         unanswered_s: When a person is told of a run that Dagster is asked for and does not start.
         worker: The streaming run that the member lives in, and that works on its batches; empty for
             a member that requests a run for each batch.
@@ -138,6 +139,7 @@ class DriverSettings:
     pulse: Pulse = field(default_factory=Pulse)
     pace: RetryPace = field(default_factory=RetryPace)
     record_every_s: float = 0.0
+    lag_every_s: float = 60.0
     unanswered_s: float = 600.0
     worker: str = ""
 

@@ -22,17 +22,29 @@ from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.group_status import Assigned
 from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.core.roster import Roster, roster
+from dagster_rebalance.orchestration import lag as lag_asset
+from dagster_rebalance.orchestration.checks import as_evaluation
 from dagster_rebalance.orchestration.group_settings import GroupSettings
+from dagster_rebalance.orchestration.history_checks import (
+    DRAINED_CHECK,
+    GAP_CHECK,
+    drained_result,
+    gap_result,
+)
 from dagster_rebalance.orchestration.order_book import OrderBook
+from dagster_rebalance.orchestration.roster import history_of, said_in, tables
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from dagster_rebalance.core.commands import RecordCommit
+    from dagster_rebalance.core.commands import RecordCommit, ShowHold
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.receipts import Receipt
+    from dagster_rebalance.core.lag import GroupLag, LagLimit
+    from dagster_rebalance.core.receipts import Outcome, Receipt
     from dagster_rebalance.core.reset import Move
+    from dagster_rebalance.orchestration.port import RunError
 
 _PART_SHOWN = 60
 _PLAIN_PART = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -52,16 +64,19 @@ class GroupAssets:
     Attributes:
         offsets: Its committed offsets; one partition for each topic-partition.
         group: Its members and holds.
+        lag: Its lag over time.
     """
 
     offsets: dg.AssetKey
     group: dg.AssetKey
+    lag: dg.AssetKey
 
     @classmethod
     def of(cls, group_id: str) -> GroupAssets:
         """The assets of a group, by its id."""
         part = _key_part(group_id)
-        return cls(dg.AssetKey(["kafka", part, "offsets"]), dg.AssetKey(["kafka", part, "group"]))
+        names = ("offsets", "group", "lag")
+        return cls(*(dg.AssetKey(["kafka", part, name]) for name in names))
 
     @property
     def partitions_name(self) -> str:
@@ -121,11 +136,13 @@ class Host:
         location: The code location.
         sensor: The sensor that asks for the member.
         incarnation: A name for this process that is never used again.
+        run_id: The streaming run that the process executes; empty for a code server.
     """
 
     location: str
     sensor: str
     incarnation: str
+    run_id: str = ""
 
 
 NOBODY = Host(location="", sensor="", incarnation="")
@@ -150,6 +167,8 @@ class Catalogue:
         self._host = host
         self._known: set[str] = set()
         self._newest_event: int | None = None
+        self._is_lag_within: bool | None = None
+        self._is_gap_check_told = self._is_drained_told = False
         self._seat = Seat(instance, assets, host.location, host.sensor)
         self._order_book = OrderBook(instance, assets.order_book_name)
         self._settings = settings
@@ -231,6 +250,20 @@ class Catalogue:
         rest = commit.without(known)
         if rest is not None:
             self._record(rest)
+            self._tell_gaps(
+                leaves_gap=bool(known) and max(e for _, e, _ in known) < rest.range.start
+            )
+
+    def _tell_gaps(self, *, leaves_gap: bool) -> None:
+        """Evaluate the check when a commit leaves a gap, and once when there is none.
+
+        What this member finds of earlier gaps was told when they came about.
+        """
+        if leaves_gap or not self._is_gap_check_told:
+            self._is_gap_check_told = True
+            result = gap_result(self._instance, self._assets.offsets)
+            if leaves_gap or result.passed:
+                self._tell(result, GAP_CHECK, self._assets.offsets)
 
     def _record(self, commit: RecordCommit) -> None:
         partition = commit.range.topic_partition
@@ -276,6 +309,19 @@ class Catalogue:
             )
         )
 
+    def record_hold(self, hold: ShowHold) -> None:
+        """Record that partitions are held, and what for."""
+        self._observe(
+            "holding",
+            str(hold),
+            {
+                "cause": hold.cause.value,
+                "partitions": dg.MetadataValue.json([str(p) for p in hold.partitions]),
+                "runs": dg.MetadataValue.json(list(hold.run_ids)),
+                "released_by": dg.MetadataValue.timestamp(time.time() + hold.limit_s),
+            },
+        )
+
     def record_receipt(self, receipt: Receipt) -> None:
         """Record how a hold ended."""
         self._observe(
@@ -299,21 +345,50 @@ class Catalogue:
                 ),
             },
         )
+        self._tell_drained(receipt.outcome)
+
+    def _tell_drained(self, outcome: Outcome) -> None:
+        """Evaluate the check when a hold did not drain, and once when all have."""
+        if outcome.is_drained and self._is_drained_told:
+            return
+        result = drained_result(history_of(self._instance, self._assets.group), time.time())
+        if result.passed or not outcome.is_drained:
+            self._tell(result, DRAINED_CHECK, self._assets.group)
+        self._is_drained_told = result.passed
+
+    def _tell(self, result: dg.AssetCheckResult, check: str, asset: dg.AssetKey) -> None:
+        self._instance.report_runless_asset_event(as_evaluation(result, check, asset))
 
     def orders(self) -> tuple[Order, ...]:
         """What people have ordered for the group, oldest first."""
         return self._order_book.read()
 
     def show_stopped(
-        self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+        self,
+        stopped: Mapping[TopicPartition, str],
+        ordered: Mapping[TopicPartition, str],
+        errors: Mapping[TopicPartition, RunError],
     ) -> None:
         """Show which partitions of the group cannot go on, with the reasons.
 
         The check passes when no partition is stopped, and none is paused by a person.
         """
         self._instance.report_runless_asset_event(
-            evaluation(stopped, ordered, self._assets.offsets)
+            evaluation(stopped, ordered, errors, self._assets.offsets)
         )
+
+    def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
+        """Observe the lag; the check is evaluated when it passes and did not, or the reverse.
+
+        An evaluation each time would alert people each time.
+        """
+        self._instance.report_runless_asset_event(lag_asset.observation(lag, self._assets.lag))
+        is_within = not limit.exceeded(lag)
+        if limit and is_within is not self._is_lag_within:
+            self._instance.report_runless_asset_event(
+                lag_asset.evaluation(lag, limit, self._assets.lag)
+            )
+            self._is_lag_within = is_within
 
     def record_joined(self) -> None:
         """Record that this process is a member from now on.
@@ -423,19 +498,32 @@ class Catalogue:
                 )
 
     def _observe(self, event: str, description: str, metadata: Mapping[str, Any]) -> None:
+        said = {
+            "event": event,
+            "code_location": self._host.location,
+            "sensor": self._host.sensor,
+            "incarnation": self._host.incarnation,
+            **metadata,
+        }
+        if self._host.run_id:
+            said["member_run"] = dg.MetadataValue.dagster_run(self._host.run_id)
         self._instance.report_runless_asset_event(
             dg.AssetObservation(
                 asset_key=self._assets.group,
                 description=description,
-                metadata={
-                    "event": event,
-                    "code_location": self._host.location,
-                    "sensor": self._host.sensor,
-                    "incarnation": self._host.incarnation,
-                    **metadata,
-                },
+                metadata={**said, **tables(self._roster(description, said))},
             )
         )
+
+    def _roster(self, description: str, new: Mapping[str, Any]) -> Roster:
+        """The roster of the group, with what this member says now."""
+        now = {
+            name: value.value if isinstance(value, dg.MetadataValue) else value
+            for name, value in new.items()
+        }
+        said = said_in(description, now, time.time())
+        history = history_of(self._instance, self._assets.group)
+        return roster([*history, *((said,) if said is not None else ())])
 
 
 def _metadata_of(record: dg.EventLogRecord) -> dict[str, object]:

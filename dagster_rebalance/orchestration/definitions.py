@@ -12,12 +12,15 @@ import dagster as dg
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.fleet import Fleet
+from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.code_version import code_version
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
 from dagster_rebalance.orchestration.fixed import fixed
+from dagster_rebalance.orchestration.history_checks import build_history_checks
 from dagster_rebalance.orchestration.job_checks import check_assets, check_steps
+from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.stream_body import Body, in_order
@@ -47,6 +50,8 @@ def build_kafka_batch_defs(
     spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
     job_tags: Mapping[str, str] | None = None,
+    lag_within_records: int | None = None,
+    lag_within_s: float | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.Definitions:
@@ -68,13 +73,16 @@ def build_kafka_batch_defs(
         spark_key: The resource key of `spark`.
         resources: More resources that the assets need.
         job_tags: Tags for each run.
+        lag_within_records: The check `lag_within` fails while more offsets than this wait in all
+            partitions together. Without this and `lag_within_s` there is no such check.
+        lag_within_s: It fails while a record waits for longer than this, by its timestamp.
         minimum_interval_seconds: Seconds between ticks of the sensor.
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
         The assets, the job, the sensor, the job by which people pause partitions (`_control`
-        behind the name), the assets of the group (committed offsets, and members and holds), their
-        check, and the resources.
+        behind the name), the assets of the group (committed offsets, members and holds, lag), their
+        checks, and the resources.
 
     Raises:
         ConfigurationError: There is no asset, one does not take a batch, has partitions or an
@@ -82,6 +90,7 @@ def build_kafka_batch_defs(
             code.
     """
     _check(name, assets, kafka, spark)
+    limit = LagLimit(lag_within_records, lag_within_s)
     check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
     provided = _resources(
         name,
@@ -98,6 +107,8 @@ def build_kafka_batch_defs(
         kafka_key=kafka_key,
         batch_key=batch_key,
         spark_key=None if spark is None else spark_key,
+        lag_within_records=lag_within_records,
+        lag_within_s=lag_within_s,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
     )
@@ -105,6 +116,7 @@ def build_kafka_batch_defs(
         name,
         kafka,
         kafka_key,
+        limit,
         assets=assets,
         job=job,
         sensor=sensor,
@@ -126,6 +138,8 @@ def build_kafka_stream_defs(
     spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
     job_tags: Mapping[str, str] | None = None,
+    lag_within_records: int | None = None,
+    lag_within_s: float | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.Definitions:
@@ -151,12 +165,15 @@ def build_kafka_stream_defs(
         spark_key: The resource key of `spark`.
         resources: More resources that the assets need. They live as long as the run.
         job_tags: Tags for each run.
+        lag_within_records: The check `lag_within` fails while more offsets than this wait in all
+            partitions together. Without this and `lag_within_s` there is no such check.
+        lag_within_s: It fails while a record waits for longer than this, by its timestamp.
         minimum_interval_seconds: Seconds between ticks of the sensor, which starts the runs.
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
         The assets, the job, the sensor, the job by which people pause partitions (`_control`
-        behind the name), the assets of the group, their check, and the resources.
+        behind the name), the assets of the group, their checks, and the resources.
 
     Raises:
         ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
@@ -164,6 +181,7 @@ def build_kafka_stream_defs(
             or a secret is written in the code.
     """
     _check(name, assets, kafka, spark)
+    limit = LagLimit(lag_within_records, lag_within_s)
     for setting, value, least in (("runs", runs, 0), ("max_run_s", max_run_s, SHORTEST_RUN_S)):
         if value < least:
             msg = f"{setting}={value:g} of {name} must be at least {least:g}"
@@ -172,7 +190,11 @@ def build_kafka_stream_defs(
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
     settings = f"{kafka!r} {spark!r} {sorted(job_tags or {})}"
     streamed = stream_asset(
-        name, bodies, kafka_key=kafka_key, spark_key=None if spark is None else spark_key
+        name,
+        bodies,
+        kafka_key=kafka_key,
+        spark_key=None if spark is None else spark_key,
+        lag_limit=limit,
     )
     job = dg.define_asset_job(
         name,
@@ -197,6 +219,7 @@ def build_kafka_stream_defs(
         name,
         kafka,
         kafka_key,
+        limit,
         assets=[streamed],
         job=job,
         sensor=sensor,
@@ -245,6 +268,7 @@ def _definitions(
     name: str,
     kafka: KafkaConsumerResource,
     kafka_key: str,
+    lag_limit: LagLimit,
     *,
     assets: Sequence[dg.AssetsDefinition],
     job: Any,  # noqa: ANN401 - dagster exports no name for an asset job
@@ -274,13 +298,27 @@ def _definitions(
         group_name="streaming",
         kinds={"kafka"},
     )
+    lag = dg.AssetSpec(
+        group.lag,
+        description=(
+            f"How many offsets wait for consumer group {group_id}, over time, as observations."
+        ),
+        group_name="streaming",
+        kinds={"kafka"},
+    )
+
+    def catalogue_of(instance: dg.DagsterInstance) -> Catalogue:
+        return Catalogue(instance, group, NOBODY)
+
+    checks = [
+        build_stopped_check(group.offsets, kafka_key, catalogue_of),
+        *build_history_checks(group.offsets, group.group, kafka_key),
+    ]
+    if lag_limit:
+        checks.append(build_lag_check(group.lag, kafka_key, lag_limit, catalogue_of))
     return dg.Definitions(
-        assets=[*assets, offsets, members],
-        asset_checks=[
-            build_stopped_check(
-                group.offsets, kafka_key, lambda instance: Catalogue(instance, group, NOBODY)
-            )
-        ],
+        assets=[*assets, offsets, members, lag],
+        asset_checks=checks,
         jobs=[job, build_kafka_control_job(name=f"{name}_control", kafka_key=kafka_key)],
         sensors=[sensor],
         resources=dict(resources),

@@ -1,4 +1,4 @@
-"""A look at a whole group finds the partitions that cannot go on, whoever owns them.
+"""A look at a whole group finds its lag and the partitions that cannot go on, whoever owns them.
 
 Kafka, the runs, and what people have ordered show them.
 """
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition
 from dagster_rebalance.core.control import in_force
+from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing, group_lag, is_late
 from dagster_rebalance.core.owned_partition import Refused
 from dagster_rebalance.core.partition import ANY_BOUNDS, TopicPartition
 from dagster_rebalance.core.restoring import judge
 from dagster_rebalance.core.runs import blocking, progress_of
 from dagster_rebalance.core.setbacks import why_blocked
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, find
+from dagster_rebalance.orchestration.port import RunError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.settings import DriverSettings
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
+_MOST_ERRORS = 5
+
 
 @dataclass(frozen=True)
 class GroupLook:
@@ -35,9 +39,11 @@ class GroupLook:
 
     Attributes:
         found: What is known of each; not what Dagster has recorded.
+        partitions: All of them, also those of which nothing is known.
     """
 
     found: Mapping[TopicPartition, Found]
+    partitions: tuple[TopicPartition, ...]
 
     def without(self, partitions: Collection[TopicPartition]) -> GroupLook:
         """The same without some partitions."""
@@ -46,7 +52,8 @@ class GroupLook:
                 partition: found
                 for partition, found in self.found.items()
                 if partition not in partitions
-            }
+            },
+            self.partitions,
         )
 
 
@@ -76,7 +83,67 @@ def look_at_group(
     ]
     bounds = read(partitions)
     known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
-    return GroupLook(find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s))
+    found = find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s)
+    return GroupLook(found, tuple(partitions))
+
+
+def late_partitions(
+    consumer: RebalanceAwareConsumer,
+    look: GroupLook,
+    settings: DriverSettings,
+    limit: LagLimit,
+    *,
+    now_s: float,
+    timeout_s: float = READ_LIMIT_S,
+) -> frozenset[TopicPartition]:
+    """The partitions in which a record waits for longer than the limit.
+
+    Args:
+        consumer: Asks Kafka.
+        look: What Kafka said before.
+        settings: Where a partition begins that has no committed offset.
+        limit: The limit; Kafka is asked only if it has seconds.
+        now_s: The time, in seconds since 1970.
+        timeout_s: How long Kafka may take.
+
+    Raises:
+        BrokerError: Kafka did not answer.
+    """
+    if limit.seconds is None:
+        return frozenset()
+    waiting = {
+        row.partition: row
+        for row in lag_of(look, Standing(), settings).partitions
+        if row.lag is not None and row.lag > 0
+    }
+    if not waiting:
+        return frozenset()
+    since_ms = int((now_s - limit.seconds) * 1000)
+    first = consumer.cluster.offsets_for_times(dict.fromkeys(waiting, since_ms), timeout_s)
+    return frozenset(
+        partition
+        for partition, row in waiting.items()
+        if is_late(row, None if (found := first[partition]) is None else found.offset)
+    )
+
+
+def lag_of(
+    look: GroupLook,
+    standing: Standing,
+    settings: DriverSettings,
+    late: Collection[TopicPartition] = (),
+) -> GroupLag:
+    """The lag of the group.
+
+    Args:
+        look: What Kafka said.
+        standing: What else is known.
+        settings: Where a partition begins that has no committed offset.
+        late: The partitions in which a record waits for too long.
+    """
+    return group_lag(
+        look.partitions, look.found, standing, start_from=settings.start_from, late=late
+    )
 
 
 def standstills(
@@ -85,26 +152,30 @@ def standstills(
     catalogue: GroupRecords,
     settings: DriverSettings,
     known: Collection[TopicPartition] = (),
-) -> tuple[dict[TopicPartition, str], dict[TopicPartition, str]]:
+) -> Standing:
     """The partitions that cannot go on, and those that people have paused or stopped, with reasons.
+
+    The answer also has the runs that work on them.
 
     Args:
         look: What Kafka said.
         runs: Asks Dagster for runs.
         catalogue: Asks Dagster for recorded commits and for orders.
         settings: When a partition is stopped.
-        known: Partitions whose stops the caller knows better: only their orders are looked up.
+        known: Partitions whose stops and runs the caller knows better: only their orders are looked
+            up.
     """
-    stopped = _stopped_in(look.without(known), runs, catalogue, settings)
+    standing = _stopped_in(look.without(known), runs, catalogue, settings)
     try:
-        return stopped, _ordered_in(look, catalogue)
+        return replace(standing, ordered=_ordered_in(look, catalogue))
     except ValueError as problem:  # Members claim nothing of what they are assigned from now on.
-        return dict.fromkeys(look.found, str(problem)) | stopped, {}
+        everything = dict.fromkeys(look.found, str(problem))
+        return replace(standing, stopped={**everything, **standing.stopped})
 
 
 def _stopped_in(
     look: GroupLook, runs: RunsPort, catalogue: GroupRecords, settings: DriverSettings
-) -> dict[TopicPartition, str]:
+) -> Standing:
     without = [partition for partition, found in look.found.items() if found.stored is None]
     recorded = catalogue.last_recorded(without) if without else {}
     judged = {
@@ -121,16 +192,18 @@ def _stopped_in(
     found = _runs(
         runs, [(batch_id, range_) for ranges in claimed.values() for range_, batch_id in ranges]
     )
-    stopped = {}
+    stopped, failed = {}, {}
     for partition, verdict in judged.items():
-        reason = (
-            verdict.reason
-            if isinstance(verdict, Refused)
-            else _failed(claimed.get(partition, ()), found, settings.max_attempts)
-        )
-        if reason is not None:
-            stopped[partition] = reason
-    return stopped
+        if isinstance(verdict, Refused):
+            stopped[partition] = verdict.reason
+            continue
+        blocked = _failed(claimed.get(partition, ()), found, settings.max_attempts)
+        if blocked is not None:
+            stopped[partition], failed[partition] = blocked
+    working = {
+        range_.topic_partition: run.run_id for run in found if run.is_live for range_ in run.ranges
+    }
+    return Standing(stopped, working=working, failed=failed)
 
 
 def _ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition, str]:
@@ -144,13 +217,32 @@ def _ordered_in(look: GroupLook, catalogue: GroupRecords) -> dict[TopicPartition
 
 def _failed(
     claimed: Iterable[tuple[OffsetRange, str]], runs: tuple[RunSeen, ...], max_attempts: int
-) -> str | None:
+) -> tuple[str, tuple[str, str]] | None:
+    """Why a partition is stopped by runs that failed, with the last one and its batch."""
     for range_, batch_id in claimed:
         progress = progress_of(range_, batch_id, runs, max_attempts=max_attempts)
         blocked = blocking(progress)
         if blocked is not None:
-            return why_blocked(range_, blocked, batch_id)
+            return why_blocked(range_, blocked, batch_id), (blocked.run_id, batch_id)
     return None
+
+
+def errors_of(
+    standing: Standing, runs: RunsPort, most: int = _MOST_ERRORS
+) -> dict[TopicPartition, RunError]:
+    """What the last runs failed with on the first few stopped partitions.
+
+    Args:
+        standing: What is stopped.
+        runs: Asks Dagster for the errors.
+        most: How many partitions.
+    """
+    first = sorted(standing.failed.keys() & standing.stopped.keys())[:most]
+    return {
+        partition: RunError(run_id, runs.why_failed(run_id, batch_id))
+        for partition in first
+        for run_id, batch_id in [standing.failed[partition]]
+    }
 
 
 def _runs(runs: RunsPort, claims: Sequence[Claimed]) -> tuple[RunSeen, ...]:

@@ -18,12 +18,14 @@ from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.core.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.succession import MadeWay
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
-from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.shutdown import call_on_shutdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from contextlib import AbstractContextManager
+
+    from dagster_rebalance.orchestration.parts import Parts
 
 logger = logging.getLogger(__name__)
 _EXIT_MARGIN_S = 5.0

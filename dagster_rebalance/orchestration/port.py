@@ -7,12 +7,12 @@ library raises: the pump asks again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.commands import Claimed, RecordCommit, ShowHold, StoreDeadLetter
     from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.events import (
         DeadLetterFailed,
@@ -21,11 +21,19 @@ if TYPE_CHECKING:
         LeaveRequested,
         RunsRead,
     )
+    from dagster_rebalance.core.lag import GroupLag, LagLimit
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
+
+
+class RunError(NamedTuple):
+    """What a run failed with."""
+
+    run_id: str
+    error: str
 
 
 class RunsToEnd(Protocol):
@@ -127,18 +135,28 @@ class CataloguePort(GroupRecords, Protocol):
     def record_commit(self, commit: RecordCommit) -> None:
         """Record a commit, or what of it is not recorded yet."""
 
+    def record_hold(self, hold: ShowHold) -> None:
+        """Show that partitions are held, and what for."""
+
     def record_receipt(self, receipt: Receipt) -> None:
         """Show how a hold ended."""
 
     def show_stopped(
-        self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+        self,
+        stopped: Mapping[TopicPartition, str],
+        ordered: Mapping[TopicPartition, str],
+        errors: Mapping[TopicPartition, RunError],
     ) -> None:
         """Show which partitions of the group cannot go on, each with its reason.
 
         Args:
             stopped: Those that are stopped.
             ordered: Those that people have paused or stopped.
+            errors: What the last runs failed with, of some of those that are stopped.
         """
+
+    def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
+        """Show the lag of the group, and whether it is within the limit, if there is one."""
 
     def record_joined(self) -> None:
         """Show that this process has joined, to people and to the process that it succeeds."""

@@ -12,13 +12,11 @@ other.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
@@ -30,27 +28,20 @@ from dagster_rebalance.core.errors import (
     PartitionLostError,
 )
 from dagster_rebalance.core.explain import summary
-from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
-from dagster_rebalance.orchestration.group_look import look_at_group, standstills
+from dagster_rebalance.orchestration.group_report import GroupReport
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
-from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
+from dagster_rebalance.orchestration.run_ender import RunEnder
 from dagster_rebalance.orchestration.storage import Job, StorageWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 
-    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.driver import Driver
     from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
-    from dagster_rebalance.orchestration.port import (
-        CataloguePort,
-        DeadLettersPort,
-        RunsPort,
-        WorkPort,
-    )
+    from dagster_rebalance.orchestration.parts import Parts
+    from dagster_rebalance.orchestration.port import WorkPort
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.1
@@ -63,12 +54,6 @@ _HEARTBEAT_S = 2.0
 """A member that Kafka has evicted learns of it within this time."""
 _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
-_SHOW_STOPPED_S = 10.0
-"""How often stopped partitions are looked up and shown at most: each time asks for all partitions
-of the group, however many of them have news."""
-_SHOWN_IS_PROVEN_S = 30.0
-"""When a member looks once more at what it has shown as stopped: another one may have shown newer
-things before it, and has no more news."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
 """How long a member that has left may take to record what it still has to."""
@@ -78,31 +63,6 @@ each takes the driver 10 ms."""
 _COMMIT_PATIENCE_S = 10.0
 """In the classic protocol no coordinator answers a member that waits for others in a rebalance, and
 one of those may hold a revoke."""
-
-_Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[tuple[TopicPartition, str]]]"
-"""What the check has shown: the stopped partitions, and those that people have paused, with why."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a pump works with; made and owned by its thread.
-
-    Attributes:
-        clock_with_suspension: A clock that also counts while the machine is suspended; None if
-            `clock` does.
-        work: The worker of a streaming run; None for a member that requests runs.
-    """
-
-    consumer: RebalanceAwareConsumer
-    driver: Driver
-    runs: RunsPort
-    catalogue: CataloguePort
-    topics: Sequence[str]
-    clock: Callable[[], float] = time.monotonic
-    dead_letters: DeadLettersPort | None = None
-    start: Callable[[str, Callable[[], None]], None] = in_thread
-    clock_with_suspension: Callable[[], float] | None = None
-    work: WorkPort | None = None
 
 
 class Pump:
@@ -119,14 +79,15 @@ class Pump:
         self._stood_at = self._standstill_clock()
         self._turned_at = parts.clock()
         self._summary: tuple[str, ...] = ()
-        self._summed_up_at = self._stopped_shown_at = float("-inf")
-        self._stop_news = self._stop_news_told = 0
-        self._unproven: _Shown | None = None
+        self._summed_up_at = float("-inf")
         self._ender = RunEnder(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
+        self._report = GroupReport(
+            parts, self._bounds, partial(self._show, slot="report"), self._note
+        )
 
     def run(self) -> None:
         """Be a member until the driver leaves the group.
@@ -206,7 +167,7 @@ class Pump:
                         parts.catalogue.record_assigned, event.partitions, parts.consumer.member_id
                     )
                 )
-                self._stop_news += 1
+                self._report.add_news()
         for ended in parts.work.ended() if parts.work is not None else ():
             self._feed(ended)
         told = self._mailbox.take_events()
@@ -222,7 +183,7 @@ class Pump:
         self._feed(seen.TimePassed())
         if parts.work is not None:
             self._see_to_work(parts.work)
-        self._show_stop_news()
+        self._carry_out("looking up what is stopped in the group", self._report.step)
         self._storage.look_after()
         parts.consumer.delay_revoke(parts.driver.held)
         self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
@@ -329,6 +290,8 @@ class Pump:
             case do.LeaveClaims(claims):
                 if parts.work is not None:
                     parts.work.leave(claims)
+            case do.ShowHold():
+                self._show(partial(parts.catalogue.record_hold, command))
             case do.RecordReceipt(receipt):
                 self._note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
@@ -339,7 +302,7 @@ class Pump:
                     else f"{partition} goes on"
                 )
                 self._note(f"stopped: {reason}" if reason else ended)
-                self._stop_news += 1
+                self._report.add_news(is_stop=True)
             case do.Note(text):
                 self._note(text)
             case do.LeaveGroup(reason):
@@ -348,7 +311,7 @@ class Pump:
 
     def _ordered(self, epoch: int, orders: tuple[Order, ...]) -> seen.Event:
         if orders != self.parts.driver.orders:
-            self._stop_news += 1
+            self._report.add_news()
         return seen.OrdersRead(orders, epoch)
 
     def _last_recorded(
@@ -401,7 +364,7 @@ class Pump:
                 f"{commit.range} is committed although no run succeeded: the dead-letter topic has "
                 "it"
             )
-            self._stop_news += 1  # another member may have shown it as stopped meanwhile
+            self._report.add_news()  # another member may have shown it as stopped meanwhile
         return seen.CommitRecorded(commit)
 
     def _ask_why(self, letter: do.StoreDeadLetter) -> None:
@@ -419,50 +382,6 @@ class Pump:
             raise IllegalStateError(msg)
         if is_wanted(self.parts.driver.partitions.get(letter.range.topic_partition), letter):
             self.parts.dead_letters.store(letter, error)
-
-    def _show_stop_news(self) -> None:
-        now = self.parts.clock()
-        has_news = self._stop_news > self._stop_news_told
-        wait_s = _SHOW_STOPPED_S if has_news else _SHOWN_IS_PROVEN_S
-        if (has_news or self._unproven is not None) and now - self._stopped_shown_at >= wait_s:
-            self._stopped_shown_at = now
-            self._carry_out("looking up what is stopped in the group", self._show_stopped)
-
-    def _show_stopped(self) -> None:
-        """Show which partitions of the whole group are stopped.
-
-        The member knows its own partitions best, once it has taken them in.
-        """
-        parts = self.parts
-        mine = parts.driver.partitions
-        own = {
-            partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason
-        }
-        known = {
-            partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING
-        } | own.keys()
-        whole = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S)
-        news, unproven = (
-            self._stop_news,
-            self._unproven if self._stop_news == self._stop_news_told else None,
-        )
-
-        def show() -> tuple[int, _Shown | None]:
-            stopped, ordered = standstills(
-                whole, parts.runs, parts.catalogue, parts.driver.settings, known
-            )
-            stopped |= own
-            shown = (frozenset(stopped), frozenset(ordered.items()))
-            if shown == unproven:
-                return news, None
-            parts.catalogue.show_stopped(stopped, ordered)
-            return news, shown
-
-        self._show(show, self._stops_shown, slot="stopped")
-
-    def _stops_shown(self, shown: tuple[int, _Shown | None]) -> None:
-        """Only now: the check must not stay as it was because the storage failed once."""
-        self._stop_news_told, self._unproven = shown
 
     def _look_for_successor(self) -> None:
         now = self.parts.clock()

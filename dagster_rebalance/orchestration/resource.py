@@ -46,6 +46,7 @@ _POSITIVE = (
     "heartbeat_timeout_s",
     "start_timeout_s",
 )
+_SHORTEST_LAG_S = 10.0
 _CLIENT_FIELDS = {
     "bootstrap.servers": "bootstrap_servers",
     "group.id": "group_id",
@@ -203,6 +204,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "its own."
         ),
     )
+    lag_every_s: float = Field(
+        default=60.0,
+        description=(
+            "How often one member observes the lag of the whole group; every fifth time while "
+            "nothing changes. At least 10, or 0 for never."
+        ),
+    )
     lease_s: float = Field(
         default=60.0,
         description=(
@@ -332,6 +340,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "record of each commit, or above"
             )
             raise ConfigurationError(msg)
+        if 0 != self.lag_every_s < _SHORTEST_LAG_S:
+            msg = (
+                f"lag_every_s={self.lag_every_s:g} of group {self.group_id} must be at least "
+                f"{_SHORTEST_LAG_S:g}, or 0 for never: Dagster stores each observation"
+            )
+            raise ConfigurationError(msg)
         if not self.topics:
             msg = f"group {self.group_id} has no topics: name at least one in topics"
             raise ConfigurationError(msg)
@@ -365,6 +379,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             start_from=StartFrom(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=self.record_every_s,
+            lag_every_s=self.lag_every_s,
             lease_s=self.lease_s,
             pulse=Pulse(
                 heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s

@@ -16,13 +16,14 @@ import dagster as dg
 
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.job_checks import check_executor, check_steps
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.own_jobs import JobName
-from dagster_rebalance.orchestration.pump import Parts
+from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 
@@ -44,6 +45,8 @@ def build_kafka_batch_sensor(
     kafka_key: str = "kafka",
     batch_key: str = "kafka_batch",
     spark_key: str | None = None,
+    lag_within_records: int | None = None,
+    lag_within_s: float | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
@@ -59,6 +62,8 @@ def build_kafka_batch_sensor(
         batch_key: The resource key of the `KafkaBatch`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
             be stopped.
+        lag_within_records: When the check `lag_within` fails, as for `build_kafka_batch_defs`.
+        lag_within_s: Likewise, in seconds.
         minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
         default_status: Whether the sensor runs without being turned on.
 
@@ -66,6 +71,7 @@ def build_kafka_batch_sensor(
         ConfigurationError: The steps of the job run in processes of their own, or one does not take
             its batch.
     """
+    lag_limit = LagLimit(lag_within_records, lag_within_s)
     check_executor(name, job)
     if isinstance(job, dg.JobDefinition):
         check_steps(job.name, [job.graph], batch_key)
@@ -103,7 +109,9 @@ def build_kafka_batch_sensor(
             location_of(context),
             context.sensor_name,
         )
-        mail, notes = MEMBERS.tick(key, lambda: _host(context, job.name, kafka, spark), seat.sign)
+        mail, notes = MEMBERS.tick(
+            key, lambda: _host(context, job.name, kafka, spark, lag_limit), seat.sign
+        )
         for note in notes:
             context.log.info(note)
         skip = "; ".join(mail.summary)
@@ -151,6 +159,7 @@ def _host(
     job: str,
     kafka: KafkaConsumerResource,
     spark: KafkaSparkResource | None,
+    lag_limit: LagLimit,
 ) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
     settings = kafka.driver_settings()
@@ -184,6 +193,7 @@ def _host(
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host, told(kafka)),
                 topics=kafka.topics,
                 clock_with_suspension=_clock_with_suspension,
+                lag_limit=lag_limit,
             )
 
     return HostedMember(

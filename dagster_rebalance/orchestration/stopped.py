@@ -7,8 +7,6 @@ looks at Kafka and the runs alone, so that it also answers while no member is th
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
 
-import hashlib
-import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -18,8 +16,10 @@ import dagster as dg
 
 from dagster_rebalance.core.partition import TopicPartition, named
 from dagster_rebalance.orchestration.bounds import read_bounds
-from dagster_rebalance.orchestration.group_look import look_at_group, standstills
-from dagster_rebalance.orchestration.port import GroupRecords
+from dagster_rebalance.orchestration.checks import as_evaluation, group_check
+from dagster_rebalance.orchestration.group_look import errors_of, look_at_group, standstills
+from dagster_rebalance.orchestration.port import GroupRecords, RunError
+from dagster_rebalance.orchestration.run_links import run_links
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 STOPPED_CHECK = "no_partition_stopped"
 _REASONS_SHOWN = 20
+_MOST_ERROR_CHARACTERS = 500
 _MOST_NAMES_CHARACTERS = 2_000
 """However many partitions are stopped, an evaluation stays small: Dagster stores each one."""
 
@@ -34,18 +35,11 @@ _MOST_NAMES_CHARACTERS = 2_000
 def evaluation(
     stopped: Mapping[TopicPartition, str],
     ordered: Mapping[TopicPartition, str],
+    errors: Mapping[TopicPartition, RunError],
     asset_key: dg.AssetKey,
 ) -> dg.AssetCheckEvaluation:
     """The state of the check, as a member reports it."""
-    result = _result(stopped, ordered)
-    return dg.AssetCheckEvaluation(
-        asset_key=asset_key,
-        check_name=STOPPED_CHECK,
-        passed=result.passed,
-        severity=result.severity,
-        description=result.description,
-        metadata=result.metadata,
-    )
+    return as_evaluation(_result(stopped, ordered, errors), STOPPED_CHECK, asset_key)
 
 
 def build_stopped_check(
@@ -60,35 +54,29 @@ def build_stopped_check(
         kafka_key: The resource key of the group's `KafkaConsumerResource`.
         catalogue_of: What an instance has recorded of the group.
     """
-    spec = dg.AssetCheckSpec(
-        STOPPED_CHECK,
-        asset=asset_key,
-        description=(
-            "Fails while a partition is stopped, and warns while a person has paused one. It says "
-            "why."
-        ),
-    )
 
-    # `asset_check` would name its op by the key with dots and dashes taken away, so that the groups
-    # `a.b` and `a-b` could not be together.
-    @dg.multi_asset_check(
-        name=f"{STOPPED_CHECK}_{hashlib.sha256(json.dumps(asset_key.path).encode()).hexdigest()[:12]}",
-        specs=[spec],
-        required_resource_keys={kafka_key},
-    )
     def no_partition_stopped(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
             look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
         catalogue = catalogue_of(context.instance)
-        return _result(*standstills(look, ledger, catalogue, kafka.driver_settings()))
+        standing = standstills(look, ledger, catalogue, kafka.driver_settings())
+        return _result(standing.stopped, standing.ordered, errors_of(standing, ledger))
 
-    return no_partition_stopped
+    return group_check(
+        STOPPED_CHECK,
+        asset_key,
+        kafka_key,
+        "Fails while a partition is stopped, and warns while a person has paused one. It says why.",
+        no_partition_stopped,
+    )
 
 
 def _result(
-    stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+    stopped: Mapping[TopicPartition, str],
+    ordered: Mapping[TopicPartition, str],
+    errors: Mapping[TopicPartition, RunError],
 ) -> dg.AssetCheckResult:
     """A person who pauses knows of it, so that is a warning, and no failure that pages anybody."""
     reasons = dict(sorted(stopped.items())[:_REASONS_SHOWN])
@@ -109,8 +97,14 @@ def _result(
             "stopped_partitions": len(stopped),
             "partitions": dg.MetadataValue.text(_names(stopped)),
             "paused_partitions": len(ordered),
+            **{f"error of {p}": _error(found.error) for p, found in errors.items()},
+            **run_links(found.run_id for found in errors.values()),
         },
     )
+
+
+def _error(text: str) -> str:
+    return textwrap.shorten(text, _MOST_ERROR_CHARACTERS, placeholder=" ...")
 
 
 def _names(partitions: Iterable[TopicPartition]) -> str:

@@ -6,12 +6,18 @@ from typing import Any
 
 import dagster as dg
 
+from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.stream_body import Body
 from dagster_rebalance.orchestration.stream_run import StreamRun
 
 
 def stream_asset(
-    name: str, bodies: Sequence[Body], *, kafka_key: str, spark_key: str | None
+    name: str,
+    bodies: Sequence[Body],
+    *,
+    kafka_key: str,
+    spark_key: str | None,
+    lag_limit: LagLimit,
 ) -> dg.AssetsDefinition:
     """The assets as one step, which calls their functions for each batch until its run ends."""
     needed = frozenset({kafka_key}).union(*(body.required_keys for body in bodies))
@@ -29,7 +35,7 @@ def stream_asset(
     def batches(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         kafka = getattr(context.resources, kafka_key)
         spark = getattr(context.resources, spark_key) if spark_key else None
-        StreamRun(context, kafka, spark, bodies).work()
+        StreamRun(context, kafka, spark, bodies, lag_limit).work()
         yield from ()
 
     return batches

@@ -34,7 +34,8 @@ from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.own_jobs import JobName
-from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.parts import Parts
+from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.orchestration.stream_work import StreamWork
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import FrameType
 
+    from dagster_rebalance.core.lag import LagLimit
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -87,6 +89,7 @@ class StreamRun:
         kafka: The group.
         spark: Where the bodies work, if they use Spark.
         bodies: What processes a batch, in order.
+        lag_limit: How much lag of the group is too much.
     """
 
     def __init__(
@@ -95,8 +98,10 @@ class StreamRun:
         kafka: KafkaConsumerResource,
         spark: KafkaSparkResource | None,
         bodies: Sequence[Body],
+        lag_limit: LagLimit,
     ) -> None:
         self._context = context
+        self._lag_limit = lag_limit
         self._kafka = kafka
         self._bodies = bodies
         self._reader = kafka.reader()
@@ -321,6 +326,7 @@ class StreamRun:
                 dead_letters=DeadLetters(producer, kafka.group_id) if producer else None,
                 catalogue=StreamCatalogue(instance, kafka, run),
                 topics=kafka.topics,
+                lag_limit=self._lag_limit,
             )
 
     def _beat(self) -> None:
@@ -390,7 +396,7 @@ class StreamCatalogue(Catalogue):
         super().__init__(
             instance,
             GroupAssets.of(kafka.group_id),
-            Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id),
+            Host(f"{location or 'stream'}/{run.run_id[:8]}", run.job_name, run.run_id, run.run_id),
             told(kafka),
         )
         self._run = run

@@ -16,7 +16,9 @@ import dagster as dg
 
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.roster import told_last
 from dagster_rebalance.orchestration.runs import LIVE_STATUSES, RunLedger
 from dagster_rebalance.orchestration.sensor import is_real_tick, location_of
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
@@ -73,15 +75,17 @@ def build_kafka_stream_sensor(
     def kafka_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         stream = f"{location_of(context)}:{name}"
         is_real = is_real_tick(context)
+        kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         if is_real:
-            kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
             spark: KafkaSparkResource | None = (
                 getattr(context.resources, spark_key) if spark_key else None
             )
             _end_dead_runs(context, stream, kafka, spark)
         seen = streams_of(context.instance, stream)
         found = moves(fleet, seen, time.time())
-        said = "; ".join([_shown(seen), *found.notes])
+        group = GroupAssets.of(kafka.group_id)
+        told = told_last(context.instance, group.group, group.lag, time.time())
+        said = "; ".join([_shown(seen), *found.notes, *told])
         if not is_real:
             return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
         for leave in found.leaves:

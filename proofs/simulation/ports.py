@@ -19,12 +19,14 @@ from proofs.simulation.clockwork import Violation
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.commands import Claimed, RecordCommit, ShowHold, StoreDeadLetter
     from dagster_rebalance.core.control import Order
+    from dagster_rebalance.core.lag import GroupLag, LagLimit
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
+    from dagster_rebalance.orchestration.port import RunError
     from proofs.simulation.dagster_runs import SimulatedDagster
     from proofs.simulation.process import Process
 
@@ -109,6 +111,10 @@ class SimulatedCatalogue:
         self._dagster.record(commit)
         self._process.must_reach("dagster")
 
+    def record_hold(self, hold: ShowHold) -> None:
+        """Tell it."""
+        self._process.tell(str(hold))
+
     def record_receipt(self, receipt: Receipt) -> None:
         """Tell it, and count."""
         self._process.tell(str(receipt))
@@ -124,12 +130,20 @@ class SimulatedCatalogue:
         return orders
 
     def show_stopped(
-        self, stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+        self,
+        stopped: Mapping[TopicPartition, str],
+        ordered: Mapping[TopicPartition, str],
+        errors: Mapping[TopicPartition, RunError],
     ) -> None:
         """Show what is stopped, and what people have paused."""
         self._process.must_reach("dagster")
         self._dagster.stopped = {**ordered, **stopped}
         self._dagster.stopped_said_by = self._process.incarnation
+
+    def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
+        """Tell it."""
+        self._process.must_reach("dagster")
+        self._process.tell(str(lag))
 
     def record_joined(self) -> None:
         """This process is the newest."""

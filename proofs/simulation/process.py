@@ -20,7 +20,8 @@ from dagster_rebalance.core.events import LeaveRequested, TickArrived
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.stream_batches import batch_ids
 from dagster_rebalance.orchestration.mailbox import Mailbox
-from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.parts import Parts
+from dagster_rebalance.orchestration.pump import Pump
 from proofs.simulation.client import SimulatedMember
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.cluster import SimulatedCluster

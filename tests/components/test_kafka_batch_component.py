@@ -88,6 +88,8 @@ spark_key: shop_spark
 minimum_interval_seconds: 7
 default_status: RUNNING
 job_tags: {team: etl}
+lag_within_records: 1000
+lag_within_s: 60.5
 spark:
   remote: "{{ env.SPARK_REMOTE }}"
   app_name: shop
@@ -102,6 +104,8 @@ ARGUMENTS: dict[str, Any] = {
     "minimum_interval_seconds": 7,
     "default_status": dg.DefaultSensorStatus.RUNNING,
     "job_tags": {"team": "etl"},
+    "lag_within_records": 1000,
+    "lag_within_s": 60.5,
     "spark": KafkaSparkResource(
         remote=dg.EnvVar("SPARK_REMOTE"),
         app_name="shop",

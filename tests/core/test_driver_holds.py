@@ -50,6 +50,26 @@ def revoke(member: Member, *numbers: int) -> list[do.Command]:
     return member.feed(seen.RevokeRequested(tuple(tp(number) for number in numbers)))
 
 
+def test_a_hold_that_takes_a_while_is_shown_once() -> None:
+    """People see what is waited for before it is over; most holds are over sooner."""
+    world, member, (first, _) = at_work(partitions=2)
+    revoke(member, 0)
+    world.wait(0.5, member)
+    assert not [command for command in member.done if isinstance(command, do.ShowHold)]
+    world.wait(5, member)
+    (shown,) = [command for command in member.done if isinstance(command, do.ShowHold)]
+    assert (shown.cause, shown.partitions, shown.run_ids) == (Cause.REVOKE, (tp(0),), (first,))
+    assert str(shown) == "revoke of orders-0: held for 1 run at work, for at most 29 s"
+
+
+@pytest.mark.parametrize(
+    ("runs", "what"), [((), "what is to be committed"), (("a", "b"), "2 runs")]
+)
+def test_a_hold_says_what_it_is_for(runs: tuple[str, ...], what: str) -> None:
+    """Also when only a commit is waited for."""
+    assert f"held for {what}" in str(do.ShowHold(Cause.LEAVE, (tp(0),), runs, 10.0))
+
+
 def test_an_empty_hold_is_released_in_the_same_call() -> None:
     """Nothing to wait for must be detected exactly."""
     world = World(partitions=2)

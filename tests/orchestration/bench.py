@@ -17,13 +17,15 @@ from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwar
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.lag import NO_LIMIT
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.marks import Mark, set_mark
-from dagster_rebalance.orchestration.pump import Parts, Pump
+from dagster_rebalance.orchestration.parts import Parts
+from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.run_ender import at_once
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.fake_group import FakeGroup
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.events import LastRecorded
+    from dagster_rebalance.core.lag import LagLimit
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 E = TypeVar("E")
@@ -136,6 +139,7 @@ class Bench:
         topic: str = "orders",
         start: Callable[[str, Callable[[], None]], None] = at_once,
         group: FakeGroup | None = None,
+        lag_limit: LagLimit = NO_LIMIT,
     ) -> None:
         self.instance = instance
         self.group = group or FakeGroup({"orders": partitions, "dead": 1})
@@ -173,6 +177,7 @@ class Bench:
             self.group.clock,
             letters,
             start,
+            lag_limit=lag_limit,
         )
         self.pump = Pump(parts, self.mailbox)
         self.ticks = True

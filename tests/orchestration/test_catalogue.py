@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
-from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
@@ -59,13 +59,25 @@ class Shown:
         return [record.asset_materialization for record in records if record.asset_materialization]
 
     def events(self) -> list[dict[str, Any]]:
-        """The observations of the group asset, newest first."""
+        """The observations of the group asset without their tables and links, newest first."""
         records = self.instance.fetch_observations(self.assets.group, limit=10).records
         return [
-            {k: v.value for k, v in r.asset_observation.metadata.items()}
+            {
+                name: value.value
+                for name, value in r.asset_observation.metadata.items()
+                if not isinstance(value, dg.TableMetadataValue) and not name.startswith("run ")
+            }
             for r in records
             if r.asset_observation
         ]
+
+    def table(self, name: str) -> list[dict[str, object]]:
+        """A table of the newest of them."""
+        record = self.instance.fetch_observations(self.assets.group, limit=1).records[0]
+        assert record.asset_observation is not None
+        table = record.asset_observation.metadata[name]
+        assert isinstance(table, dg.TableMetadataValue)
+        return [dict(row.data) for row in table.records]
 
     def check(self) -> dg.AssetCheckEvaluation:
         """The last evaluation of the check."""
@@ -251,6 +263,47 @@ def test_a_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
     }
 
 
+def test_the_newest_event_shows_who_owns_what_and_which_holds_are_open(shown: Shown) -> None:
+    """Nobody has to read a history for the first question of an incident."""
+    green = shown.of("green")
+    shown.catalogue.record_joined()
+    green.record_joined()
+    shown.catalogue.record_assigned([tp(0), tp(1), tp(2), tp(3)], "member-7")
+    shown.catalogue.record_hold(ShowHold(Cause.REVOKE, (tp(2), tp(3)), ("run-1",), 300.0))
+    assert [row["owns"] for row in shown.table("members")] == ["orders-0..3", "no partitions"]
+    (hold,) = shown.table("open_holds")
+    assert (hold["member"], hold["holds"]) == ("blue", "orders-2, orders-3")
+    assert hold["waits for"] == "run run-1"
+    receipt = replace(RECEIPT, outcome=Outcome.DRAINED, partitions=(tp(2), tp(3)))
+    shown.catalogue.record_receipt(receipt)
+    green.record_assigned([tp(2), tp(3)], "member-8")
+    assert [(row["member"], row["owns"]) for row in shown.table("members")] == [
+        ("blue", "orders-0, orders-1"),
+        ("green", "orders-2, orders-3"),
+    ]
+    assert shown.table("open_holds") == []
+    (ended,) = shown.table("receipts")
+    assert (ended["member"], ended["outcome"], ended["receipt"]) == (
+        "blue",
+        "drained",
+        str(receipt),
+    )
+    assert str(ended["ended"]).endswith(" UTC")
+
+
+def test_the_runs_of_holds_are_linked(shown: Shown) -> None:
+    """The cells of a table cannot be links in Dagster's UI."""
+    shown.catalogue.record_hold(ShowHold(Cause.LEAVE, (tp(0),), ("3f61351e-1",), 10.0))
+    record = shown.instance.fetch_observations(shown.assets.group, limit=1).records[0]
+    assert record.asset_observation is not None
+    assert record.asset_observation.description == (
+        "leave of orders-0: held for 1 run at work, for at most 10 s"
+    )
+    assert record.asset_observation.metadata["run 3f61351e"] == dg.MetadataValue.dagster_run(
+        "3f61351e-1"
+    )
+
+
 def test_assignments_and_departures_are_observed(shown: Shown) -> None:
     """Who had which partition when is the first question after an incident."""
     shown.catalogue.record_assigned([tp(0)], "member-7")
@@ -266,13 +319,13 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
 
 def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
     """The reason is visible in the UI for as long as any partition stands still."""
-    shown.catalogue.show_stopped({tp(1): "orders-1: offsets were deleted"}, {})
+    shown.catalogue.show_stopped({tp(1): "orders-1: offsets were deleted"}, {}, {})
     check = shown.check()
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
     assert check.description == "orders-1: offsets were deleted"
     assert check.metadata["stopped"].value == {"orders-1": "orders-1: offsets were deleted"}
-    shown.catalogue.show_stopped({}, {})
+    shown.catalogue.show_stopped({}, {}, {})
     assert shown.check().passed
 
 

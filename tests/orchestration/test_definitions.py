@@ -19,6 +19,8 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
+from dagster_rebalance.orchestration.history_checks import DRAINED_CHECK, GAP_CHECK
+from dagster_rebalance.orchestration.lag import LAG_CHECK
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
@@ -93,6 +95,27 @@ def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_to
     assert {graph.get(key).group_name for key in (group.offsets, group.group)} == {"streaming"}
     assert offsets.kinds == graph.get(group.group).kinds == {"kafka"}
     assert dg.AssetCheckKey(group.offsets, STOPPED_CHECK) in graph.asset_check_keys
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+def test_a_group_has_its_lag_as_an_asset_and_a_check_of_it_once_there_is_a_limit(
+    build: Callable[..., dg.Definitions],
+) -> None:
+    """Dagster plots an asset without partitions over time. Nobody else knows what is too much."""
+    group = GroupAssets.of("etl")
+    graph = build(kafka=kafka(), assets=[asset()]).resolve_asset_graph()
+    assert graph.get(group.lag).partitions_def is None
+    usual = {
+        dg.AssetCheckKey(group.offsets, STOPPED_CHECK),
+        dg.AssetCheckKey(group.offsets, GAP_CHECK),
+        dg.AssetCheckKey(group.group, DRAINED_CHECK),
+    }
+    assert graph.asset_check_keys == usual
+    for limit in ({"lag_within_records": 0}, {"lag_within_s": 60.0}):
+        graph = build(kafka=kafka(), assets=[asset()], **limit).resolve_asset_graph()
+        assert graph.asset_check_keys - usual == {dg.AssetCheckKey(group.lag, LAG_CHECK)}
+    with pytest.raises(ConfigurationError, match="lag_within_s=-1 must be above 0"):
+        build(kafka=kafka(), assets=[asset()], lag_within_s=-1)
 
 
 def test_two_groups_live_in_one_code_location() -> None:
@@ -410,7 +433,7 @@ class Check:
             "checks"
         )
 
-    def fail(self, attempt: int = 1) -> dg.DagsterRun:
+    def fail(self, attempt: int = 1, message: str | None = None) -> dg.DagsterRun:
         """A run of batch b-1 that has worked and failed, and of which nothing works any more."""
         run = make_run(
             self.instance,
@@ -420,7 +443,7 @@ class Check:
         )
         for mark in (Mark.BEGAN, Mark.FINISHED, Mark.OVER):
             set_mark(self.instance, run, mark)
-        self.instance.report_run_failed(run)
+        self.instance.report_run_failed(run, message)
         return run
 
     def execute(self) -> tuple[bool, str, object]:
@@ -464,6 +487,17 @@ def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> 
     )
     assert isinstance(stopped, dict)
     assert sorted(stopped) == ["orders-0", "orders-1"]
+
+
+def test_the_check_says_the_error_and_links_the_run(check: Check) -> None:
+    """Else a person reads the id in a text, and looks for the run."""
+    check.group.committed[tp(0)] = claimed(0, 10, "b-1")
+    _, last = check.fail(), check.fail(attempt=2, message="the warehouse is away")
+    result = check.job.execute_in_process(instance=check.instance)
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert evaluation.metadata["error of orders-0"].value == "the warehouse is away"
+    link = evaluation.metadata[f"run {last.run_id[:8]}"]
+    assert link == dg.MetadataValue.dagster_run(last.run_id)
 
 
 def test_the_check_executed_by_hand_finds_offsets_that_are_gone(check: Check) -> None:

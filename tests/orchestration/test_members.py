@@ -22,7 +22,7 @@ from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.members import HostedMember, Members
-from dagster_rebalance.orchestration.pump import Parts
+from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember, ManualClock

@@ -201,7 +201,7 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
     assert bench.offset() == 0, "not confirmed yet"
-    bench.catalogue.show_stopped({tp(0): "as another member has seen it meanwhile"}, {})
+    bench.catalogue.show_stopped({tp(0): "as another member has seen it meanwhile"}, {}, {})
     ((topic, key, value),) = bench.producer.sent
     assert (topic, key) == ("dead", "orders-0-0-10")
     letter = json.loads(value)

@@ -615,7 +615,8 @@ def test_a_stop_of_another_member_stays_shown(instance: dg.DagsterInstance) -> N
     owned = next(iter(bench.driver.partitions))
     elsewhere = next(iter(other.assignment()))
     bench.group.committed[elsewhere] = OffsetAndMetadata(0, "text of another application")
-    bench.pump._show_stopped()
+    bench.pump._report.add_news()
+    bench.until(lambda: bench.pump._report.is_told)
     key = dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK)
     evaluation = instance.event_log_storage.get_latest_asset_check_execution_by_key([key])[
         key
@@ -646,12 +647,9 @@ def test_what_it_has_shown_of_other_members_is_looked_at_again(
 
     stored = [OffsetAndMetadata(0), OffsetAndMetadata(0, "text of another application")]
     bench.group.committed[elsewhere] = stored[not is_stopped_at_last]
-    bench.pump._stop_news += 1
+    bench.pump._report.add_news()
     bench.until(
-        lambda: (
-            is_shown_as_stopped() is not is_stopped_at_last
-            and not bench.pump._stop_news > bench.pump._stop_news_told
-        )
+        lambda: is_shown_as_stopped() is not is_stopped_at_last and bench.pump._report.is_told
     )
     bench.group.committed[elsewhere] = stored[is_stopped_at_last]
     bench.until(lambda: is_shown_as_stopped() is is_stopped_at_last)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.runs import RunSeen
+    from dagster_rebalance.orchestration.port import RunError
     from dagster_rebalance.testing.postgres import Postgres
 
 
@@ -106,14 +107,16 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
     show, asked = bench.catalogue.show_stopped, 0
 
     def fail_once(
-        stopped: Mapping[TopicPartition, str], ordered: Mapping[TopicPartition, str]
+        stopped: Mapping[TopicPartition, str],
+        ordered: Mapping[TopicPartition, str],
+        errors: Mapping[TopicPartition, RunError],
     ) -> None:
         nonlocal asked
         asked += bool(stopped)
         if asked == 1:
             message = "database is locked"
             raise OSError(message)
-        show(stopped, ordered)
+        show(stopped, ordered, errors)
 
     monkeypatch.setattr(bench.catalogue, "show_stopped", fail_once)
     bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))

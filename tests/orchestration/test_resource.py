@@ -127,6 +127,15 @@ def test_how_long_commits_are_joined_reaches_the_driver() -> None:
         resource(record_every_s=-1.0).driver_settings()
 
 
+def test_how_often_the_lag_is_observed_reaches_the_driver() -> None:
+    """0 turns it off. Dagster keeps each observation, so not every second."""
+    assert resource(lag_every_s=30.0).driver_settings().lag_every_s == 30
+    assert resource(lag_every_s=0).driver_settings().lag_every_s == 0
+    for wrong in (9.0, -1.0):
+        with pytest.raises(ConfigurationError, match=rf"lag_every_s={wrong:g} .*at least 10"):
+            resource(lag_every_s=wrong).driver_settings()
+
+
 def test_topics_must_be_named() -> None:
     """A member without topics would join and do nothing."""
     with pytest.raises(ConfigurationError, match="no topics"):

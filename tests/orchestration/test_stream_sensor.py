@@ -9,13 +9,19 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import build_kafka_stream_defs
+from dagster_rebalance.core.commands import ShowHold
+from dagster_rebalance.core.control import Action
+from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag
+from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.stream_sensor import streams_of
 from dagster_rebalance.orchestration.tags import GROUP_TAG, SLOT_TAG, STREAM_TAG, VERSION_TAG
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import kafka_in_memory, nothing
+from tests.orchestration.parts import kafka_in_memory, nothing, tp
 
 Status = dg.DagsterRunStatus
 
@@ -98,6 +104,23 @@ def test_a_tick_starts_what_is_missing_and_no_more(sensor: Sensor) -> None:
     assert not sensor.tick().run_requests
     sensor.instance.report_run_canceled(sensor.runs()[0])
     assert [request.tags[SLOT_TAG] for request in sensor.tick().run_requests] == ["0"]
+
+
+def test_a_tick_says_what_the_members_own_and_hold_and_how_much_waits(sensor: Sensor) -> None:
+    """The sensor has no member to ask: it repeats what the members have shown."""
+    sensor.tick()
+    group_id = sensor.kafka.group_id
+    assets = GroupAssets.of(group_id)
+    member = Catalogue(sensor.instance, assets, Host("shop/3f61351e", "s", "3f61351e-1"))
+    member.add_partitions([tp(2)])
+    member.record_assigned([tp(0), tp(1), tp(2)], "m")
+    member.record_hold(ShowHold(Cause.REVOKE, (tp(1),), ("9a0f22c1-2",), 300.0))
+    member.show_lag(GroupLag((PartitionLag(tp(0), 3, 7, 4),)), NO_LIMIT)
+    give(sensor.instance, group_id, Wanted(Action.PAUSE, ["orders:2"], "ada", "a move"))
+    said = str(sensor.tick().skip_message)
+    assert "; shop/3f61351e owns orders-0..2; shop/3f61351e holds orders-1 since " in said
+    assert " UTC, for run 9a0f22c1; lag 4 in 1 partition (" in said
+    assert said.endswith(" s ago)")
 
 
 def test_a_preview_changes_nothing_and_says_what_would_be_done(sensor: Sensor) -> None:

@@ -1,0 +1,255 @@
+"""The lag of a whole group: how many offsets wait, in which partitions, and why.
+
+Owns what counts as lag (the end of the log without the committed offset, whoever owns the
+partition), which member observes it, and how often. It also owns when lag is too large. A partition
+whose leader did not answer has no lag here, and is counted as unknown instead of as 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, named
+from dagster_rebalance.core.restoring import StartFrom
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from dagster_rebalance.core.events import Found
+
+_QUIET = 5
+"""While nothing changes, the lag is observed only every fifth time."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """The lag of one partition.
+
+    Attributes:
+        partition: The partition.
+        committed: The next offset to be read; None when the group has no committed offset.
+        end: The end of the log, or the first open transaction; None when it is not known.
+        lag: Offsets that wait; None when it is not known.
+        is_late: Whether a record waits for longer than the limit in seconds.
+        state: Why the partition stands still, or that its leader did not answer; empty when it goes
+            on.
+        run_id: The run that works on it; empty when none is known.
+    """
+
+    partition: TopicPartition
+    committed: int | None
+    end: int | None
+    lag: int | None
+    is_late: bool = False
+    state: str = ""
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """The lag of all partitions of a group at one time.
+
+    Attributes:
+        partitions: All of them: those whose lag is not known, then the largest lag first.
+        stopped: How many cannot go on.
+        paused: How many people have paused or stopped.
+    """
+
+    partitions: tuple[PartitionLag, ...]
+    stopped: int = 0
+    paused: int = 0
+
+    @property
+    def total(self) -> int:
+        """The offsets that wait in all partitions whose lag is known."""
+        return sum(row.lag or 0 for row in self.partitions)
+
+    @property
+    def most(self) -> int:
+        """The largest lag of any one partition."""
+        return max((row.lag or 0 for row in self.partitions), default=0)
+
+    @property
+    def unknown(self) -> tuple[TopicPartition, ...]:
+        """The partitions whose lag is not known."""
+        return tuple(row.partition for row in self.partitions if row.lag is None)
+
+    def __str__(self) -> str:
+        count = len(self.partitions)
+        text = f"lag {self.total:,} in {count:,} partition{_s(count)}"
+        worst = next((row for row in self.partitions if row.lag), None)
+        if worst is not None and count > 1:
+            text += f", {worst.lag:,} of it in {worst.partition}"
+        at_work = [row.run_id for row in self.partitions if row.run_id]
+        if at_work:
+            runs = len(set(at_work))
+            text += f"; {runs} run{_s(runs)} at work on {len(at_work)} of them"
+        for number, what in ((self.stopped, "stopped"), (self.paused, "paused by people")):
+            text += f"; {number:,} {what}" if number else ""
+        if self.unknown:
+            text += f"; the lag of {named(self.unknown)} is not known: no leader answered in time"
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What is known of the partitions of a group besides their offsets.
+
+    Attributes:
+        stopped: Those that cannot go on, with the reasons.
+        ordered: Those that people have paused or stopped, with the orders.
+        working: The runs that work on partitions, by partition.
+        failed: Of stopped partitions, the last run that failed and its batch.
+    """
+
+    stopped: Mapping[TopicPartition, str] = field(default_factory=dict)
+    ordered: Mapping[TopicPartition, str] = field(default_factory=dict)
+    working: Mapping[TopicPartition, str] = field(default_factory=dict)
+    failed: Mapping[TopicPartition, tuple[str, str]] = field(default_factory=dict)
+
+
+def group_lag(
+    partitions: Iterable[TopicPartition],
+    found: Mapping[TopicPartition, Found],
+    standing: Standing,
+    *,
+    start_from: StartFrom,
+    late: Collection[TopicPartition] = (),
+) -> GroupLag:
+    """The lag of a group.
+
+    Args:
+        partitions: All partitions of its topics.
+        found: What Kafka said of them; nothing of those whose leaders did not answer.
+        standing: What else is known.
+        start_from: Where a partition without a committed offset begins.
+        late: Those in which a record waits for longer than the limit.
+    """
+    rows = [
+        _row(partition, found.get(partition), standing, start_from, is_late=partition in late)
+        for partition in partitions
+    ]
+    rows.sort(key=lambda row: (-MAX_OFFSET if row.lag is None else -row.lag, row.partition))
+    stopped = standing.stopped.keys()
+    return GroupLag(tuple(rows), len(stopped), len(standing.ordered.keys() - stopped))
+
+
+def _row(
+    partition: TopicPartition,
+    found: Found | None,
+    standing: Standing,
+    start_from: StartFrom,
+    *,
+    is_late: bool,
+) -> PartitionLag:
+    state = standing.stopped.get(partition) or standing.ordered.get(partition, "")
+    committed = end = lag = None
+    if found is not None and found.stored is not None:
+        committed = found.stored.offset
+    if found is None or found.bounds.until == MAX_OFFSET:
+        state = state or "its leader did not answer in time"
+    else:
+        end = found.bounds.until
+        first = found.bounds.start if start_from is StartFrom.EARLIEST else end
+        lag = max(0, end - (first if committed is None else committed))
+    run_id = standing.working.get(partition, "")
+    return PartitionLag(partition, committed, end, lag, is_late, state, run_id)
+
+
+def is_late(row: PartitionLag, first_since: int | None) -> bool:
+    """Whether a record of a partition waits for longer than a limit.
+
+    Args:
+        row: The partition.
+        first_since: Its first record that is younger than the limit; None when there is none.
+    """
+    if not row.lag or row.end is None:
+        return False
+    begun = row.end - row.lag
+    return begun < (row.end if first_since is None else first_since)
+
+
+@dataclass(frozen=True, slots=True)
+class LagLimit:
+    """How much lag is too much.
+
+    Attributes:
+        records: Offsets of all partitions together; None for any number.
+        seconds: How long a record may wait, by its timestamp; None for any time.
+
+    Raises:
+        ConfigurationError: A limit is negative, or 0 seconds.
+    """
+
+    records: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.records is not None and self.records < 0:
+            msg = f"lag_within_records={self.records} must be at least 0"
+            raise ConfigurationError(msg)
+        if self.seconds is not None and self.seconds <= 0:
+            msg = f"lag_within_s={self.seconds:g} must be above 0"
+            raise ConfigurationError(msg)
+
+    def __bool__(self) -> bool:
+        return self.records is not None or self.seconds is not None
+
+    def exceeded(self, lag: GroupLag) -> tuple[str, ...]:
+        """Why the lag is too large, in sentences; empty when it is not.
+
+        Unknown lag is no small lag.
+        """
+        texts = []
+        if self.records is not None and lag.total > self.records:
+            texts.append(f"{lag.total:,} offsets wait, more than {self.records:,}")
+        late = [row.partition for row in lag.partitions if row.is_late]
+        if self.seconds is not None and late:
+            texts.append(f"records of {named(late)} wait for more than {self.seconds:g} s")
+        if self and lag.unknown:
+            texts.append(f"the lag of {named(lag.unknown)} is not known: no leader answered")
+        return tuple(texts)
+
+
+NO_LIMIT = LagLimit()
+"""Any lag will do."""
+
+
+def observes(owned: Collection[TopicPartition], topics: Sequence[str]) -> bool:
+    """Whether the member that owns these partitions observes the lag of the whole group.
+
+    Kafka gives the first partition of the group to one member at a time, whatever form it has, and
+    to another one when that member is gone.
+    """
+    return TopicPartition(min(topics), 0) in owned
+
+
+@dataclass(frozen=True, slots=True)
+class LagPace:
+    """The lag pace says when the lag is looked up, and when it is shown.
+
+    Attributes:
+        every_s: How often it is looked up; 0 for never.
+        looked_at: When that was, the last time.
+        shown: What was shown last; None when that is not known.
+        shown_at: When that was.
+    """
+
+    every_s: float
+    looked_at: float = float("-inf")
+    shown: GroupLag | None = None
+    shown_at: float = float("-inf")
+
+    def is_due(self, now: float) -> bool:
+        """Whether to look again."""
+        return self.every_s > 0 and now - self.looked_at >= self.every_s
+
+    def is_news(self, lag: GroupLag, now: float) -> bool:
+        """Whether to show what was found: it has changed, or was not shown for a while."""
+        return lag != self.shown or now - self.shown_at >= _QUIET * self.every_s
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

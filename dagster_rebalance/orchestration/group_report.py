@@ -1,0 +1,236 @@
+"""The group report: what a member shows in Dagster of its whole group.
+
+These are the partitions that cannot go on, and the lag. Every member that has news of a stop shows
+what is stopped. The lag is observed from one place (`core.lag` says which), and by the member whose
+partition stops or goes on. One look at Kafka serves both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.lag import GroupLag, LagPace, Standing, observes
+from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.orchestration.bounds import PATIENCE_S
+from dagster_rebalance.orchestration.group_look import (
+    GroupLook,
+    errors_of,
+    lag_of,
+    late_partitions,
+    look_at_group,
+    standstills,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.events import Event
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.orchestration.bounds import BoundsReader
+    from dagster_rebalance.orchestration.parts import Parts
+
+_SHOW_STOPPED_S = 10.0
+"""How often stopped partitions are looked up and shown at most: each time asks for all partitions
+of the group, however many of them have news."""
+_SHOWN_IS_PROVEN_S = 30.0
+"""When a member looks once more at what it has shown as stopped: another one may have shown newer
+things before it, and has no more news."""
+
+_Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[tuple[TopicPartition, str]]]"
+"""What the check has shown: the stopped partitions, and those that people have paused, with why."""
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What one look is for.
+
+    Attributes:
+        at: The time.
+        stops: Whether to show what is stopped.
+        lag: Whether to show the lag.
+        news: How much news there was by then.
+        stop_news: How much of it was of stops.
+        unproven: What was shown last, if this look may prove it.
+    """
+
+    at: float
+    stops: bool
+    lag: bool
+    news: int
+    stop_news: int
+    unproven: _Shown | None
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What came of it; None for what was not shown."""
+
+    wanted: _Wanted
+    stops: _Shown | None = None
+    lag: GroupLag | None = None
+
+
+class GroupReport:
+    """Shows the state of the group for one member.
+
+    Args:
+        parts: What the pump works with.
+        bounds: Reads the bounds of partitions.
+        show: Has the catalogue do something in the thread of the storage, and calls its second
+            argument with what came of it, in that of the pump.
+        note: Gets a sentence when the lag cannot be looked up.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        bounds: BoundsReader,
+        show: Callable[[Callable[[], Any], Callable[[Any], Event | None]], None],
+        note: Callable[[str], None],
+    ) -> None:
+        self._parts = parts
+        self._note = note
+        self._bounds = bounds
+        self._show = show
+        self._stops_looked_at = float("-inf")
+        self._news = self._news_told = 0
+        self._stop_news = self._stop_news_told = 0
+        self._unproven: _Shown | None = None
+        self._pace = LagPace(parts.driver.settings.lag_every_s)
+
+    def add_news(self, *, is_stop: bool = False) -> None:
+        """What is shown as stopped may not be true any more.
+
+        Args:
+            is_stop: Whether a partition has stopped or goes on.
+        """
+        self._news += 1
+        self._stop_news += is_stop
+
+    @property
+    def is_told(self) -> bool:
+        """Whether all news was shown."""
+        return self._news == self._news_told
+
+    @property
+    def _wanted(self) -> _Wanted:
+        """What is due now."""
+        now = self._parts.clock()
+        wait_s = _SHOWN_IS_PROVEN_S if self.is_told else _SHOW_STOPPED_S
+        has_news = not self.is_told or self._unproven is not None
+        stops = has_news and now - self._stops_looked_at >= wait_s
+        has_stop_news = self._stop_news > self._stop_news_told
+        is_observer = observes(self._parts.driver.partitions, self._parts.topics)
+        lag = (is_observer and self._pace.is_due(now)) or (stops and has_stop_news)
+        return _Wanted(
+            now,
+            stops,
+            lag and self._pace.every_s > 0,
+            self._news,
+            self._stop_news,
+            self._unproven if self.is_told else None,
+        )
+
+    def step(self) -> None:
+        """Look at the group if it is time, and have shown what was found.
+
+        Raises:
+            BrokerError: Kafka did not answer.
+        """
+        wanted = self._wanted
+        if wanted.lag:
+            self._pace = replace(self._pace, looked_at=wanted.at)
+        if wanted.stops:
+            self._stops_looked_at = wanted.at
+            self._look(wanted)
+        elif wanted.lag:
+            self._unless_refused(partial(self._look, wanted))
+
+    def _unless_refused(self, look: Callable[[], None]) -> None:
+        """The lag is for people: no answer of Kafka to this question may end the member."""
+        try:
+            look()
+        except BrokerError as error:
+            self._note(f"the lag of the group is not known: {error}")
+
+    def _look(self, wanted: _Wanted) -> None:
+        """Look at the whole group. The member knows its own partitions best, once it has them."""
+        parts = self._parts
+        mine, settings = parts.driver.partitions, parts.driver.settings
+        own = {
+            partition: owned.stop_reason for partition, owned in mine.items() if owned.stop_reason
+        }
+        working = {
+            partition: min(owned.live_runs) for partition, owned in mine.items() if owned.live_runs
+        }
+        known = {
+            partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING
+        } | own.keys()
+        failed = {partition: last for partition in own if (last := mine[partition].last_failure)}
+        whole = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S)
+        late = self._late(whole) if wanted.lag else None
+
+        def show() -> _Done:
+            found = standstills(whole, parts.runs, parts.catalogue, settings, known)
+            standing = Standing(
+                {**found.stopped, **own},
+                found.ordered,
+                {**found.working, **working},
+                {**found.failed, **failed},
+            )
+            stops = self._show_stops(standing, wanted)
+            return _Done(wanted, stops, self._show_lag(whole, standing, late, wanted))
+
+        self._show(show, self._shown)
+
+    def _late(self, whole: GroupLook) -> frozenset[TopicPartition] | None:
+        """The partitions in which a record waits for too long; None when Kafka does not say."""
+        parts, late = self._parts, None
+        try:
+            late = late_partitions(
+                parts.consumer,
+                whole,
+                parts.driver.settings,
+                parts.lag_limit,
+                now_s=parts.wall_clock(),
+                timeout_s=PATIENCE_S,
+            )
+        except BrokerError as error:
+            self._note(f"the lag of the group is not known: {error}")
+        return late
+
+    def _show_stops(self, standing: Standing, wanted: _Wanted) -> _Shown | None:
+        shown = (frozenset(standing.stopped), frozenset(standing.ordered.items()))
+        if not wanted.stops or shown == wanted.unproven:
+            return None
+        errors = errors_of(standing, self._parts.runs)
+        self._parts.catalogue.show_stopped(standing.stopped, standing.ordered, errors)
+        return shown
+
+    def _show_lag(
+        self,
+        whole: GroupLook,
+        standing: Standing,
+        late: frozenset[TopicPartition] | None,
+        wanted: _Wanted,
+    ) -> GroupLag | None:
+        if late is None:
+            return None
+        lag = lag_of(whole, standing, self._parts.driver.settings, late)
+        if not self._pace.is_news(lag, wanted.at):
+            return None
+        self._parts.catalogue.show_lag(lag, self._parts.lag_limit)
+        return lag
+
+    def _shown(self, done: _Done) -> None:
+        """Only now: the check must not stay as it was because the storage failed once."""
+        wanted = done.wanted
+        if wanted.stops:
+            self._news_told, self._unproven = wanted.news, done.stops
+        if wanted.lag:
+            self._stop_news_told = wanted.stop_news
+        if done.lag is not None:
+            self._pace = replace(self._pace, shown=done.lag, shown_at=wanted.at)

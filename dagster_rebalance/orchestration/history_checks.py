@@ -1,0 +1,146 @@
+"""Checks of what is recorded of a group: commits that join, and holds that drained.
+
+A member reports them when something happens that they are about. Executed by hand they read the
+same records, so that they also answer while no member is there.
+"""
+
+# No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
+
+import time
+from collections.abc import Callable, Iterable
+
+import dagster as dg
+
+from dagster_rebalance.core.gaps import Recorded, gaps
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.receipts import Outcome
+from dagster_rebalance.core.roster import Kind, Said
+from dagster_rebalance.orchestration.checks import group_check
+from dagster_rebalance.orchestration.roster import history_of
+from dagster_rebalance.orchestration.run_links import run_links
+
+GAP_CHECK = "no_offset_gap"
+DRAINED_CHECK = "drained_before_release"
+_COMMITS_READ = 500
+_SHOWN = 5
+_DAY_S = 86_400.0
+_UNDRAINED = {outcome.value for outcome in Outcome if not outcome.is_drained}
+
+
+def gap_result(instance: dg.DagsterInstance, offsets: dg.AssetKey) -> dg.AssetCheckResult:
+    """Whether the newest recorded commits of each partition join.
+
+    Args:
+        instance: Where they are recorded.
+        offsets: The offsets asset of the group.
+    """
+    records = instance.fetch_materializations(offsets, limit=_COMMITS_READ).records
+    commits = [found for record in reversed(records) if (found := _recorded(record)) is not None]
+    missing = gaps(commits)
+    texts = [str(gap) for gap in missing[:_SHOWN]]
+    if len(missing) > _SHOWN:
+        texts.append(f"and {len(missing) - _SHOWN} more")
+    advice = (
+        ". The committed offset was moved forward, or offsets were deleted before they were "
+        "processed: docs/operating.md says how to process them"
+    )
+    return dg.AssetCheckResult(
+        passed=not missing,
+        severity=dg.AssetCheckSeverity.ERROR,
+        description="; ".join(texts) + advice
+        if missing
+        else f"the last {len(commits)} recorded commits join",
+        metadata={
+            "gaps": len(missing),
+            "missing_offsets": sum(len(gap.range) for gap in missing),
+            "commits": len(commits),
+            **run_links(run for gap in missing for run in (gap.before.run_id, gap.after.run_id)),
+        },
+    )
+
+
+def drained_result(
+    history: Iterable[Said], now: float, since_s: float = _DAY_S
+) -> dg.AssetCheckResult:
+    """Whether each hold of the last day drained its partitions before they were released.
+
+    Args:
+        history: What the members have said.
+        now: The time, in seconds since 1970.
+        since_s: How long a hold counts.
+    """
+    holds = [said for said in history if said.kind is Kind.HOLD and now - said.at <= since_s]
+    bad = [said for said in holds if said.outcome in _UNDRAINED]
+    texts = [f"{said.name}: {said.text}" for said in reversed(bad[-_SHOWN:])]
+    if len(bad) > _SHOWN:
+        texts.append(f"and {len(bad) - _SHOWN} more")
+    return dg.AssetCheckResult(
+        passed=not bad,
+        # Nothing is lost: claims say what is left, and the next owner works on it.
+        severity=dg.AssetCheckSeverity.WARN,
+        description="; ".join(texts) or f"all {len(holds)} holds of the last day drained",
+        metadata={
+            "holds": len(holds),
+            "not_drained": len(bad),
+            **run_links(run_id for said in reversed(bad) for run_id in said.run_ids),
+        },
+    )
+
+
+def build_history_checks(
+    offsets: dg.AssetKey, group: dg.AssetKey, kafka_key: str
+) -> list[dg.AssetChecksDefinition]:
+    """Build the checks of what is recorded of a group.
+
+    Args:
+        offsets: The offsets asset of the group.
+        group: The asset of its members and holds.
+        kafka_key: The resource key of the group's `KafkaConsumerResource`.
+    """
+
+    def no_offset_gap(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        return gap_result(context.instance, offsets)
+
+    def drained_before_release(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+        return drained_result(history_of(context.instance, group), time.time())
+
+    def check(
+        name: str,
+        asset: dg.AssetKey,
+        description: str,
+        execute: Callable[[dg.AssetCheckExecutionContext], dg.AssetCheckResult],
+    ) -> dg.AssetChecksDefinition:
+        return group_check(name, asset, kafka_key, description, execute)
+
+    return [
+        check(
+            GAP_CHECK,
+            offsets,
+            "Fails when offsets lie between recorded commits that none of them covers.",
+            no_offset_gap,
+        ),
+        check(
+            DRAINED_CHECK,
+            group,
+            "Warns when partitions were released, in the last day, before their runs had ended.",
+            drained_before_release,
+        ),
+    ]
+
+
+def _recorded(record: dg.EventLogRecord) -> Recorded | None:
+    """A commit, as the catalogue records it; None for what somebody else has reported."""
+    event = record.asset_materialization
+    if event is None or event.partition is None:
+        return None
+    topic, _, number = event.partition.rpartition("-")
+    start, until, run_id = (
+        None if (value := event.metadata.get(name)) is None else value.value
+        for name in ("start", "until", "run")
+    )
+    if not (isinstance(start, int) and isinstance(until, int) and number.isdecimal()):
+        return None
+    try:
+        return Recorded(OffsetRange(topic, int(number), start, until), str(run_id))
+    except ValueError:  # people report what they like
+        return None

@@ -1,0 +1,49 @@
+"""What a pump works with: the member, its driver, and ports to Dagster."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.lag import NO_LIMIT
+from dagster_rebalance.orchestration.run_ender import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+    from dagster_rebalance.core.driver import Driver
+    from dagster_rebalance.core.lag import LagLimit
+    from dagster_rebalance.orchestration.port import (
+        CataloguePort,
+        DeadLettersPort,
+        RunsPort,
+        WorkPort,
+    )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a pump works with; made and owned by its thread.
+
+    Attributes:
+        clock_with_suspension: A clock that also counts while the machine is suspended; None if
+            `clock` does.
+        work: The worker of a streaming run; None for a member that requests runs.
+        lag_limit: How much lag of the group is too much.
+        wall_clock: The time in seconds since 1970, as the timestamps of records have it.
+    """
+
+    consumer: RebalanceAwareConsumer
+    driver: Driver
+    runs: RunsPort
+    catalogue: CataloguePort
+    topics: Sequence[str]
+    clock: Callable[[], float] = time.monotonic
+    dead_letters: DeadLettersPort | None = None
+    start: Callable[[str, Callable[[], None]], None] = in_thread
+    clock_with_suspension: Callable[[], float] | None = None
+    work: WorkPort | None = None
+    lag_limit: LagLimit = NO_LIMIT
+    wall_clock: Callable[[], float] = time.time

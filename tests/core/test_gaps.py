@@ -1,0 +1,66 @@
+"""Offsets that no recorded commit covers."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.gaps import Recorded, gaps
+from tests.core.world import span
+
+
+def recorded(*bounds: tuple[int, int], partition: int = 0) -> list[Recorded]:
+    """Commits, each by a run of its own."""
+    return [Recorded(span(partition, *pair), f"run-{index}") for index, pair in enumerate(bounds)]
+
+
+def test_commits_that_follow_each_other_have_no_gap() -> None:
+    """The first one of a group may be anywhere."""
+    assert gaps(recorded((40, 50), (50, 60), (60, 61))) == ()
+    assert gaps([]) == ()
+
+
+def test_a_gap_names_its_offsets_and_the_runs_beside_it() -> None:
+    """They say when it came about."""
+    (gap,) = gaps(recorded((0, 10), (10, 20), (25, 30)))
+    assert gap.range == span(0, 20, 25)
+    assert str(gap) == (
+        "no commit covers orders-0 [20, 25): run run-1 ended before it, and run run-2 began behind "
+        "it"
+    )
+
+
+def test_each_partition_has_its_own_offsets() -> None:
+    """The gaps come in the order of the partitions."""
+    both = [*recorded((0, 10), (11, 20), partition=3), *recorded((5, 9), (8, 12), (13, 14))]
+    assert [gap.range for gap in gaps(both)] == [span(0, 12, 13), span(3, 10, 11)]
+
+
+def test_a_commit_that_is_recorded_late_closes_the_gap() -> None:
+    """The next owner records it after its own, or once more."""
+    assert gaps(recorded((0, 10), (20, 30), (10, 20), (0, 10))) == ()
+    assert gaps(recorded((10, 20), (0, 10), (20, 30))) == ()
+
+
+def test_a_record_inside_of_another_one_ends_nothing() -> None:
+    """Joined commits may be recorded once more as single ones."""
+    assert gaps(recorded((0, 30), (10, 20), (30, 40))) == ()
+
+
+def test_an_offset_that_was_moved_back_begins_anew() -> None:
+    """Or the topic was made anew: what lies between was recorded before, or is of another log."""
+    assert gaps(recorded((400, 500), (0, 10), (10, 20))) == ()
+    assert gaps(recorded((0, 100), (50, 60), (60, 200))) == ()
+    (gap,) = gaps(recorded((400, 500), (0, 10), (12, 20)))
+    assert gap.range == span(0, 10, 12)
+
+
+@given(st.permutations(range(6)), st.sets(st.integers(1, 4), max_size=3))
+def test_exactly_the_missing_offsets_are_found(order: list[int], missing: set[int]) -> None:
+    """In whichever order commits are recorded, as long as the lowest one comes first."""
+    kept = [number for number in order if number not in missing and number != 0]
+    found = gaps(recorded((0, 10), *((10 * n, 10 * n + 10) for n in kept)))
+    lost = {
+        number for gap in found for number in range(gap.range.start // 10, gap.range.until // 10)
+    }
+    assert lost == missing - set(range(max(kept, default=0), 6))

@@ -1,0 +1,198 @@
+"""What counts as lag, who observes it, how often, and when it is too large."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.events import Found
+from dagster_rebalance.core.lag import (
+    NO_LIMIT,
+    GroupLag,
+    LagLimit,
+    LagPace,
+    PartitionLag,
+    Standing,
+    group_lag,
+    is_late,
+    observes,
+)
+from dagster_rebalance.core.partition import (
+    ANY_BOUNDS,
+    Bounds,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from dagster_rebalance.core.restoring import StartFrom
+from tests.core.world import tp
+
+EVERYTHING = [tp(0), tp(1), tp(2)]
+
+
+def found(committed: int | None, until: int, start: int = 0) -> Found:
+    """What Kafka says of a partition."""
+    stored = None if committed is None else OffsetAndMetadata(committed)
+    return Found(stored, Bounds(start, until))
+
+
+def lag_of(
+    said: dict[TopicPartition, Found],
+    standing: Standing | None = None,
+    start_from: StartFrom = StartFrom.EARLIEST,
+    late: tuple[TopicPartition, ...] = (),
+) -> GroupLag:
+    """The lag of three partitions."""
+    return group_lag(EVERYTHING, said, standing or Standing(), start_from=start_from, late=late)
+
+
+def test_lag_is_the_end_without_what_is_committed_for_all_partitions() -> None:
+    """The largest lag comes first: a table shows only the first rows."""
+    lag = lag_of({tp(0): found(10, 12), tp(1): found(0, 40), tp(2): found(7, 7)})
+    assert [(row.partition, row.lag) for row in lag.partitions] == [
+        (tp(1), 40),
+        (tp(0), 2),
+        (tp(2), 0),
+    ]
+    assert (lag.total, lag.most, lag.unknown) == (42, 40, ())
+    assert str(lag) == "lag 42 in 3 partitions, 40 of it in orders-1"
+
+
+def test_what_is_committed_while_it_is_looked_up_makes_no_negative_lag() -> None:
+    """The end is read first."""
+    assert lag_of({tp(0): found(13, 12)}).total == 0
+
+
+@pytest.mark.parametrize(("start_from", "lag"), [(StartFrom.EARLIEST, 30), (StartFrom.LATEST, 0)])
+def test_without_a_committed_offset_what_waits_is_what_the_group_would_read(
+    start_from: StartFrom, lag: int
+) -> None:
+    """A new partition that nobody has taken in yet."""
+    assert lag_of({tp(0): found(None, 50, 20)}, start_from=start_from).total == lag
+
+
+@pytest.mark.parametrize("said", [{}, {tp(0): Found(OffsetAndMetadata(3), ANY_BOUNDS)}])
+def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) -> None:
+    """Its leader is away: a plot that fell to 0 would say that all is well."""
+    lag = lag_of({**said, tp(1): found(0, 5), tp(2): found(5, 5)})
+    assert lag.unknown == (tp(0),)
+    assert lag.partitions[0].state == "its leader did not answer in time"
+    assert (lag.total, lag.most) == (5, 5)
+    assert str(lag) == (
+        "lag 5 in 3 partitions, 5 of it in orders-1; the lag of orders-0 is not known: no leader "
+        "answered in time"
+    )
+
+
+def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> None:
+    """A stop counts more than the pause of a partition that could not go on anyway."""
+    standing = Standing({tp(0): "it failed"}, {tp(0): "paused", tp(1): "paused"}, {tp(2): "run-1"})
+    lag = lag_of(dict.fromkeys([tp(0), tp(1), tp(2)], found(0, 1)), standing)
+    assert [(row.state, row.run_id) for row in lag.partitions] == [
+        ("it failed", ""),
+        ("paused", ""),
+        ("", "run-1"),
+    ]
+    assert (lag.stopped, lag.paused) == (1, 1)
+    assert str(lag).endswith("; 1 run at work on 1 of them; 1 stopped; 1 paused by people")
+
+
+def test_the_lag_of_one_partition_or_none_is_a_sentence_too() -> None:
+    """There is nothing to single out."""
+    assert str(GroupLag(())) == "lag 0 in 0 partitions"
+    assert GroupLag(()).most == 0
+    assert str(GroupLag((PartitionLag(tp(0), 0, 9, 9),))) == "lag 9 in 1 partition"
+
+
+@pytest.mark.parametrize(
+    ("committed", "first_since", "late"),
+    [
+        (3, 5, True),
+        (5, 5, False),
+        (7, 5, False),
+        (9, None, True),  # all that waits is older than the limit
+        (10, None, False),
+        (10, 5, False),
+    ],
+)
+def test_a_record_waits_too_long_when_one_from_before_the_limit_is_not_committed(
+    *, committed: int, first_since: int | None, late: bool
+) -> None:
+    """Kafka says which is the first record that is younger than the limit."""
+    (row, *_) = group_lag(
+        [tp(0)], {tp(0): found(committed, 10)}, Standing(), start_from=StartFrom.EARLIEST
+    ).partitions
+    assert is_late(row, first_since) is late
+
+
+def test_nothing_is_late_where_the_lag_is_not_known() -> None:
+    """It is told apart."""
+    assert not is_late(PartitionLag(tp(0), 3, None, None), 5)
+
+
+def test_too_much_lag_is_told_by_each_limit() -> None:
+    """Each says what it found, and what is allowed."""
+    lag = lag_of({tp(0): found(0, 9), tp(1): found(0, 2), tp(2): found(0, 0)}, late=(tp(1),))
+    assert LagLimit(10).exceeded(lag) == ("11 offsets wait, more than 10",)
+    assert LagLimit(11).exceeded(lag) == ()
+    assert LagLimit(None, 30).exceeded(lag) == ("records of orders-1 wait for more than 30 s",)
+    assert len(LagLimit(0, 30).exceeded(lag)) == 2
+    assert (
+        LagLimit(None, 30).exceeded(lag_of({p: found(0, 9) for p in (tp(0), tp(1), tp(2))})) == ()
+    )
+
+
+def test_a_lag_that_is_not_known_exceeds_any_limit_but_none() -> None:
+    """Else the check would pass while a broker is away."""
+    lag = GroupLag((PartitionLag(tp(0), 3, None, None),))
+    said = ("the lag of orders-0 is not known: no leader answered",)
+    assert LagLimit(1000).exceeded(lag) == LagLimit(None, 60).exceeded(lag) == said
+    assert NO_LIMIT.exceeded(lag) == ()
+
+
+def test_a_limit_is_one_as_soon_as_it_limits_anything() -> None:
+    """The check exists only then."""
+    assert (bool(NO_LIMIT), bool(LagLimit(0)), bool(LagLimit(None, 1.0))) == (False, True, True)
+
+
+@pytest.mark.parametrize(
+    ("records", "seconds", "said"),
+    [
+        (-1, None, "lag_within_records=-1 must be at least 0"),
+        (1, 0, "lag_within_s=0 must be above"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(
+    records: int, seconds: float | None, said: str
+) -> None:
+    """With the name of the argument."""
+    with pytest.raises(ConfigurationError, match=said):
+        LagLimit(records, seconds)
+
+
+def test_the_owner_of_the_first_partition_observes() -> None:
+    """Kafka gives it to one member at a time. The order of the topics does not count."""
+    first = TopicPartition("a", 0)
+    assert observes({first, tp(3)}, ["orders", "a"])
+    assert not observes({TopicPartition("a", 1), tp(0)}, ["orders", "a"])
+
+
+def test_the_lag_is_looked_up_at_its_pace_and_never_when_it_is_off() -> None:
+    """Each look asks Kafka for all partitions."""
+    pace = LagPace(60.0)
+    assert pace.is_due(0.0)
+    pace = replace(pace, looked_at=100.0)
+    assert not pace.is_due(159.0)
+    assert pace.is_due(160.0)
+    assert not LagPace(0.0).is_due(1e9)
+
+
+def test_what_has_not_changed_is_shown_seldom() -> None:
+    """An idle group is 288 observations a day, and a busy one 1,440."""
+    lag = lag_of({tp(0): found(0, 1)})
+    pace = LagPace(60.0, shown=lag, shown_at=100.0)
+    assert not pace.is_news(lag, 160.0)
+    assert pace.is_news(lag, 400.0)
+    assert pace.is_news(lag_of({tp(0): found(0, 2)}), 160.0)
+    assert LagPace(60.0).is_news(lag, 160.0)

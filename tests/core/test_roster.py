@@ -1,0 +1,100 @@
+"""Who owns what, which holds are open, and how the last ones ended, by what members have said."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.roster import Kind, Roster, Said, roster
+from tests.core.world import tp
+
+if TYPE_CHECKING:
+    from dagster_rebalance.core.partition import TopicPartition
+
+
+def told(*events: tuple[str, Kind, tuple[int, ...]]) -> Roster:
+    """The roster after members have said something about partitions, a second apart."""
+    return roster(
+        Said(kind, member, member.title(), float(at), tuple(map(tp, numbers)))
+        for at, (member, kind, numbers) in enumerate(events)
+    )
+
+
+def owned(found: Roster) -> dict[str, set[TopicPartition]]:
+    """What each member owns."""
+    return {member.said.name: member.owns for member in found.members}
+
+
+def held(found: Roster) -> list[tuple[str, frozenset[TopicPartition]]]:
+    """The open holds."""
+    return [(said.name, left) for said, left in found.holds]
+
+
+def test_assignments_add_up_and_a_receipt_takes_away() -> None:
+    """Rebalances are incremental: each event names what changed."""
+    found = told(
+        ("blue", Kind.JOINED, ()),
+        ("blue", Kind.ASSIGNED, (0, 1)),
+        ("blue", Kind.ASSIGNED, (2,)),
+        ("blue", Kind.HOLD, (1,)),
+    )
+    assert owned(found) == {"Blue": {tp(0), tp(2)}}
+    assert found.members[0].said.at == 0.0
+
+
+def test_members_stand_in_the_order_of_their_names() -> None:
+    """A table that is sorted anew each time cannot be compared."""
+    found = told(("green", Kind.JOINED, ()), ("blue", Kind.ASSIGNED, (0,)))
+    assert list(owned(found)) == ["Blue", "Green"]
+
+
+def test_who_left_is_not_there_with_what_it_held() -> None:
+    """It said so itself."""
+    found = told(
+        ("blue", Kind.ASSIGNED, (0,)), ("blue", Kind.HOLDING, (0,)), ("blue", Kind.LEFT, ())
+    )
+    assert (found.members, found.holds) == ((), ())
+    assert told(("blue", Kind.LEFT, ())).members == ()
+
+
+def test_who_was_killed_is_gone_when_others_have_its_partitions() -> None:
+    """It says nothing any more, so others count."""
+    found = told(
+        ("blue", Kind.JOINED, ()),
+        ("blue", Kind.ASSIGNED, (0, 1)),
+        ("blue", Kind.HOLDING, (1,)),
+        ("green", Kind.ASSIGNED, (1,)),
+    )
+    assert owned(found) == {"Blue": {tp(0)}, "Green": {tp(1)}}
+    assert found.holds == ()
+    found = told(
+        ("blue", Kind.JOINED, ()), ("blue", Kind.ASSIGNED, (0,)), ("green", Kind.ASSIGNED, (0,))
+    )
+    assert owned(found) == {"Green": {tp(0)}}
+
+
+def test_a_member_that_owns_nothing_yet_is_there() -> None:
+    """There may be more members than partitions."""
+    found = told(
+        ("blue", Kind.JOINED, ()), ("green", Kind.ASSIGNED, (0,)), ("green", Kind.HOLD, (0,))
+    )
+    assert owned(found) == {"Blue": set(), "Green": set()}
+
+
+def test_a_hold_is_open_until_all_of_it_has_a_receipt() -> None:
+    """A loss may end a part of it."""
+    begun = [("blue", Kind.ASSIGNED, (0, 1, 2)), ("blue", Kind.HOLDING, (0, 1))]
+    assert held(told(*begun)) == [("Blue", frozenset({tp(0), tp(1)}))]
+    assert held(told(*begun, ("blue", Kind.HOLD, (0,)))) == [("Blue", frozenset({tp(1)}))]
+    assert held(told(*begun, ("blue", Kind.HOLD, (0,)), ("blue", Kind.HOLD, (1,)))) == []
+
+
+def test_the_oldest_open_hold_comes_first() -> None:
+    """It is the one that somebody waits for."""
+    found = told(("green", Kind.HOLDING, (3,)), ("blue", Kind.HOLDING, (1,)))
+    assert [name for name, _ in held(found)] == ["Green", "Blue"]
+
+
+def test_the_last_ten_receipts_are_kept_newest_first() -> None:
+    """The others are in the history of the asset."""
+    found = told(*(("blue", Kind.HOLD, (number,)) for number in range(12)))
+    assert [said.partitions for said in found.receipts] == [(tp(n),) for n in range(11, 1, -1)]

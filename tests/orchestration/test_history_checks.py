@@ -1,0 +1,165 @@
+"""The checks of what is recorded of a group, reported by members and executed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
+from dagster_rebalance.core.roster import Kind, Said
+from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.history_checks import (
+    DRAINED_CHECK,
+    GAP_CHECK,
+    build_history_checks,
+    drained_result,
+)
+from tests.orchestration.parts import kafka_in_memory, span, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+COMMIT = RecordCommit(span(0), 1, "b", "3f61351e-1", lag=0, claim_to_commit_s=None, drain_s=None)
+RECEIPT = Receipt(
+    outcome=Outcome.DRAINED,
+    cause=Cause.REVOKE,
+    partitions=(tp(0),),
+    seconds=2.0,
+    committed={},
+    run_ids=("3f61351e-1",),
+    cancelled=(),
+    handed_over=(),
+)
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """A new one in memory."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def member(instance: dg.DagsterInstance, assets: GroupAssets, name: str = "blue") -> Catalogue:
+    """The catalogue of a member."""
+    return Catalogue(instance, assets, Host(name, "sensor", f"process of {name}"))
+
+
+def told(instance: dg.DagsterInstance, asset: dg.AssetKey, check: str) -> list[bool]:
+    """Whether a check passed, oldest first."""
+    found = instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(asset, check), limit=100
+    )
+    return [record.evaluation.passed for record in reversed(found) if record.evaluation]
+
+
+def by_hand(instance: dg.DagsterInstance, group_id: str, check: str) -> dg.AssetCheckEvaluation:
+    """Execute a check as a person does, with no member there."""
+    assets = GroupAssets.of(group_id)
+    checks = build_history_checks(assets.offsets, assets.group, "kafka")
+    job = dg.Definitions(asset_checks=checks, resources={"kafka": kafka_in_memory()})
+    result = job.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    return next(e for e in result.get_asset_check_evaluations() if e.check_name == check)
+
+
+def test_commits_that_join_pass_and_are_told_once(instance: dg.DagsterInstance) -> None:
+    """Else each commit would be two events."""
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    for start in (0, 10, 20):
+        catalogue.record_commit(replace(COMMIT, range=span(0, start, start + 10)))
+    assert told(instance, assets.offsets, GAP_CHECK) == [True]
+    said = by_hand(instance, "etl", GAP_CHECK)
+    assert said.passed
+    assert said.description == "the last 3 recorded commits join"
+
+
+def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Somebody has moved the offset, and thinks that nobody saw it."""
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    catalogue.record_commit(COMMIT)
+    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30), run_id="9a0f22c1-2"))
+    catalogue.record_commit(replace(COMMIT, range=span(0, 30, 40)))
+    assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
+    said = by_hand(instance, "etl", GAP_CHECK)
+    assert (said.passed, said.severity) == (False, dg.AssetCheckSeverity.ERROR)
+    assert str(said.description).startswith(
+        "no commit covers orders-0 [10, 25): run 3f61351e ended"
+    )
+    assert said.metadata["missing_offsets"].value == 15
+    assert said.metadata["run 9a0f22c1"] == dg.MetadataValue.dagster_run("9a0f22c1-2")
+
+
+def test_an_old_gap_is_not_told_again_by_each_new_member(instance: dg.DagsterInstance) -> None:
+    """A streaming run is replaced each hour, and each failure alerts somebody."""
+    assets = GroupAssets.of("etl")
+    member(instance, assets).record_commit(COMMIT)
+    member(instance, assets).record_commit(replace(COMMIT, range=span(0, 25, 30)))
+    member(instance, assets).record_commit(replace(COMMIT, range=span(0, 30, 40)))
+    assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
+
+
+def test_an_undrained_hold_is_not_told_again_by_other_members(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Theirs drain."""
+    assets = GroupAssets.of("etl")
+    member(instance, assets).record_receipt(replace(RECEIPT, outcome=Outcome.LOST))
+    member(instance, assets, "green").record_receipt(RECEIPT)
+    assert told(instance, assets.group, DRAINED_CHECK) == [False]
+
+
+def test_what_people_report_is_no_commit(instance: dg.DagsterInstance) -> None:
+    """Dagster's UI offers it, with or without a partition."""
+    assets = GroupAssets.of("etl")
+    member(instance, assets).record_commit(COMMIT)
+    for partition in ("orders-0", "a key of their own", None):
+        reported: tuple[dict[str, Any], ...] = ({}, {"start": 5, "until": 5, "run": "r"})
+        for metadata in reported:
+            made = dg.AssetMaterialization(assets.offsets, partition=partition, metadata=metadata)
+            instance.report_runless_asset_event(made)
+    assert by_hand(instance, "etl", GAP_CHECK).description == "the last 1 recorded commits join"
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_a_hold_that_did_not_drain_is_a_warning_that_links_its_runs(
+    instance: dg.DagsterInstance, outcome: Outcome
+) -> None:
+    """Nothing is lost: the claims say what is left."""
+    assets = GroupAssets.of("etl")
+    member(instance, assets).record_receipt(replace(RECEIPT, outcome=outcome))
+    is_bad = outcome in {Outcome.DEADLINE, Outcome.LOST, Outcome.SUPERSEDED}
+    assert told(instance, assets.group, DRAINED_CHECK) == [not is_bad]
+    said = by_hand(instance, "etl", DRAINED_CHECK)
+    assert (said.passed, said.severity) == (not is_bad, dg.AssetCheckSeverity.WARN)
+    assert ("run 3f61351e" in said.metadata) is is_bad
+    if is_bad:
+        assert said.description == f"blue: {replace(RECEIPT, outcome=outcome)}"
+
+
+def test_holds_that_drain_are_told_once_and_each_that_did_not(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A rebalance of many members is no flood of evaluations."""
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    for outcome in (Outcome.DRAINED, Outcome.DRAINED, Outcome.LOST, Outcome.DRAINED):
+        catalogue.record_receipt(replace(RECEIPT, outcome=outcome))
+    assert told(instance, assets.group, DRAINED_CHECK) == [True, False]
+    catalogue.record_receipt(replace(RECEIPT, outcome=Outcome.LOST))
+    assert told(instance, assets.group, DRAINED_CHECK) == [True, False, False]
+
+
+def test_a_hold_of_yesterday_does_not_count() -> None:
+    """Somebody has looked at it, or never will."""
+    old = Said(Kind.HOLD, "p", "blue", at=0.0, outcome="lost", text="lost", run_ids=("r",))
+    assert not drained_result([old], now=86_000.0).passed
+    assert drained_result([old], now=87_000.0).passed
+    many = drained_result([replace(old, at=float(at)) for at in range(9)], now=9.0)
+    assert str(many.description).endswith("; and 4 more")

@@ -1,0 +1,258 @@
+"""The lag of a group as members show it in Dagster, and the check that a person executes."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.lag import LAG_CHECK, build_lag_check
+from tests.orchestration.bench import Bench
+from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dagster_rebalance.consumer.port import OffsetAndTimestamp
+    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """A new one in memory."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def observed(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[dg.AssetObservation]:
+    """The observations of the lag, oldest first."""
+    records = instance.fetch_observations(asset, limit=100, ascending=True).records
+    return [record.asset_observation for record in records if record.asset_observation]
+
+
+def figures(observation: dg.AssetObservation, *names: str) -> list[object]:
+    """Some of its metadata."""
+    return [observation.metadata[name].value for name in names]
+
+
+def rows(observation: dg.AssetObservation) -> list[Mapping[str, Any]]:
+    """Its table."""
+    table = observation.metadata["largest"]
+    assert isinstance(table, dg.TableMetadataValue)
+    return [record.data for record in table.records]
+
+
+def evaluations(instance: dg.DagsterInstance, asset: dg.AssetKey) -> list[bool]:
+    """Whether the check passed, oldest first."""
+    found = instance.event_log_storage.get_asset_check_execution_history(
+        dg.AssetCheckKey(asset, LAG_CHECK), limit=100
+    )
+    return [record.evaluation.passed for record in reversed(found) if record.evaluation]
+
+
+def test_the_lag_of_all_partitions_is_observed_whoever_owns_them(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Also of partitions that are stopped, and of those that another member owns."""
+    bench = Bench(instance, partitions=3, records=10)
+    bench.turn()
+    bench.group.committed[tp(2)] = OffsetAndMetadata(4, "text of another application")
+    other = bench.joined_by_another()
+
+    def is_shared() -> bool:
+        other.poll(0)
+        return bool(other.assignment()) and tp(0) in bench.driver.partitions
+
+    bench.until(is_shared)
+    bench.until(lambda: "stopped" in str(observed(instance, bench.assets.lag)[-1].description))
+    last = observed(instance, bench.assets.lag)[-1]
+    assert figures(last, "lag", "lag_max", "partitions") == [26, 10, 3]
+    assert figures(last, "stopped_partitions", "paused_partitions") == [1, 0]
+    row = next(row for row in rows(last) if row["partition"] == "orders-2")
+    assert (row["lag"], row["committed"], row["end"]) == (6, 4, 10)
+    assert "was not written by dagster_rebalance" in row["state"]
+
+
+def test_a_row_links_the_run_that_works_on_it(instance: dg.DagsterInstance) -> None:
+    """A cell cannot be a link, so the link stands beside the table."""
+    bench = Bench(instance)
+    bench.offers()
+    run = bench.run(dg.DagsterRunStatus.STARTED)
+    bench.until(lambda: rows(observed(instance, bench.assets.lag)[-1])[0]["run"], 2000)
+    last = observed(instance, bench.assets.lag)[-1]
+    assert rows(last)[0]["run"] == run.run_id[:8]
+    link = last.metadata[f"run {run.run_id[:8]}"]
+    assert isinstance(link, dg.DagsterRunMetadataValue)
+    assert link.run_id == run.run_id
+
+
+def test_one_member_observes_and_another_one_when_it_is_gone(
+    instance: dg.DagsterInstance,
+) -> None:
+    """It is the owner of the first partition."""
+    bench = Bench(instance, partitions=2)
+    other = bench.joined_by_another()
+
+    def is_shared() -> bool:
+        other.poll(0)
+        return len(other.assignment()) == 1 and len(bench.driver.partitions) == 1
+
+    bench.until(is_shared)
+    assert tp(1) in bench.driver.partitions
+    for number in range(200):
+        bench.group.produce(tp(number % 2))
+        bench.turn(10)
+        other.poll(0)
+    assert observed(instance, bench.assets.lag) == []
+    owner = bench.group.owner(tp(0))
+    assert owner is not None
+    bench.group.fence(owner)
+    bench.until(lambda: observed(instance, bench.assets.lag), 2000)
+    assert tp(0) in bench.driver.partitions
+
+
+def test_a_group_where_nothing_changes_is_observed_seldom(instance: dg.DagsterInstance) -> None:
+    """Dagster stores each observation for ever."""
+    bench = Bench(instance, records=0)
+    bench.turn(100)
+    before = len(observed(instance, bench.assets.lag))
+    bench.turn(2900)
+    assert len(observed(instance, bench.assets.lag)) - before <= 1
+
+
+def test_a_partition_that_stops_is_shown_at_once(instance: dg.DagsterInstance) -> None:
+    """Not a minute later."""
+    bench = Bench(instance, records=0)
+    bench.turn(450)
+    before = bench.group.clock()
+    bench.group.produce(tp(0), 10)
+    bench.consumer.refuses = {tp(0): "the right to commit was taken away"}
+    bench.until(
+        lambda: observed(instance, bench.assets.lag)[-1].metadata["stopped_partitions"].value
+    )
+    assert bench.group.clock() - before < 12
+
+
+def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lag is for people; the work does not depend on it."""
+    bench = Bench(instance)
+    bench.turn(450)
+
+    def refuse(_topic: str, _timeout_s: float = 10.0) -> object:
+        message = "the topic may not be described"
+        raise BrokerError(message)
+
+    monkeypatch.setattr(bench.consumer, "partitions_for", refuse)
+    bench.turn(700)
+    notes = [note for note in bench.mailbox.take_notes() if "lag of the group" in note]
+    assert notes
+    assert notes[0].endswith("is not known: the topic may not be described")
+
+
+def test_an_observation_of_a_thousand_partitions_stays_small(instance: dg.DagsterInstance) -> None:
+    """It has the partitions with the largest lag, and says how many it leaves out."""
+    everything = tuple(
+        PartitionLag(
+            tp(number), 0, 5000 - number, 5000 - number, state="why " * 100, run_id="r" * 36
+        )
+        for number in range(1000)
+    )
+    assets = GroupAssets.of("large")
+    Catalogue(instance, assets, NOBODY).show_lag(GroupLag(everything, stopped=1000), NO_LIMIT)
+    (shown,) = observed(instance, assets.lag)
+    assert len(rows(shown)) == 20
+    assert figures(shown, "not_in_table") == ["980 partitions with less lag"]
+    record = instance.fetch_observations(assets.lag, limit=1).records[0]
+    assert len(dg.serialize_value(record.event_log_entry)) < 12_000
+
+
+def test_the_check_is_evaluated_when_it_changes(instance: dg.DagsterInstance) -> None:
+    """Not with each observation: each failure alerts somebody."""
+    assets = GroupAssets.of("etl")
+    catalogue = Catalogue(instance, assets, NOBODY)
+    for waiting in (5, 11, 12, 5, 6):
+        lag = GroupLag((PartitionLag(tp(0), 0, waiting, waiting),))
+        catalogue.show_lag(lag, LagLimit(10))
+    assert evaluations(instance, assets.lag) == [True, False, True]
+    assert len(observed(instance, assets.lag)) == 5
+
+
+def test_without_a_limit_there_is_no_check(instance: dg.DagsterInstance) -> None:
+    """Nobody said what is too much."""
+    bench = Bench(instance)
+    bench.until(lambda: observed(instance, bench.assets.lag))
+    assert evaluations(instance, bench.assets.lag) == []
+
+
+def by_hand(
+    kafka: KafkaConsumerResource, instance: dg.DagsterInstance, limit: LagLimit
+) -> dg.AssetCheckEvaluation:
+    """Execute the check as a person does."""
+    group = GroupAssets.of(kafka.group_id)
+    check = build_lag_check(
+        group.lag, "kafka", limit, lambda storage: Catalogue(storage, group, NOBODY)
+    )
+    job = dg.Definitions(asset_checks=[check], resources={"kafka": kafka})
+    result = job.resolve_implicit_global_asset_job_def().execute_in_process(instance=instance)
+    (evaluation,) = result.get_asset_check_evaluations()
+    return evaluation
+
+
+def test_the_check_by_hand_needs_no_member(instance: dg.DagsterInstance) -> None:
+    """Nobody observes anything by then, and the lag grows."""
+    kafka = kafka_in_memory()
+    GROUPS[kafka.group_id].produce(tp(1), 30)
+    passed = by_hand(kafka, instance, LagLimit(30))
+    assert passed.passed
+    failed = by_hand(kafka, instance, LagLimit(29))
+    assert not failed.passed
+    assert failed.severity is dg.AssetCheckSeverity.ERROR
+    assert failed.description == (
+        "30 offsets wait, more than 29; lag 30 in 2 partitions, 30 of it in orders-1"
+    )
+
+
+@pytest.mark.parametrize(("age_s", "is_passed"), [(10, True), (120, False)])
+def test_the_limit_in_seconds_is_about_the_oldest_record_that_waits(
+    instance: dg.DagsterInstance, *, age_s: float, is_passed: bool
+) -> None:
+    """A few records that wait for long are worse than many that came just now."""
+    kafka = kafka_in_memory()
+    group = GROUPS[kafka.group_id]
+    group.produce(tp(0), 3, timestamp=int((time.time() - 500) * 1000))
+    group.committed[tp(0)] = OffsetAndMetadata(3)
+    group.produce(tp(0), 3, timestamp=int((time.time() - age_s) * 1000))
+    assert by_hand(kafka, instance, LagLimit(None, 60)).passed is is_passed
+
+
+def test_a_leader_that_does_not_say_how_old_records_are_keeps_no_stop_from_being_shown(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lag waits for the next look; the stop does not."""
+
+    def silent(
+        partitions: Mapping[TopicPartition, int], _timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        message = "its leader did not answer"
+        raise BrokerError(message, retriable=True, partitions=dict.fromkeys(partitions, ""))
+
+    bench = Bench(instance, lag_limit=LagLimit(None, 60.0))
+    monkeypatch.setattr(bench.group, "offsets_for_times", silent)
+    bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
+    bench.until(
+        lambda: (
+            bench.pump._report.is_told
+            and any(owned.stop_reason for owned in bench.driver.partitions.values())
+        )
+    )
+    assert observed(instance, bench.assets.lag) == []
+    assert any("lag of the group is not known" in note for note in bench.mailbox.take_notes())
