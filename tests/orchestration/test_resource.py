@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import dagster as dg
@@ -73,6 +74,71 @@ def test_settings_of_librdkafka_reach_the_client() -> None:
     assert config["fetch.max.bytes"] == "1000"
     assert config["sasl.mechanism"] == "PLAIN"
     assert "ssl.ca.location" not in config
+
+
+def test_numbers_and_truths_reach_the_client_as_the_texts_that_it_reads() -> None:
+    """People write them as what they are; a variable may stand beside them."""
+    kafka = resource(
+        client_config={
+            "fetch.max.bytes": 1000,
+            "socket.keepalive.enable": True,
+            "enable.partition.eof": False,
+            "linger.ms": 0.5,
+            "client.id": dg.EnvVar("CLIENT_ID"),
+        }
+    )
+    assert kafka.client_config == {
+        "fetch.max.bytes": "1000",
+        "socket.keepalive.enable": "true",
+        "enable.partition.eof": "false",
+        "linger.ms": "0.5",
+        "client.id": "CLIENT_ID",
+    }
+
+
+def test_a_variable_beside_a_number_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster finds variables only where each value is a text."""
+    monkeypatch.setenv("CLIENT_ID", "etl-7")
+    kafka = resource(client_config={"fetch.max.bytes": 1000, "client.id": dg.EnvVar("CLIENT_ID")})
+    config = kafka.process_config_and_initialize().consumer_config()
+    assert (config["client.id"], config["fetch.max.bytes"]) == ("etl-7", "1000")
+
+
+def test_a_function_is_given_by_its_name() -> None:
+    """So it stands in YAML, and reaches the processes of runs."""
+    config = resource(
+        client_config={"error_cb": "builtins:print", "oauth_cb": "os.path:join"}
+    ).consumer_config()
+    assert (config["error_cb"], config["oauth_cb"]) == (print, os.path.join)
+    with pytest.raises(ConfigurationError, match=r"function for oauth_cb.*'module:function'"):
+        resource(client_config={"oauth_cb": print})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("token", "oauth_cb in client_config of group etl does not name a function: write"),
+        (f"{SECRET}=", "does not name a function"),
+        ("shop.logins.token", "does not name a function"),
+        ("no_such_module_x:token", r"cannot be imported \(ModuleNotFoundError.*install it"),
+        ("os.path:no_such", "'os.path:no_such', which does not exist"),
+        ("os:sep", "'os:sep', which is a str and no function"),
+    ],
+)
+def test_a_name_that_leads_to_no_function_is_refused_at_the_start(text: str, message: str) -> None:
+    """The client would say so only when it logs in; what is no name may be a secret."""
+    with pytest.raises(ConfigurationError, match=message) as problem:
+        resource(client_config={"oauth_cb": text}).consumer_config()
+    assert SECRET not in str(problem.value)
+
+
+def test_options_for_spark_do_not_reach_the_client() -> None:
+    """Librdkafka refuses what it does not know, and a session of the user's own has no options."""
+    kafka = resource(
+        client_config={"kafka.sasl.jaas.config": "x required;", "fetch.max.bytes": 1000}
+    )
+    assert kafka.spark_options() == {"kafka.sasl.jaas.config": "x required;"}
+    assert not [name for name in kafka.consumer_config() if name.startswith("kafka.")]
 
 
 @pytest.mark.parametrize(
