@@ -126,7 +126,9 @@ class Pump:
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
-        self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
+        self._bounds = BoundsReader(
+            parts.consumer, parts.clock, self._note, parts.driver.settings.start_from
+        )
 
     def run(self) -> None:
         """Be a member until the driver leaves the group.

@@ -21,7 +21,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import (
     DeadlinePolicy,
@@ -30,6 +30,7 @@ from dagster_rebalance.core.settings import (
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.start_from import StartTime, start_of
 from dagster_rebalance.orchestration.client_settings import as_texts, function_named
 
 if TYPE_CHECKING:
@@ -117,8 +118,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         ),
     )
 
-    start_from: Literal["earliest", "latest"] = Field(
-        default="earliest", description="Where a group without a committed offset begins."
+    start_from: str = Field(
+        default="earliest",
+        description=(
+            "Where a group without a committed offset begins: `earliest`, `latest`, or at a time "
+            "with its zone, such as 2026-11-23T08:00:00Z."
+        ),
     )
     hold_limit_s: float = Field(
         default=300.0, description="Seconds that a revoke may be held while its runs drain."
@@ -273,6 +278,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             for name, field in _CLIENT_FIELDS.items()
             if (value := getattr(self, field)) is not None
         }
+        if isinstance(start_of(self.start_from), StartTime):
+            config["auto.offset.reset"] = "error"  # the client knows ends only, and is not asked
         for name in sorted(self.client_config):
             own = _ALIASES.get(name, name)
             if own in config:
@@ -380,7 +387,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             max_attempts=self.max_attempts,
             pace=RetryPace(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self.dead_letter_topic,
-            start_from=StartFrom(self.start_from),
+            start_from=start_of(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=self.record_every_s,
             lease_s=self.lease_s,

@@ -359,6 +359,8 @@ class TestWrongValues:
             ("  no_such_setting: 1", "no_such_setting"),
             ("  max_attempts: 0", "max_attempts=0 of group 2024 must be above 0"),
             ("  on_failure: dead_letter", "needs a dead_letter_topic"),
+            ("  start_from: 2026-11-23", "has no time zone"),
+            ("  start_from: soon", "must be earliest, latest, or a time with its zone"),
             ("  security_protocol: PLAINTEXT\n  ssl_ca_location: /ca.pem", "which has no TLS"),
             ("  client_config: {session.timeout.ms: 6000}", "is decided by the broker"),
             ("  client_config: {oauth_cb: nowhere:token}", "cannot be imported"),

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.start_from import StartTime
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
@@ -191,6 +192,16 @@ def test_how_long_commits_are_joined_reaches_the_driver() -> None:
     assert resource(record_every_s=60.0).driver_settings().record_every_s == 60
     with pytest.raises(ConfigurationError, match=r"record_every_s=-1 .*must be 0"):
         resource(record_every_s=-1.0).driver_settings()
+
+
+def test_a_group_can_begin_at_a_time() -> None:
+    """The client that reads never chooses an offset by itself, so it need not know."""
+    kafka = resource(start_from="1970-01-01T00:00:02Z")
+    assert kafka.driver_settings().start_from == StartTime(2000)
+    assert kafka.consumer_config()["auto.offset.reset"] == "error"
+    assert resource(start_from="latest").consumer_config()["auto.offset.reset"] == "latest"
+    with pytest.raises(ConfigurationError, match="start_from='yesterday' must be earliest"):
+        resource(start_from="yesterday").driver_settings()
 
 
 def test_topics_must_be_named() -> None:
