@@ -339,6 +339,8 @@ class Cluster:
                 # The client finds no leader for partitions that are newer than its metadata, and
                 # goes on asking one that is gone: it does not refresh its metadata by itself.
                 self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
+        # What was in the way, such as an issuer of tokens, is no reason for what comes later.
+        self._troubles.clear()
         return found
 
     def _ask(

@@ -298,6 +298,8 @@ class Session:
 
     def _take_turns(self) -> None:
         while self._goes_on():
+            # Not in a hold: the client can take a new login in no callback of its own.
+            self._login.renew()
             self._take_part()
             self._serve()
 
@@ -313,7 +315,6 @@ class Session:
 
     def _serve(self) -> None:
         """Do what is asked for, and see whether whoever asks is still there."""
-        self._login.renew()
         self._thread.serve(_SLICE_S)
         self.commits.send()
         if (
