@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.issuer import KafkaWithTokens
+
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 
@@ -16,6 +19,14 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile("any machine")
+
+
+@pytest.fixture(scope="session")
+def kafka_with_tokens() -> Iterator[KafkaWithTokens]:
+    """A real Kafka that takes passwords, and the tokens of an issuer, which is served."""
+    with KafkaWithTokens() as kafka, kafka.issuer.served(kafka.key_and_certificate()):
+        yield kafka
+
 
 REAL_PARTS = ("e2e", "spark", "broker", "postgres")
 

@@ -23,7 +23,9 @@ from dagster_rebalance.orchestration.definitions import (
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
-KafkaSettings = settings_of(KafkaConsumerResource, known_at_load=frozenset({"group_id"}))
+KafkaSettings = settings_of(
+    KafkaConsumerResource, known_at_load=frozenset({"group_id", "start_from"})
+)
 SparkSettings = settings_of(KafkaSparkResource)
 
 

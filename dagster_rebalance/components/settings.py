@@ -14,7 +14,9 @@ import dagster as dg
 from pydantic import TypeAdapter, ValidationError, create_model
 from pydantic.fields import FieldInfo
 
+from dagster_rebalance.components.words import written_word
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.client_settings import as_text
 
 _VARIABLE = re.compile(r"\s*\{\{\s*env(?:\.(\w+)|\(\s*(?:'(\w+)'|\"(\w+)\")\s*\))\s*\}\}\s*")
 _MARKS = ("{{", "{%")
@@ -84,14 +86,26 @@ def _field(name: str, field: FieldInfo, *, is_late: bool) -> tuple[Any, Any]:
 
 
 def _client_settings(context: dg.ResolutionContext, value: Any) -> Any:
-    """Settings of a client by their names, flat or nested; all clients take numbers as text."""
+    """Settings of a client by their names, flat or nested; all clients take numbers as text.
+
+    Raises:
+        ConfigurationError: A setting has no value, or YAML has read another one than the word that
+            stands in the file.
+    """
     if isinstance(value, Mapping):
         return {name: _client_settings(context.at_path(name), value[name]) for name in value}
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, int | float):
-        return str(value)
-    return _text(context, value, is_late=True)
+    if value is None:
+        msg = "it has no value: give it one, or remove it"
+        raise ConfigurationError(msg)
+    text = as_text(value)
+    word = None if isinstance(value, str) else written_word(context)
+    if word is not None and word.lower() != text:
+        msg = (
+            "YAML reads something else than the word that stands here: put the word into quotes to "
+            "have it as it stands, or write true, false, or the number in plain digits"
+        )
+        raise ConfigurationError(msg)
+    return _text(context, text, is_late=True)
 
 
 def _resolved(

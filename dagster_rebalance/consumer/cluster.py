@@ -23,6 +23,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AclOperation, AdminClient, ListOffsetsResultInfo, OffsetSpec
 
+from dagster_rebalance.consumer.clients import made
+from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
     NO_LEADER_KNOWN,
     NOT_ANSWERED,
@@ -33,7 +35,6 @@ from dagster_rebalance.consumer.kafka_errors import (
     answered,
     broker_error,
     cause_among,
-    configuration_error,
     kafka_error,
 )
 from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
@@ -237,13 +238,18 @@ class Cluster:
             raise broker_error(error, self._attempt(f"describing topic '{name}'"))
         return topics[name]
 
-    @cached_property
+    @property
     def _admin(self) -> AdminClient:
-        config: dict[str, Any] = {**self._settings.connection(), "error_cb": self._troubles.append}
-        try:
-            return AdminClient(config)
-        except (KafkaException, ValueError, TypeError) as problem:
-            raise configuration_error(problem) from problem
+        self._login.renew()
+        return self._client
+
+    @cached_property
+    def _client(self) -> AdminClient:
+        return made(AdminClient, {**self._settings.connection(), "error_cb": self._troubles.append})
+
+    @cached_property
+    def _login(self) -> Login:
+        return Login(self._settings.credentials, self._client)
 
     def _check_rights(self, topics: Collection[str], timeout_s: float) -> None:
         """Check that the principal may read the topics.
@@ -333,6 +339,8 @@ class Cluster:
                 # The client finds no leader for partitions that are newer than its metadata, and
                 # goes on asking one that is gone: it does not refresh its metadata by itself.
                 self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
+        # What was in the way, such as an issuer of tokens, is no reason for what comes later.
+        self._troubles.clear()
         return found
 
     def _ask(

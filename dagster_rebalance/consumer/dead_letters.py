@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
+from dagster_rebalance.consumer.clients import made
+from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
     Attempt,
-    configuration_error,
     is_final,
     kafka_error,
 )
@@ -66,6 +67,9 @@ class Client(Protocol):
     def flush(self, timeout: float, /) -> int:
         """Wait for what is under way."""
 
+    def set_sasl_credentials(self, username: str, password: str, /) -> None:
+        """Log in with these from the next connection on."""
+
 
 class DeadLetterProducer:
     """Sends records to one topic. Not safe for several threads.
@@ -86,16 +90,9 @@ class DeadLetterProducer:
         *,
         make_producer: Callable[[dict[str, Any]], Client] = Producer,
     ) -> None:
-        settings = validated(config, hold_limit_s=1.0)
+        self._settings = validated(config, hold_limit_s=1.0)
         self.topic = topic
-        self._config: dict[str, Any] = {
-            **settings.connection(),
-            "acks": "all",
-            "enable.idempotence": True,
-            "delivery.timeout.ms": round(DELIVERY_LIMIT_S * 1000),
-            "error_cb": self._note_trouble,
-        }
-        self._attempt = Attempt("storing the record", settings.brokers)
+        self._attempt = Attempt("storing the record", self._settings.brokers)
         self._make_producer = make_producer
         self._trouble: KafkaError | None = None
         self._under_way: set[str] = set()
@@ -107,6 +104,7 @@ class DeadLetterProducer:
         if key in self._under_way:
             return
         self._producer = self._producer or self._made()
+        self._login.renew()
         self._under_way.add(key)
         try:
             self._producer.produce(
@@ -187,7 +185,13 @@ class DeadLetterProducer:
             self._trouble = error
 
     def _made(self) -> Client:
-        try:
-            return self._make_producer(self._config)
-        except (KafkaException, ValueError, TypeError) as problem:
-            raise configuration_error(problem) from problem
+        config = {
+            **self._settings.connection(),
+            "acks": "all",
+            "enable.idempotence": True,
+            "delivery.timeout.ms": round(DELIVERY_LIMIT_S * 1000),
+            "error_cb": self._note_trouble,
+        }
+        producer = made(self._make_producer, config)
+        self._login = Login(self._settings.credentials, producer)
+        return producer

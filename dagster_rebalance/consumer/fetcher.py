@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import confluent_kafka
 from confluent_kafka import KafkaException, Message
 
+from dagster_rebalance.consumer.clients import made
+from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
     END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
-    PASSING,
     Attempt,
     broker_error,
-    configuration_error,
+    is_passing,
     kafka_error,
 )
 from dagster_rebalance.consumer.missing_topics import MissingTopics
@@ -109,10 +110,8 @@ class Fetcher:
                 for name in _USERS_CALLBACKS & config.keys()
             }
         )
-        try:
-            self._consumer = confluent_kafka.Consumer(config)
-        except (KafkaException, ValueError, TypeError) as problem:
-            raise configuration_error(problem) from problem
+        self._consumer = made(confluent_kafka.Consumer, config)
+        self._login = Login(settings.credentials, self._consumer)
 
     def stage(self, partitions: Iterable[TopicPartition]) -> None:
         """Prepare to read partitions from their committed offset on.
@@ -338,6 +337,7 @@ class Fetcher:
 
         The client would wait until it has all records that the call wants.
         """
+        self._login.renew()
         batch = self._consumer.consume(count, 0.0)
         if timeout_s and not batch:
             batch = self._consumer.consume(1, timeout_s)
@@ -397,7 +397,7 @@ class Fetcher:
                 error.str(),
             )
             self._staged[_partition(message)] = self._reset
-        elif error.code() in PASSING:
+        elif is_passing(error):
             logger.info("reading records: %s", error.str())
         else:
             self._problem = broker_error(

@@ -113,6 +113,8 @@ RETRIABLE = _UNREACHABLE | COORDINATOR_MOVES | _LEADER | _BUSY
 PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError.REBALANCE_IN_PROGRESS}
 """What the client mends by itself while it is polled."""
 
+_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # noqa: S105 - the client's own words
+
 END_OF_PARTITION = KafkaError._PARTITION_EOF
 LOG_TRUNCATION = KafkaError._LOG_TRUNCATION
 OFFSET_RESET_FORBIDDEN = KafkaError._AUTO_OFFSET_RESET
@@ -131,7 +133,8 @@ _ADVICE: dict[int, str] = {
     **dict.fromkeys(UNKNOWN_TOPIC, "create the topic, or correct its name in the subscription"),
     **dict.fromkeys(
         CREDENTIALS,
-        "check 'security.protocol', 'sasl.mechanism', 'sasl.username' and 'sasl.password'",
+        "check 'security.protocol', 'sasl.mechanism', and the login: 'sasl.username' and "
+        "'sasl.password', or what gives the token",
     ),
     **dict.fromkeys(
         _NO_CONSUMER_PROTOCOL,
@@ -223,6 +226,16 @@ class Attempt:
 def is_final(error: KafkaError) -> bool:
     """Whether the client that reported it will never work again."""
     return error.fatal() or error.code() == KafkaError._FATAL
+
+
+def has_no_new_token(error: KafkaError) -> bool:
+    """Whether the issuer of tokens did not give one; the client asks again every few seconds."""
+    return error.code() == KafkaError._AUTHENTICATION and _NO_TOKEN in error.str()
+
+
+def is_passing(error: KafkaError) -> bool:
+    """Whether the client mends it by itself, for somebody who has checked the login before."""
+    return error.code() in PASSING or has_no_new_token(error)
 
 
 def kafka_error(exception: KafkaException) -> KafkaError:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
     END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
-    PASSING,
     UNKNOWN_TOPIC,
     Attempt,
     broker_error,
-    configuration_error,
+    is_passing,
     kafka_error,
 )
 from dagster_rebalance.consumer.translation import ours, theirs
@@ -100,12 +102,14 @@ class RangeReader:
 
     def _read(self, rounds: Sequence[Sequence[Span]], timeout_s: float) -> Iterator[Message]:
         client = self._client()
+        login = Login(self._settings.credentials, client)
+        login.renew()
         is_sound = False
         try:
             for spans in rounds:
-                yield from _Read(client, spans, self._attempt, self._bounds, self._clock).records(
-                    timeout_s
-                )
+                yield from _Read(
+                    client, spans, self._attempt, partial(self._bounds, login), self._clock
+                ).records(timeout_s)
             is_sound = True
         except GeneratorExit:  # the caller wants no more
             is_sound = True
@@ -134,21 +138,21 @@ class RangeReader:
             **self._settings.fetcher(),
             "enable.partition.eof": True,
         }
-        try:
-            return confluent_kafka.Consumer(config)
-        except (KafkaException, ValueError, TypeError) as problem:
-            raise configuration_error(problem) from problem
+        return made(confluent_kafka.Consumer, config)
 
     @property
     def _attempt(self) -> Attempt:
         return Attempt("reading records", self._settings.brokers)
 
-    def _bounds(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    def _bounds(
+        self, login: Login, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, Bounds]:
         """The bounds of logs.
 
         A new leader tells no high watermark below the one that an earlier leader has told: what
         lies behind it is not only late.
         """
+        login.renew()  # nothing comes: perhaps the client has to log in again
         asked = list(partitions)
         ends = self._cluster.high_watermarks(asked, _LOOK_LIMIT_S)
         starts = self._cluster.beginning_offsets(asked, _LOOK_LIMIT_S)
@@ -251,7 +255,7 @@ class _Read:
             self._read_to(_of(trouble), trouble.offset() or 0)
             if _of(trouble) in self._unread.positions:  # the log was longer when it was planned
                 self._look_at = self._clock()
-        elif error.code() in PASSING | UNKNOWN_TOPIC:
+        elif is_passing(error) or error.code() in UNKNOWN_TOPIC:
             self._problem = self._error(error, trouble)
         else:
             if error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error):

@@ -28,7 +28,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import confluent_kafka
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.commits import Commits
+from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.events import MemberEvent, RequestFailed
 from dagster_rebalance.consumer.kafka_errors import (
     CREDENTIALS,
@@ -37,7 +39,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     TROUBLES_KEPT,
     Attempt,
     broker_error,
-    configuration_error,
+    has_no_new_token,
     is_final,
     kafka_error,
 )
@@ -113,6 +115,7 @@ class Session:
         self._ends: deque[LostReason] = deque()
         self._is_leaving = False
         self._is_settling = False
+        self._has_joined = False
         self._statistics = ""
         self._missing = MissingTopics()
         self._told: deque[Told] = deque()
@@ -127,6 +130,7 @@ class Session:
         self.commits = Commits(self, settings)
         self.probe = Probe(settings, self.commits, clock, probe_interval_s)
         self.consumer = self._connect()
+        self._login = Login(settings.credentials, self.consumer)
         self.member_id = self.consumer.memberid() or ""
         self._thread = OwnerThread(f"member of {settings.group_id}")
         self._life = self._thread.submit(self._live, nested=False)
@@ -294,6 +298,8 @@ class Session:
 
     def _take_turns(self) -> None:
         while self._goes_on():
+            # Not in a hold: the client can take a new login in no callback of its own.
+            self._login.renew()
             self._take_part()
             self._serve()
 
@@ -349,10 +355,7 @@ class Session:
         )  # it is called for commits that are not waited for, and here all are
         if "throttle_cb" in config:
             config["throttle_cb"] = partial(self.call_user, "throttle_cb")
-        try:
-            return confluent_kafka.Consumer(config)
-        except (KafkaException, ValueError, TypeError) as problem:
-            raise configuration_error(problem) from problem
+        return made(confluent_kafka.Consumer, config)
 
     def _on_assign(
         self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]
@@ -376,6 +379,7 @@ class Session:
             self._note(kafka_error(problem))
             return
         self._missing.found(fresh)
+        self._has_joined = True
         self.member_id = consumer.memberid() or ""
         self.tell(PartitionsAssigned(tuple(fresh)))
         self._owned.update(dict.fromkeys(fresh, self._events_told))
@@ -452,6 +456,9 @@ class Session:
         elif error.code() == POLLED_TOO_LATE:
             # The client tells of the loss by itself, and joins again.
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))
+        elif self._has_joined and has_no_new_token(error):
+            # What it has may be valid for long. When it is not, what is asked of Kafka will fail.
+            logger.warning("group '%s': %s", self._settings.group_id, error.str())
         elif error.code() in PASSING:
             logger.info("group '%s': %s", self._settings.group_id, error.str())
         else:

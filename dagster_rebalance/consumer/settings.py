@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from dagster_rebalance.consumer.credentials import Credentials
+from dagster_rebalance.consumer.tokens import Tokens
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.transport import insecurity
 
@@ -48,7 +50,10 @@ _GROUP_ONLY = frozenset(
         "on_commit",
     }
 )
-_CALLBACKS = frozenset({"error_cb", "stats_cb", "throttle_cb", "on_commit", "oauth_cb"})
+CREDENTIALS = "credentials_cb"
+"""A setting of this package: a function that returns user and password."""
+CALLBACKS = frozenset({"error_cb", "stats_cb", "throttle_cb", "on_commit", "oauth_cb", CREDENTIALS})
+"""The settings that are functions."""
 _LONGEST_HOLD_S = 86_400 - HOLD_MARGIN_S
 _BROKER_DECIDES = ("session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy")
 _EAGER = frozenset({"range", "roundrobin"})
@@ -70,6 +75,7 @@ class Settings:
             separated by commas.
         hold_limit_s: How long a revoke may be held by intention.
         max_poll_interval_s: When the broker ends a hold.
+        credentials: User and password, where a function gives them.
     """
 
     user: Mapping[str, Any] = field(repr=False)
@@ -78,6 +84,7 @@ class Settings:
     strategy: str
     hold_limit_s: float
     max_poll_interval_s: float
+    credentials: Credentials | None = field(default=None, repr=False)
 
     @property
     def is_classic(self) -> bool:
@@ -111,7 +118,11 @@ class Settings:
 
     def member(self) -> dict[str, Any]:
         """The settings of the group member."""
-        config = {**self.user, "enable.auto.commit": False, "group.protocol": self.group_protocol}
+        config = {
+            **self._with_login(),
+            "enable.auto.commit": False,
+            "group.protocol": self.group_protocol,
+        }
         config["max.poll.interval.ms"] = round(self.max_poll_interval_s * 1000)
         # A partition is assigned a moment before it is paused, at offset 0, which retention may
         # have deleted. Nothing is ever read here, so the user's choice has no meaning, and 'error'
@@ -130,7 +141,7 @@ class Settings:
 
         It never joins and never commits.
         """
-        config = {key: value for key, value in self.user.items() if key not in _GROUP_ONLY}
+        config = {key: value for key, value in self._with_login().items() if key not in _GROUP_ONLY}
         config["client.id"] = f"{self.user.get('client.id', 'rdkafka')}-fetch"
         # The client must look no offset up by itself: see `starts`.
         config["auto.offset.reset"] = "error"
@@ -146,10 +157,27 @@ class Settings:
         """The settings that say how to reach and trust the brokers."""
         config = {
             key: value
-            for key, value in self.user.items()
+            for key, value in self._with_login().items()
             if key.startswith(_CONNECTION) or key in _CONNECTION_EXACT
         }
         return {"logger": _client_logger, **config}
+
+    def _with_login(self) -> dict[str, Any]:
+        return with_login(self.user, self.credentials)
+
+
+def with_login(config: Mapping[str, Any], credentials: Credentials | None = None) -> dict[str, Any]:
+    """The settings with the user and password that a function gives, in place of the function.
+
+    Raises:
+        BrokerError: It failed.
+        ConfigurationError: It returned something else.
+    """
+    plain = {name: value for name, value in config.items() if name != CREDENTIALS}
+    if CREDENTIALS not in config:
+        return plain
+    user, password = (credentials or Credentials(config[CREDENTIALS])).current()
+    return {**plain, "sasl.username": user, "sasl.password": password}
 
 
 def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
@@ -166,6 +194,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         ):
             msg = f"the setting '{needed}' is missing"
             raise ConfigurationError(msg)
+    _check_credentials(config)
     problem = insecurity(config)
     if problem is not None:
         raise ConfigurationError(problem)
@@ -195,6 +224,8 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         raise ConfigurationError(msg)
     protocol = str(config.get("group.protocol", "consumer"))
     _check_protocol(config, protocol)
+    if "oauth_cb" in config and not isinstance(config["oauth_cb"], Tokens):
+        config["oauth_cb"] = Tokens(config["oauth_cb"])
     return Settings(
         user={**_reconnects(config), **config},
         group_id=str(config["group.id"]),
@@ -202,6 +233,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         strategy=_strategy(config),
         hold_limit_s=hold_limit_s,
         max_poll_interval_s=_max_poll_interval_s(config, protocol, hold_limit_s),
+        credentials=Credentials(config[CREDENTIALS]) if CREDENTIALS in config else None,
     )
 
 
@@ -225,7 +257,7 @@ def _flat(config: object) -> dict[str, Any]:
     if not isinstance(nested, Mapping):
         msg = f"'default.topic.config' must be a mapping, not {nested!r}"
         raise ConfigurationError(msg)
-    for name in _CALLBACKS & config.keys():
+    for name in CALLBACKS & config.keys():
         if not callable(config[name]):
             msg = f"'{name}' must be a function, not {config[name]!r}; leave it out to have none"
             raise ConfigurationError(msg)
@@ -233,6 +265,22 @@ def _flat(config: object) -> dict[str, Any]:
         **nested,
         **{name: value for name, value in config.items() if name != "default.topic.config"},
     }
+
+
+def _check_credentials(config: Mapping[str, Any]) -> None:
+    if CREDENTIALS not in config:
+        return
+    for name in ("sasl.username", "sasl.password"):
+        if config.get(name):
+            msg = f"'{CREDENTIALS}' gives user and password, and '{name}' is set, too: remove one"
+            raise ConfigurationError(msg)
+    protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
+    if not protocol.startswith("SASL_"):
+        msg = (
+            f"'{CREDENTIALS}' is set, but 'security.protocol' is {protocol}, which has no login: "
+            f"set it to SASL_SSL, or remove '{CREDENTIALS}'"
+        )
+        raise ConfigurationError(msg)
 
 
 def _reconnects(config: Mapping[str, Any]) -> dict[str, Any]:

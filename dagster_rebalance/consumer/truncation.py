@@ -13,16 +13,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.kafka_errors import (
     END_OF_PARTITION,
     LOG_TRUNCATION,
     OFFSET_RESET_FORBIDDEN,
-    PASSING,
     Attempt,
     broker_error,
-    configuration_error,
+    is_passing,
 )
 from dagster_rebalance.core.partition import TopicPartition
 
@@ -91,10 +91,7 @@ def _consumer(settings: Settings) -> confluent_kafka.Consumer:
         "fetch.wait.max.ms": 10,
         "queued.min.messages": 1,
     }
-    try:
-        return confluent_kafka.Consumer(config)
-    except (KafkaException, ValueError, TypeError) as problem:
-        raise configuration_error(problem) from problem
+    return made(confluent_kafka.Consumer, config)
 
 
 def _at(partition: TopicPartition, position: LogPosition) -> confluent_kafka.TopicPartition:
@@ -111,7 +108,7 @@ def _answer(message: Message, settings: Settings) -> bool | None:
     if error.code() == OFFSET_RESET_FORBIDDEN:
         # Else it is out of range by now, which the bounds will tell.
         return is_truncation(error) or None
-    if error.code() in PASSING:
+    if is_passing(error):
         return None
     raise broker_error(
         error, Attempt("verifying the leader epochs of committed offsets", settings.brokers)

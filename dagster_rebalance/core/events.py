@@ -134,6 +134,9 @@ class Found:
         is_truncated: Whether the log lost records behind which the group has committed or claimed
             offsets, even if others have their offsets now: `restoring.position_to_verify`, asked of
             the leader.
+        not_older: The first record that is not older than the time at which the group begins; None
+            where there is none, and where nobody asked: the group has committed something, or does
+            not begin at a time.
     """
 
     stored: OffsetAndMetadata | None
@@ -141,6 +144,7 @@ class Found:
     recorded: LastRecorded | None = None
     topic_id: str = ""
     is_truncated: bool = False
+    not_older: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

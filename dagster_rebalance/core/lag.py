@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, named
-from dagster_rebalance.core.restoring import StartFrom
+from dagster_rebalance.core.start_from import first_offset
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from dagster_rebalance.core.events import Found
+    from dagster_rebalance.core.start_from import Start
 
 _QUIET = 5
 """While nothing changes, the lag is observed only every fifth time."""
@@ -115,7 +116,7 @@ def group_lag(
     found: Mapping[TopicPartition, Found],
     standing: Standing,
     *,
-    start_from: StartFrom,
+    start_from: Start,
     late: Collection[TopicPartition] = (),
 ) -> GroupLag:
     """The lag of a group.
@@ -140,7 +141,7 @@ def _row(
     partition: TopicPartition,
     found: Found | None,
     standing: Standing,
-    start_from: StartFrom,
+    start_from: Start,
     *,
     is_late: bool,
 ) -> PartitionLag:
@@ -152,7 +153,7 @@ def _row(
         state = state or "its leader did not answer in time"
     else:
         end = found.bounds.until
-        first = found.bounds.start if start_from is StartFrom.EARLIEST else end
+        first = first_offset(start_from, found.bounds, found.not_older)
         lag = max(0, end - (first if committed is None else committed))
     run_id = standing.working.get(partition, "")
     return PartitionLag(partition, committed, end, lag, is_late, state, run_id)

@@ -27,20 +27,15 @@ from dagster_rebalance.core.partition import (
     TopicPartition,
     is_same_commit,
 )
+from dagster_rebalance.core.start_from import first_offset
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import Found, LastRecorded
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import Bounds
+    from dagster_rebalance.core.start_from import Start
 
 _NUMBER = re.compile(r"\b\d+\b")
-
-
-class StartFrom(enum.Enum):
-    """Where a group that has committed nothing for a partition begins."""
-
-    EARLIEST = "earliest"
-    LATEST = "latest"
 
 
 class ForeignMetadata(enum.Enum):
@@ -70,7 +65,7 @@ def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogP
 
 
 def take_in(
-    owned: OwnedPartition, found: Found, *, start_from: StartFrom, foreign_metadata: ForeignMetadata
+    owned: OwnedPartition, found: Found, *, start_from: Start, foreign_metadata: ForeignMetadata
 ) -> OwnedPartition | Refused:
     """Build the ledger of a partition from what was found."""
     bounds = found.bounds
@@ -85,7 +80,7 @@ def take_in(
     if isinstance(read, Refused):
         return read
     if read is None:
-        read = StoredPartition(bounds.start if start_from is StartFrom.EARLIEST else bounds.until)
+        read = StoredPartition(first_offset(start_from, bounds, found.not_older))
     ledger = OffsetLedger(owned.partition, owned.epoch, read.next_offset)
     for claim in read.claims:
         ledger = ledger.claim(claim.batch_id, claim.until, taken_from=claim.taken_from)

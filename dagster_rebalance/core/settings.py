@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.start_from import Start, StartFrom
 
 _SHORTEST_LEAVE_S = 0.01
 """A leave without any time still takes what is over at once to the end."""
@@ -126,7 +127,7 @@ class DriverSettings:
     on_lost: LossPolicy = LossPolicy.LEAVE
     max_attempts: int = 3
     dead_letter_topic: str | None = None
-    start_from: StartFrom = StartFrom.EARLIEST
+    start_from: Start = StartFrom.EARLIEST
     foreign_metadata: ForeignMetadata = ForeignMetadata.REFUSE
     lease_s: float = 60.0
     plan_patience_s: float = 15.0

@@ -14,6 +14,7 @@ from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.partition import Bounds, named
 from dagster_rebalance.core.restoring import position_to_verify
+from dagster_rebalance.core.start_from import StartFrom, StartTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.events import LastRecorded
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.start_from import Start
 
 READ_LIMIT_S = 10.0
 PATIENCE_S = 1.5
@@ -71,6 +73,7 @@ def find(
     *,
     timeout_s: float = READ_LIMIT_S,
     patience_s: float = READ_LIMIT_S,
+    start: Start = StartFrom.EARLIEST,
 ) -> dict[TopicPartition, Found]:
     """Return what the core judges of partitions whose bounds are known.
 
@@ -82,6 +85,7 @@ def find(
         recorded: The last recorded commits, as far as they are known.
         timeout_s: How long the coordinator, or any broker, may take.
         patience_s: How long the leaders may take together.
+        start: Where the group begins with what it has committed nothing for.
 
     Raises:
         BrokerError: Kafka refuses, or its coordinator does not answer.
@@ -98,6 +102,8 @@ def find(
         if bounds
         else {}
     )
+    timed = {p for p in bounds if stored[p] is None} if isinstance(start, StartTime) else set()
+    not_older = _not_older(consumer, timed, start, patience_s)
     return {
         partition: Found(
             stored[partition],
@@ -105,10 +111,31 @@ def find(
             recorded.get(partition),
             ids.get(partition.topic, ""),
             is_truncated.get(partition, False),
+            not_older.get(partition),
         )
         for partition, found in bounds.items()
-        if partition not in asked or partition in is_truncated
+        if (partition not in asked or partition in is_truncated)
+        and (partition not in timed or partition in not_older)
     }
+
+
+def _not_older(
+    consumer: RebalanceAwareConsumer,
+    partitions: Collection[TopicPartition],
+    start: Start,
+    patience_s: float,
+) -> dict[TopicPartition, int | None]:
+    """The first records that are not older than a time, as far as leaders answer."""
+    if not partitions or not isinstance(start, StartTime):
+        return {}
+    try:
+        found = consumer.offsets_for_times(dict.fromkeys(partitions, start.at_ms), patience_s)
+    except BrokerError as error:
+        others = [p for p in partitions if p not in error.partitions]
+        if not error.retriable or len(others) == len(partitions):
+            raise
+        return _not_older(consumer, others, start, patience_s)
+    return {p: None if record is None else record.offset for p, record in found.items()}
 
 
 class BoundsReader:
@@ -118,6 +145,7 @@ class BoundsReader:
         consumer: Asks Kafka.
         clock: A monotonic clock.
         note: Gets a sentence when a leader does not answer.
+        start: Where the group begins with what it has committed nothing for.
     """
 
     def __init__(
@@ -125,7 +153,9 @@ class BoundsReader:
         consumer: RebalanceAwareConsumer,
         clock: Callable[[], float],
         note: Callable[[str], None],
+        start: Start = StartFrom.EARLIEST,
     ) -> None:
+        self._start = start
         self._consumer = consumer
         self._clock = clock
         self._note = note
@@ -151,14 +181,16 @@ class BoundsReader:
             BrokerError: Kafka refuses, or its coordinator does not answer.
         """
         bounds = self.read(partitions)
-        found = find(self._consumer, bounds, recorded, patience_s=self._patience_s)
+        found = find(
+            self._consumer, bounds, recorded, patience_s=self._patience_s, start=self._start
+        )
         unverified = bounds.keys() - found.keys()
         if not unverified:
             self._patience_s = PATIENCE_S
         elif self._patience_s < _LONGEST_PATIENCE_S:
             self._note(
-                f"the leaders of {named(unverified)} did not verify the committed offset within "
-                f"{self._patience_s:g} s"
+                f"the leaders of {named(unverified)} did not verify the committed offset, or say "
+                f"where to begin, within {self._patience_s:g} s"
             )
             self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
         return found

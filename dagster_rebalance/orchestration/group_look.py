@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import Bounds, OffsetRange
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.settings import DriverSettings
+    from dagster_rebalance.core.start_from import Start
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
 
 _MOST_ERRORS = 5
@@ -61,6 +62,7 @@ def look_at_group(
     consumer: RebalanceAwareConsumer,
     topics: Iterable[str],
     read: Callable[[list[TopicPartition]], dict[TopicPartition, Bounds]],
+    start: Start,
     *,
     timeout_s: float = READ_LIMIT_S,
 ) -> GroupLook:
@@ -71,6 +73,7 @@ def look_at_group(
         topics: The topics of the group.
         read: Reads the bounds of partitions; of one that it leaves out, it is not known whether
             offsets are missing.
+        start: Where the group begins with what it has committed nothing for.
         timeout_s: How long Kafka may take for each other answer.
 
     Raises:
@@ -83,7 +86,7 @@ def look_at_group(
     ]
     bounds = read(partitions)
     known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
-    found = find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s)
+    found = find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s, start=start)
     return GroupLook(found, tuple(partitions))
 
 

@@ -170,7 +170,13 @@ class GroupReport:
             partition for partition, owned in mine.items() if owned.phase is not Phase.RESTORING
         } | own.keys()
         failed = {partition: last for partition in own if (last := mine[partition].last_failure)}
-        whole = look_at_group(parts.consumer, parts.topics, self._bounds.read, timeout_s=PATIENCE_S)
+        whole = look_at_group(
+            parts.consumer,
+            parts.topics,
+            self._bounds.read,
+            settings.start_from,
+            timeout_s=PATIENCE_S,
+        )
         late = self._late(whole) if wanted.lag else None
 
         def show() -> _Done:

@@ -75,7 +75,8 @@ def build_lag_check(
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         settings = kafka.driver_settings()
         with kafka.connect() as consumer:
-            look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
+            read = partial(read_bounds, consumer)
+            look = look_at_group(consumer, kafka.topics, read, settings.start_from)
             late = late_partitions(consumer, look, settings, limit, now_s=time.time())
         ledger = RunLedger(context.instance, kafka.group_id)
         standing = standstills(look, ledger, catalogue_of(context.instance), settings)

@@ -83,7 +83,8 @@ def look_on(
         bounds.update(BoundsReader(consumer, time.monotonic, notes.append).read_beyond(partitions))
         return bounds
 
-    found = look_at_group(consumer, [topic for topic in wanted if topic in there], read).found
+    known_topics = [topic for topic in wanted if topic in there]
+    found = look_at_group(consumer, known_topics, read, settings.start_from).found
     recorded = catalogue.last_recorded(found)
     found = {p: replace(one, recorded=recorded.get(p)) for p, one in found.items()}
     all_of_them = [

@@ -84,7 +84,9 @@ class Pump:
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
-        self._bounds = BoundsReader(parts.consumer, parts.clock, self._note)
+        self._bounds = BoundsReader(
+            parts.consumer, parts.clock, self._note, parts.driver.settings.start_from
+        )
         self._report = GroupReport(
             parts, self._bounds, partial(self._show, slot="report"), self._note
         )

@@ -8,21 +8,21 @@ them.
 from __future__ import annotations
 
 import difflib
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import dagster as dg
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.group_admin import GroupAdmin
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.consumer.settings import CALLBACKS, validated
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
-from dagster_rebalance.core.restoring import ForeignMetadata, StartFrom
+from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import (
     DeadlinePolicy,
@@ -31,7 +31,15 @@ from dagster_rebalance.core.settings import (
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.core.start_from import StartTime, start_of
+from dagster_rebalance.orchestration.client_settings import as_texts, function_named
 
+if TYPE_CHECKING:
+    ClientSettings: TypeAlias = dict[str, Any]
+else:
+    ClientSettings: TypeAlias = dict[str, str]  # all that Dagster looks for variables in
+
+_FOR_SPARK = "kafka."
 _POSITIVE = (
     "hold_limit_s",
     "max_records_per_range",
@@ -103,14 +111,21 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ssl_ca_location: str | None = Field(
         default=None, description="File with the certificates to trust."
     )
-    client_config: dict[str, str] = Field(
+    client_config: ClientSettings = Field(
         default_factory=dict,
         repr=False,
-        description="More librdkafka settings, by their own names.",
+        description=(
+            "More librdkafka settings, by their own names; functions as `module:function`. Names "
+            "that begin with `kafka.` are for Spark's Kafka connector alone."
+        ),
     )
 
-    start_from: Literal["earliest", "latest"] = Field(
-        default="earliest", description="Where a group without a committed offset begins."
+    start_from: str = Field(
+        default="earliest",
+        description=(
+            "Where a group without a committed offset begins: `earliest`, `latest`, or at a time "
+            "with its zone, such as 2026-11-23T08:00:00Z."
+        ),
     )
     hold_limit_s: float = Field(
         default=300.0, description="Seconds that a revoke may be held while its runs drain."
@@ -255,18 +270,25 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 raise ConfigurationError(msg)
         return values
 
-    def consumer_config(self) -> dict[str, str]:
+    @field_validator("client_config", mode="before")
+    @classmethod
+    def _as_texts(cls, given: object) -> object:
+        return as_texts("client_config", given)
+
+    def consumer_config(self) -> dict[str, Any]:
         """The settings of the Kafka client, secrets included.
 
         Raises:
-            ConfigurationError: `client_config` sets what has a field of its own, or a setting
-                cannot work.
+            ConfigurationError: `client_config` sets what has a field of its own or names a function
+                that does not exist, or a setting cannot work.
         """
-        config: dict[str, str] = {
+        config: dict[str, Any] = {
             name: value
             for name, field in _CLIENT_FIELDS.items()
             if (value := getattr(self, field)) is not None
         }
+        if isinstance(start_of(self.start_from), StartTime):
+            config["auto.offset.reset"] = "error"  # the client knows ends only, and is not asked
         for name in sorted(self.client_config):
             own = _ALIASES.get(name, name)
             if own in config:
@@ -275,7 +297,13 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                     f"own: {_CLIENT_FIELDS[own]}"
                 )
                 raise ConfigurationError(msg)
-        config |= self.client_config
+        for name, value in self.client_config.items():
+            if name in CALLBACKS:
+                config[name] = function_named(
+                    f"{name} in client_config of group {self.group_id}", value
+                )
+            elif not name.startswith(_FOR_SPARK):
+                config[name] = value
         if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
             msg = (
                 f"client_config of group {self.group_id} sets partition.assignment.strategy to an "
@@ -285,6 +313,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             raise ConfigurationError(msg)
         return config
+
+    def spark_options(self) -> dict[str, str]:
+        """The options of `client_config` that are for Spark's Kafka connector alone."""
+        return {
+            name: value for name, value in self.client_config.items() if name.startswith(_FOR_SPARK)
+        }
 
     def connect(self) -> RebalanceAwareConsumer:
         """A consumer that reads no records. It is no member of the group before it subscribes.
@@ -376,7 +410,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             max_attempts=self.max_attempts,
             pace=RetryPace(self.retry_delay_s, self.retry_delay_limit_s, self.retry_stopped),
             dead_letter_topic=self.dead_letter_topic,
-            start_from=StartFrom(self.start_from),
+            start_from=start_of(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
             record_every_s=self.record_every_s,
             lag_every_s=self.lag_every_s,

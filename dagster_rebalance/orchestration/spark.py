@@ -17,6 +17,7 @@ import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.orchestration.client_settings import as_text, as_texts
 from dagster_rebalance.spark import jobs, sessions
 from dagster_rebalance.spark.connector import kafka_connector_package
 from dagster_rebalance.spark.launch import settings_in_a_file
@@ -96,6 +97,11 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(settings.get("spark_config"), dict):
             settings["spark_config"] = spark_settings(settings["spark_config"])
         super().__init__(**settings)
+
+    @field_validator("kafka_options", mode="before")
+    @classmethod
+    def _as_texts(cls, given: object) -> object:
+        return as_texts("kafka_options", given)
 
     @field_validator("kafka_options")
     @classmethod
@@ -254,12 +260,8 @@ def spark_settings(given: "Mapping[str, Any]", prefix: str = "") -> dict[str, st
         name = f"{prefix}{key}"
         if isinstance(value, dict) and value.keys() != {"env"}:
             settings.update(spark_settings(value, f"{name}."))
-        elif isinstance(value, bool):
-            settings[name] = str(value).lower()
-        elif isinstance(value, str):
-            settings[name] = value  # as it is: an EnvVar is text, too
-        elif type(value) in {int, float}:
-            settings[name] = str(value)
+        elif isinstance(text := as_text(value), str):
+            settings[name] = text  # an EnvVar is text, too
         else:
             msg = (
                 f"spark_config has a {type(value).__name__} for {name}: give text, a number, or "

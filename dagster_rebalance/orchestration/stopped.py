@@ -57,11 +57,12 @@ def build_stopped_check(
 
     def no_partition_stopped(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        settings = kafka.driver_settings()
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
-            look = look_at_group(consumer, kafka.topics, partial(read_bounds, consumer))
-        catalogue = catalogue_of(context.instance)
-        standing = standstills(look, ledger, catalogue, kafka.driver_settings())
+            read = partial(read_bounds, consumer)
+            look = look_at_group(consumer, kafka.topics, read, settings.start_from)
+        standing = standstills(look, ledger, catalogue_of(context.instance), settings)
         return _result(standing.stopped, standing.ordered, errors_of(standing, ledger))
 
     return group_check(

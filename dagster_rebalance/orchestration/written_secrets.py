@@ -28,6 +28,8 @@ _NO_SECRET_NAME = re.compile(
 _SECRET_TEXT = re.compile(r"://[^/\s:@]+:[^/\s@]+@|(password|secret|token)[^\s=]*=", re.IGNORECASE)
 _BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
 """A secret that a config provider of Kafka's looks up."""
+_LOGIN_WITHOUT_OPTIONS = re.compile(r"[\w.$]+\s+required\s*;")
+"""A JAAS text that says only how to log in, such as by the identity of the machine."""
 _HARMLESS_PARAMETERS = frozenset(
     {"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"}
 )
@@ -53,6 +55,7 @@ def _named(field: str, settings: Mapping[str, str]) -> Iterator[str]:
             _SECRET_NAME.search(name)
             and not _NO_SECRET_NAME.search(name)
             and not _BY_REFERENCE.search(value)
+            and not _LOGIN_WITHOUT_OPTIONS.fullmatch(value)
         )
         if _is_written(value) and (
             is_secret or (_SECRET_TEXT.search(value) and not _BY_REFERENCE.search(value))

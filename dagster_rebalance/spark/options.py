@@ -44,9 +44,14 @@ _SAME_IN_JAVA = {
     "ssl.truststore.password": "ssl.truststore.password",
     "ssl.truststore.type": "ssl.truststore.type",
 }
+_OIDC = "sasl.oauthbearer."
 # Used while another setting is translated, or true of every Java client.
 _HANDLED_TOGETHER = frozenset(
-    {"sasl.username", "sasl.password", "ssl.certificate.location", "ssl.certificate.pem"}
+    {
+        *("sasl.username", "sasl.password", "ssl.certificate.location", "ssl.certificate.pem"),
+        *(f"{_OIDC}{name}" for name in ("client.id", "client.secret", "scope", "extensions")),
+        *("https.ca.location", "https.ca.pem"),
+    }
 )
 _SECURITY_PREFIXES = (
     "sasl.",
@@ -64,18 +69,25 @@ _INSTEAD = {
     ),
     "sasl.kerberos.keytab": "give kafka.sasl.jaas.config with a Krb5LoginModule",
     "sasl.kerberos.principal": "give kafka.sasl.jaas.config with a Krb5LoginModule",
+    "oauth_cb": (
+        "Java cannot call it, so give Spark a login of its own: kafka.sasl.jaas.config and "
+        "kafka.sasl.login.callback.handler.class (docs/security.md)"
+    ),
     "ssl.cipher.suites": "give kafka.ssl.cipher.suites with Java's names of the suites",
     "ssl.crl.location": "leave it out: Java checks revocation by the JVM's own properties",
 }
 _WHERE = (
-    "Options that start with `kafka.` belong into `kafka_options` of KafkaSparkResource, or into "
-    "what `read_ranges` is given."
+    "Options that start with `kafka.` belong into `client_config` of KafkaConsumerResource, into "
+    "`kafka_options` of KafkaSparkResource, or into what `read_ranges` is given."
 )
 _LOGIN_MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
     "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
     "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
+
+
+_BEARER = "org.apache.kafka.common.security.oauthbearer"
 
 
 class Secret(str):
@@ -196,6 +208,37 @@ def _sasl_login(config: Mapping[str, object]) -> dict[str, str]:
     return {"sasl.jaas.config": f"{module} required username={user} password={password};"}
 
 
+def _oidc_login(method: str, config: Mapping[str, object]) -> dict[str, str]:
+    """The login with which Java asks an issuer for tokens, as librdkafka does."""
+    if method.lower() != "oidc":
+        msg = (
+            f"`sasl.oauthbearer.method` {method} cannot be translated for Spark's Kafka connector: "
+            f"only oidc can. {_INSTEAD['oauth_cb']}. {_WHERE}"
+        )
+        raise ConfigurationError(msg)
+    given = {key.removeprefix(_OIDC): _text(value) for key, value in config.items()}
+    options = {
+        "clientId": given.get("client.id"),
+        "clientSecret": given.get("client.secret"),
+        "scope": given.get("scope"),
+    }
+    for pair in filter(None, given.get("extensions", "").split(",")):
+        name, _, value = pair.partition("=")
+        options[f"extension_{name.strip()}"] = value.strip()
+    authority = given.get("https.ca.pem")
+    if "https.ca.location" in given:
+        authority = pem.certificates("https.ca.location", given["https.ca.location"])
+    if authority is not None:
+        options |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authority}
+    written = "".join(
+        f" {name}={_jaas_quoted(value)}" for name, value in options.items() if value is not None
+    )
+    return {
+        "sasl.jaas.config": f"{_BEARER}.OAuthBearerLoginModule required{written};",
+        "sasl.login.callback.handler.class": f"{_BEARER}.OAuthBearerLoginCallbackHandler",
+    }
+
+
 def _jaas_quoted(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     # Java's tokenizer ends a quoted word at the end of a line.
@@ -228,6 +271,8 @@ def _private_key(value: str, config: Mapping[str, object]) -> dict[str, str]:
 
 _TRANSLATIONS: dict[str, Callable[[str, Mapping[str, object]], dict[str, str]]] = {
     "isolation.level": lambda value, _: {"isolation.level": value},
+    f"{_OIDC}method": _oidc_login,
+    f"{_OIDC}token.endpoint.url": lambda value, _: {f"{_OIDC}token.endpoint.url": value},
     "security.protocol": lambda value, _: {"security.protocol": value.upper()},
     "ssl.endpoint.identification.algorithm": lambda value, _: {
         "ssl.endpoint.identification.algorithm": "" if value == "none" else value

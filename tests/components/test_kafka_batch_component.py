@@ -328,6 +328,13 @@ class TestWrongValues:
             ("minimum_interval_seconds: 0", "greater than or equal to 1"),
             ("spark: {allow_plaintext: maybe}", "Input should be a valid boolean"),
             ("spark: {kafka_options: {sasl.mechanism: PLAIN}}", "begin with `kafka.`"),
+            *(
+                (f"  client_config: {{client.id: {word}}}", "put the word into quotes")
+                for word in ("no", "On", "010", "1_0", "0x1F", "1:30", "1.10", ".inf")
+            ),
+            ("  client_config: {client.id: }", "it has no value"),
+            ("spark: {spark_config: {spark: {app.id: 010}}}", "put the word into quotes"),
+            ("spark: {kafka_options: {kafka.client.id: no}}", "put the word into quotes"),
         ],
     )
     def test_a_wrong_value_is_shown_with_its_line(self, wrong: str, message: str) -> None:
@@ -336,14 +343,31 @@ class TestWrongValues:
         assert "defs.yaml:8" in error
         assert message in error
 
+    def test_a_word_that_yaml_leaves_as_it_is_needs_no_quotes(self) -> None:
+        """Numbers in plain digits and true and false mean one thing only."""
+        config = "{retries: 10, linger.ms: 0.5, debug: 'no', a: True, b: false, c: \"010\", d: 1e3}"
+        with loaded(f"{SHOP}  client_config:\n    {config}\n") as (component, _):
+            assert component.kafka.client_config == {
+                "retries": "10",
+                "linger.ms": "0.5",
+                "debug": "no",
+                "a": "true",
+                "b": "false",
+                "c": "010",
+                "d": "1e3",
+            }
+
     @pytest.mark.parametrize(
         ("wrong", "message"),
         [
             ("  no_such_setting: 1", "no_such_setting"),
             ("  max_attempts: 0", "max_attempts=0 of group 2024 must be above 0"),
             ("  on_failure: dead_letter", "needs a dead_letter_topic"),
+            ("  start_from: 2026-11-23", "has no time zone"),
+            ("  start_from: soon", "must be earliest, latest, or a time with its zone"),
             ("  security_protocol: PLAINTEXT\n  ssl_ca_location: /ca.pem", "which has no TLS"),
             ("  client_config: {session.timeout.ms: 6000}", "is decided by the broker"),
+            ("  client_config: {oauth_cb: nowhere:token}", "cannot be imported"),
         ],
     )
     def test_settings_that_do_not_fit_each_other_are_shown_with_their_block(

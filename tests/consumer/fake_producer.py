@@ -57,6 +57,9 @@ class FakeProducer:
             report(error, None)
         return len(due)
 
+    def set_sasl_credentials(self, username: str, password: str, /) -> None:
+        """Its login never changes."""
+
     def purge(self) -> None:
         """Forget what is under way."""
         self.is_purged = True

@@ -82,7 +82,7 @@ def cluster() -> Cluster:
     cluster = Cluster(
         validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1)
     )
-    vars(cluster)["_admin"] = FakeAdmin()
+    vars(cluster)["_client"] = FakeAdmin()
     return cluster
 
 
@@ -101,7 +101,7 @@ def test_a_controller_that_is_away_is_looked_for_again() -> None:
         validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1),
         clock=clock,
     )
-    admin = vars(cluster)["_admin"] = LostController(clock, looks=2)
+    admin = vars(cluster)["_client"] = LostController(clock, looks=2)
     assert cluster.topic_ids(["orders"]) == {"orders": str(Uuid(1, 2))}
     assert admin.asked_for_s == [1.0, 1.0, 1.0]
     cluster.check(["orders"])
@@ -114,7 +114,7 @@ def test_a_controller_that_stays_away_is_waited_for_no_longer_than_was_said() ->
         validated({"bootstrap.servers": "nobody:9092", "group.id": "etl"}, hold_limit_s=1),
         clock=clock,
     )
-    admin = vars(cluster)["_admin"] = LostController(clock, looks=100)
+    admin = vars(cluster)["_client"] = LostController(clock, looks=100)
     with pytest.raises(BrokerError, match="waiting for controller") as problem:
         cluster.topic_ids(["orders"], 2.5)
     assert problem.value.retriable

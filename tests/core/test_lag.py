@@ -25,7 +25,7 @@ from dagster_rebalance.core.partition import (
     OffsetAndMetadata,
     TopicPartition,
 )
-from dagster_rebalance.core.restoring import StartFrom
+from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import tp
 
 EVERYTHING = [tp(0), tp(1), tp(2)]

@@ -15,8 +15,8 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, Log, OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
-from dagster_rebalance.core.restoring import StartFrom
 from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.start_from import StartFrom
 from tests.core.world import Member, World, span, tp
 
 SETTINGS = DriverSettings(lease_s=100_000.0)

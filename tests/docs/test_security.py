@@ -6,7 +6,7 @@ It also has the rights and keys of the tests on a secured Kafka.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -17,9 +17,14 @@ from dagster_rebalance import (
     KafkaSparkResource,
     build_kafka_batch_defs,
 )
+from dagster_rebalance.consumer.credentials import Credentials
+from dagster_rebalance.consumer.msk_iam import token
 from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
 from tests.consumer.test_security import KEY_FORM, LEAST
 from tests.docs.blocks import ROOT, block_with, blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGE = "docs/security.md"
 
@@ -63,6 +68,40 @@ def test_definitions_with_the_examples_load_before_the_variables_are_set(
 
     definitions = build_kafka_batch_defs(kafka=_made(text), assets=[orders])
     dg.Definitions.validate_loadable(definitions)
+
+
+@pytest.mark.parametrize("text", ["token.endpoint.url", "msk_iam"])
+def test_the_logins_by_tokens_are_taken_by_both_clients(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the variables are set, and after."""
+
+    @dg.asset
+    def orders(kafka_batch: KafkaBatch) -> None:
+        """Never run."""
+
+    made = _made(text)
+    dg.Definitions.validate_loadable(build_kafka_batch_defs(kafka=made, assets=[orders]))
+    monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
+    monkeypatch.setenv("KAFKA_CLIENT_SECRET", "hunter2")
+    config = made.process_config_and_initialize().consumer_config()
+    options = spark_kafka_options({**config, **made.spark_options()})
+    if text == "msk_iam":
+        assert config["oauth_cb"] is token
+        assert options["kafka.sasl.mechanism"] == "AWS_MSK_IAM"
+        assert "IAMLoginModule" in options["kafka.sasl.jaas.config"]
+    else:
+        assert config["sasl.oauthbearer.client.secret"] == "hunter2"
+        assert 'clientSecret="hunter2"' in options["kafka.sasl.jaas.config"]
+
+
+def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) -> None:
+    """A password file ends with a line break, which is no part of it."""
+    names: dict[str, Any] = {}
+    (tmp_path / "password").write_text("hunter2\n")
+    text = block_with(PAGE, "python", "def kafka()").replace("/etc/kafka", str(tmp_path))
+    exec(compile(text, PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    assert Credentials(names["kafka"]).current() == ("etl", "hunter2")
 
 
 def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:

@@ -4,17 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import StoredPartition, encode
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import LastRecorded
-from dagster_rebalance.core.partition import Bounds, Log, LogPosition, TopicPartition
-from dagster_rebalance.orchestration.bounds import BoundsReader, find
+from dagster_rebalance.core.partition import (
+    Bounds,
+    Log,
+    LogPosition,
+    OffsetAndMetadata,
+    TopicPartition,
+)
+from dagster_rebalance.core.start_from import StartTime
+from dagster_rebalance.orchestration.bounds import BoundsReader, find, read_bounds
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.bench import CONFIG
 from tests.orchestration.parts import tp
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from dagster_rebalance.consumer.port import OffsetAndTimestamp
 
 
 def stage() -> tuple[FakeGroup, RebalanceAwareConsumer]:
@@ -36,6 +48,42 @@ def test_the_high_watermark_is_read_now_and_then() -> None:
     assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4)}
     group.clock.advance(30)
     assert reader.read_beyond([tp(0)]) == {tp(0): Bounds(0, 4, high_watermark=10)}
+
+
+def test_a_time_to_begin_at_is_looked_up_where_nothing_is_committed() -> None:
+    """What has been committed says where to go on."""
+    group, consumer = stage()
+    group.produce(tp(0), 5, timestamp=60_000)
+    group.committed[tp(1)] = OffsetAndMetadata(3)
+    bounds = read_bounds(consumer, [tp(0), tp(1)])
+    found = find(consumer, bounds, {}, start=StartTime(1))
+    assert [found[tp(n)].not_older for n in (0, 1)] == [10, None]
+    assert find(consumer, bounds, {}, start=StartTime(60_001))[tp(0)].not_older is None
+    assert find(consumer, bounds, {})[tp(0)].not_older is None
+
+
+def test_a_leader_that_does_not_say_where_to_begin_keeps_only_its_partition_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The partition is asked for again; another error is told."""
+    group, consumer = stage()
+    answers = group.offsets_for_times
+    retriable = True
+
+    def offsets_for_times(
+        timestamps: Mapping[TopicPartition, int], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        if tp(1) in timestamps:
+            msg = "away"
+            raise BrokerError(msg, retriable=retriable, partitions={tp(1): msg})
+        return answers(timestamps, timeout_s)
+
+    monkeypatch.setattr(group, "offsets_for_times", offsets_for_times)
+    reader = BoundsReader(consumer, group.clock, lambda _: None, StartTime(0))
+    assert reader.find([tp(0), tp(1)], {}).keys() == {tp(0)}
+    retriable = False
+    with pytest.raises(BrokerError, match="away"):
+        reader.find([tp(0), tp(1)], {})
 
 
 def test_the_first_offset_is_read_now_and_then_while_a_partition_is_owned() -> None:
@@ -98,7 +146,8 @@ def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
     found = [list(reader.find([tp(0)], {})) for _ in range(3)]
     assert found == [[], [tp(0)], []]
     assert waited == [1.5, 3.0, 1.5]
-    assert notes == ["the leaders of orders-0 did not verify the committed offset within 1.5 s"] * 2
+    said = "did not verify the committed offset, or say where to begin, within"
+    assert notes == [f"the leaders of orders-0 {said} 1.5 s"] * 2
 
 
 def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:

@@ -271,6 +271,11 @@ def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], n
         },
         {
             "kafka_options": {
+                "kafka.sasl.jaas.config": "software.amazon.msk.auth.iam.IAMLoginModule required;"
+            }
+        },
+        {
+            "kafka_options": {
                 "kafka.sasl.jaas.config": 'Login required password="${env:KAFKA_PASSWORD}";'
             }
         },

@@ -120,3 +120,44 @@ def test_a_streaming_run_reads_batch_after_batch_with_one_client(
     assert len(set(clients)) == 1
     (reader,) = set(shop.readers)
     assert not reader._idle
+
+
+def test_a_group_begins_at_a_time(
+    instance: dg.DagsterInstance,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
+    protocol: Any,  # noqa: ANN401 - a literal
+) -> None:
+    """A partition without a record from then on begins at its end."""
+    topic = kafka_topic(partitions=2)
+    producer = Producer(kafka_broker.client_config())
+    for value, partition, at_s in (
+        *(("too old", 0, 1000), ("at once", 0, 2000), ("later", 0, 3000)),
+        *(("too old", 1, 1000), ("too old", 1, 1999)),
+    ):
+        producer.produce(topic, value, partition=partition, timestamp=at_s * 1000)
+    assert producer.flush(30) == 0
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        group_id=unique_name("group"),
+        topics=[topic],
+        group_protocol=protocol,
+        start_from="1970-01-01T00:33:20Z",
+    )
+    values: list[bytes | None] = []
+
+    @dg.asset
+    def orders(kafka_batch: KafkaBatch) -> None:
+        values.extend(message.value() for message in kafka_batch.messages())
+        if b"new" not in values and len(values) == 2:
+            producer.produce(topic, "new", partition=1)
+            assert producer.flush(30) == 0
+        elif b"new" in values:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    job = build_kafka_stream_defs(kafka=kafka, assets=[orders], name="timed").resolve_job_def(
+        "timed"
+    )
+    with pytest.raises(dg.DagsterExecutionInterruptedError):
+        job.execute_in_process(instance=instance)
+    assert values == [b"at once", b"later", b"new"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import dagster as dg
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.setbacks import RetryPace
+from dagster_rebalance.core.start_from import StartTime
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
@@ -75,6 +77,71 @@ def test_settings_of_librdkafka_reach_the_client() -> None:
     assert "ssl.ca.location" not in config
 
 
+def test_numbers_and_truths_reach_the_client_as_the_texts_that_it_reads() -> None:
+    """People write them as what they are; a variable may stand beside them."""
+    kafka = resource(
+        client_config={
+            "fetch.max.bytes": 1000,
+            "socket.keepalive.enable": True,
+            "enable.partition.eof": False,
+            "linger.ms": 0.5,
+            "client.id": dg.EnvVar("CLIENT_ID"),
+        }
+    )
+    assert kafka.client_config == {
+        "fetch.max.bytes": "1000",
+        "socket.keepalive.enable": "true",
+        "enable.partition.eof": "false",
+        "linger.ms": "0.5",
+        "client.id": "CLIENT_ID",
+    }
+
+
+def test_a_variable_beside_a_number_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dagster finds variables only where each value is a text."""
+    monkeypatch.setenv("CLIENT_ID", "etl-7")
+    kafka = resource(client_config={"fetch.max.bytes": 1000, "client.id": dg.EnvVar("CLIENT_ID")})
+    config = kafka.process_config_and_initialize().consumer_config()
+    assert (config["client.id"], config["fetch.max.bytes"]) == ("etl-7", "1000")
+
+
+def test_a_function_is_given_by_its_name() -> None:
+    """So it stands in YAML, and reaches the processes of runs."""
+    config = resource(
+        client_config={"error_cb": "builtins:print", "oauth_cb": "os.path:join"}
+    ).consumer_config()
+    assert (config["error_cb"], config["oauth_cb"]) == (print, os.path.join)
+    with pytest.raises(ConfigurationError, match=r"function for oauth_cb.*'module:function'"):
+        resource(client_config={"oauth_cb": print})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("token", "oauth_cb in client_config of group etl does not name a function: write"),
+        (f"{SECRET}=", "does not name a function"),
+        ("shop.logins.token", "does not name a function"),
+        ("no_such_module_x:token", r"cannot be imported \(ModuleNotFoundError.*install it"),
+        ("os.path:no_such", "'os.path:no_such', which does not exist"),
+        ("os:sep", "'os:sep', which is a str and no function"),
+    ],
+)
+def test_a_name_that_leads_to_no_function_is_refused_at_the_start(text: str, message: str) -> None:
+    """The client would say so only when it logs in; what is no name may be a secret."""
+    with pytest.raises(ConfigurationError, match=message) as problem:
+        resource(client_config={"oauth_cb": text}).consumer_config()
+    assert SECRET not in str(problem.value)
+
+
+def test_options_for_spark_do_not_reach_the_client() -> None:
+    """Librdkafka refuses what it does not know, and a session of the user's own has no options."""
+    kafka = resource(
+        client_config={"kafka.sasl.jaas.config": "x required;", "fetch.max.bytes": 1000}
+    )
+    assert kafka.spark_options() == {"kafka.sasl.jaas.config": "x required;"}
+    assert not [name for name in kafka.consumer_config() if name.startswith("kafka.")]
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -134,6 +201,16 @@ def test_how_often_the_lag_is_observed_reaches_the_driver() -> None:
     for wrong in (9.0, -1.0):
         with pytest.raises(ConfigurationError, match=rf"lag_every_s={wrong:g} .*at least 10"):
             resource(lag_every_s=wrong).driver_settings()
+
+
+def test_a_group_can_begin_at_a_time() -> None:
+    """The client that reads never chooses an offset by itself, so it need not know."""
+    kafka = resource(start_from="1970-01-01T00:00:02Z")
+    assert kafka.driver_settings().start_from == StartTime(2000)
+    assert kafka.consumer_config()["auto.offset.reset"] == "error"
+    assert resource(start_from="latest").consumer_config()["auto.offset.reset"] == "latest"
+    with pytest.raises(ConfigurationError, match="start_from='yesterday' must be earliest"):
+        resource(start_from="yesterday").driver_settings()
 
 
 def test_topics_must_be_named() -> None:

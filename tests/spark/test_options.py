@@ -188,6 +188,36 @@ def test_options_that_would_connect_in_the_clear_are_refused() -> None:
         spark_kafka_options({**BROKERS, "kafka.sasl.jaas.config": "${env:LOGIN}"})
 
 
+def test_a_login_by_an_issuer_of_tokens_is_translated(tmp_path: Path) -> None:
+    """Java asks the issuer itself: tokens would be too old for a long read."""
+    (tmp_path / "ca.pem").write_text(CERTIFICATE)
+    options = spark_kafka_options(
+        {
+            **SECURED,
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "OIDC",
+            "sasl.oauthbearer.client.id": "etl",
+            "sasl.oauthbearer.client.secret": 'a "secret"',
+            "sasl.oauthbearer.scope": "kafka read",
+            "sasl.oauthbearer.extensions": "logicalCluster=lkc-1,identityPoolId=pool-2",
+            "sasl.oauthbearer.token.endpoint.url": "https://issuer/token",
+            "https.ca.location": str(tmp_path / "ca.pem"),
+        }
+    )
+    bearer = "org.apache.kafka.common.security.oauthbearer"
+    authority = CERTIFICATE.replace("\n", "\\n")
+    assert options["kafka.sasl.jaas.config"] == (
+        f'{bearer}.OAuthBearerLoginModule required clientId="etl" clientSecret="a \\"secret\\"" '
+        'scope="kafka read" extension_logicalCluster="lkc-1" extension_identityPoolId="pool-2" '
+        f'ssl.truststore.type="PEM" ssl.truststore.certificates="{authority}";'
+    )
+    assert options["kafka.sasl.login.callback.handler.class"] == (
+        f"{bearer}.OAuthBearerLoginCallbackHandler"
+    )
+    assert options["kafka.sasl.oauthbearer.token.endpoint.url"] == "https://issuer/token"
+    assert "secret" not in repr(options)
+
+
 @pytest.mark.parametrize(
     ("setting", "says"),
     [
@@ -197,9 +227,11 @@ def test_options_that_would_connect_in_the_clear_are_refused() -> None:
         ),
         ({"sasl.kerberos.keytab": "/k"}, "sasl.kerberos.keytab.*kafka.sasl.jaas.config"),
         (
-            {"sasl.oauthbearer.method": "oidc"},
-            "sasl.oauthbearer.method.*kafka.sasl.oauthbearer.method",
+            {"sasl.oauthbearer.grant.type": "jwt-bearer"},
+            "sasl.oauthbearer.grant.type.*kafka.sasl.oauthbearer.grant.type",
         ),
+        ({"sasl.oauthbearer.method": "default"}, "only oidc can.*kafka.sasl.jaas.config"),
+        ({"oauth_cb": print}, "oauth_cb.*Java cannot call it.*callback.handler.class"),
         ({"sasl.username": "me", "sasl.mechanism": "GSSAPI"}, "GSSAPI.*SCRAM-SHA-256"),
         ({"ssl.ca.location": "/no/such/file"}, "ssl.ca.location.*/no/such/file"),
         ({"ssl.key.pem": KEY}, "ssl.certificate.location"),

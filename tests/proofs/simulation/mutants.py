@@ -26,8 +26,9 @@ from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.pulse import Pulse, Sign
 from dagster_rebalance.core.receipts import Cause
-from dagster_rebalance.core.restoring import StartFrom, take_in
+from dagster_rebalance.core.restoring import take_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Setback, Succeeded, ToRequest
+from dagster_rebalance.core.start_from import StartFrom
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.storage import StorageWorker
 from proofs.simulation import run_life

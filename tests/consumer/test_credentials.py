@@ -1,0 +1,210 @@
+"""A user and a password that change while clients live (`credentials_cb`)."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance.consumer import credentials as under_test
+from dagster_rebalance.consumer.credentials import ASK_EVERY_S, Credentials, Login
+from dagster_rebalance.consumer.range_reader import RangeReader
+from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.settings import validated, with_login
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
+from dagster_rebalance.testing.secured import SecuredKafka
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BASE = {
+    "bootstrap.servers": "kafka:9092",
+    "group.id": "etl",
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "SCRAM-SHA-512",
+}
+SECRET = "swordfish"  # noqa: S105 - what must not be shown
+
+
+class Vault:
+    """Where a function of the user looks, and a client that hears of what is there."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.login: Any = ("etl", f"{SECRET} 1")
+        self.asked = 0
+        self.heard: list[tuple[str, str]] = []
+        self.later: list[Callable[[], None]] = []
+        self.credentials = Credentials(self.ask, lambda: self.now, self.later.append)
+
+    def ask(self) -> tuple[str, str]:
+        """What `credentials_cb` names."""
+        self.asked += 1
+        if isinstance(self.login, Exception):
+            raise self.login
+        found: tuple[str, str] = self.login
+        return found
+
+    def set_sasl_credentials(self, username: str, password: str, /) -> None:
+        """Play the client."""
+        self.heard.append((username, password))
+
+
+@pytest.fixture
+def vault() -> Vault:
+    """It has been asked for nothing."""
+    return Vault()
+
+
+def test_a_client_hears_once_of_what_is_new(vault: Vault) -> None:
+    """Each client is told by its own thread, and a slow function keeps nobody waiting."""
+    login = Login(vault.credentials, vault)
+    login.renew()
+    vault.login = ("etl", f"{SECRET} 2")
+    vault.now = ASK_EVERY_S
+    login.renew()
+    login.renew()
+    assert [len(vault.heard), len(vault.later), vault.asked] == [1, 1, 1]
+    vault.later.pop()()
+    login.renew()
+    login.renew()
+    assert vault.heard == [("etl", f"{SECRET} 1"), ("etl", f"{SECRET} 2")]
+
+
+def test_a_client_without_a_function_hears_nothing(vault: Vault) -> None:
+    """Most logins never change."""
+    Login(None, vault).renew()
+    assert vault.heard == []
+
+
+def test_a_function_that_fails_later_changes_nothing(
+    vault: Vault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file is away for a moment while it is replaced."""
+    vault.credentials.current()
+    for broken in (FileNotFoundError("/etc/kafka/password"), (SECRET,)):
+        vault.login, vault.now = broken, vault.now + ASK_EVERY_S
+        with caplog.at_level(logging.WARNING):
+            vault.credentials.current()
+            vault.later.pop()()
+        assert vault.credentials.current() == ("etl", f"{SECRET} 1")
+        assert "the last user and password stay in use" in caplog.text
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("login", "error", "says"),
+    [
+        (PermissionError("no right"), BrokerError, "'credentials_cb' failed (PermissionError: no"),
+        (SECRET, ConfigurationError, "does not return a user and a password, as two texts"),
+        (("etl", None), ConfigurationError, "does not return a user and a password"),
+        (("etl", ""), ConfigurationError, "does not return a user and a password"),
+    ],
+)
+def test_what_is_wrong_at_the_start_is_told_and_not_shown(
+    vault: Vault, login: object, error: type[Exception], says: str
+) -> None:
+    """Before a client is made."""
+    vault.login = login
+    with pytest.raises(error, match=re.escape(says)) as told:
+        vault.credentials.current()
+    assert SECRET not in str(told.value)
+
+
+def test_each_kind_of_client_gets_the_login_and_none_the_function(vault: Vault) -> None:
+    """A client does not know the setting; Spark gets the login as any other."""
+    settings = validated({**BASE, "credentials_cb": vault.ask}, hold_limit_s=10)
+    for config in (settings.member(), settings.fetcher(), settings.connection()):
+        assert (config["sasl.username"], config["sasl.password"]) == ("etl", f"{SECRET} 1")
+        assert "credentials_cb" not in config
+    assert SECRET not in repr(settings)
+    assert with_login({**BASE, "credentials_cb": vault.ask})["sasl.password"] == f"{SECRET} 1"
+    assert with_login(BASE) == BASE
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"sasl.password": SECRET}, "'sasl.password' is set, too: remove one"),
+        ({"sasl.username": "etl"}, "'sasl.username' is set, too: remove one"),
+        ({"security.protocol": "SSL"}, "'security.protocol' is SSL, which has no login"),
+        ({"credentials_cb": "etl"}, "'credentials_cb' must be a function"),
+    ],
+)
+def test_settings_that_do_not_fit_the_function_are_refused(
+    vault: Vault, more: dict[str, str], says: str
+) -> None:
+    """Two logins for one client, or none."""
+    with pytest.raises(ConfigurationError, match=re.escape(says)) as told:
+        validated({**BASE, "credentials_cb": vault.ask, **more}, hold_limit_s=10)
+    assert SECRET not in str(told.value)
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("protocol", ["consumer", "classic"])
+def test_a_living_member_goes_on_with_a_new_password(
+    protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka takes the old one no more, and a restart ends all connections."""
+    monkeypatch.setattr(under_test, "ASK_EVERY_S", 0.0)
+    with SecuredKafka(settings={"group.consumer.session.timeout.ms": "60000"}) as kafka:
+        name, vault = unique_name("rotated"), Vault()
+        kafka.create_topic(name)
+        producer = Producer(kafka.client_config())
+        producer.produce(name, "before")
+        assert producer.flush(30) == 0
+        kafka.add_user(name, SECRET)
+        kafka.allow(name, "READ", topic=name, group=name)
+        vault.login = (name, SECRET)
+        login = ("sasl.username", "sasl.password")
+        config: dict[str, Any] = {
+            **{key: text for key, text in kafka.client_config(name).items() if key not in login},
+            "group.id": name,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "credentials_cb": vault.ask,
+            "log_level": 0,
+        }
+        if protocol == "classic":
+            config["session.timeout.ms"] = 60000
+        reader = RangeReader(validated(config, hold_limit_s=10))
+        with RebalanceAwareConsumer(config) as consumer:
+            consumer.subscribe([name])
+
+            def reads() -> list[Any]:
+                try:
+                    return consumer.poll(0.1)
+                except BrokerError as error:
+                    if not error.retriable:
+                        raise
+                    return []
+
+            wait_until(reads, timeout_s=60, what="the first record", interval_s=0)
+            assert len(list(reader.read([OffsetRange(name, 0, 0, 1)]))) == 1
+            member_id = consumer.member_id
+            kafka.add_user(name, f"{SECRET} anew")
+            vault.login, asked = (name, f"{SECRET} anew"), vault.asked
+            wait_until(
+                lambda: [reads(), vault.asked > asked + 5][1],
+                timeout_s=60,
+                what="the function to be asked again",
+                interval_s=0,
+            )
+            kafka.restart()
+            producer = Producer(kafka.client_config())
+            producer.produce(name, "after")
+            assert producer.flush(60) == 0
+            wait_until(reads, timeout_s=90, what="the record after the change", interval_s=0)
+            partition = TopicPartition(name, 0)
+            consumer.commit_sync({partition: OffsetAndMetadata(2)})
+            assert consumer.end_offsets([partition]) == {partition: 2}
+            assert len(list(reader.read([OffsetRange(name, 0, 0, 2)]))) == 2
+            assert consumer.member_id == member_id
+            assert consumer.get_lost_partitions() == frozenset()
+        reader.close()
