@@ -149,6 +149,9 @@ def status_of(
     # What its owner is about to write or record, it writes in a moment, and nobody else does; and
     # only the owner knows since when records wait.
     seen = replace(owned, pending=None, unrecorded=None, backlog_since=None)
+    sentence = explain_partition(seen, now)
+    if lag and not (owners.members or owned.entries or owned.stop_reason or owned.order):
+        sentence = f"{owned.partition}: {lag} offsets to read wait for a member"
     return PartitionStatus(
         partition=owned.partition,
         owner=owners.owner(owned.partition),
@@ -160,7 +163,7 @@ def status_of(
         hold=owners.hold(owned.partition),
         stopped=owned.stop_reason,
         ordered="" if owned.order is None else str(owned.order),
-        sentence=explain_partition(seen, now),
+        sentence=sentence,
     )
 
 

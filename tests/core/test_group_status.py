@@ -90,6 +90,16 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert row(refused, None).committed is None
 
 
+def test_records_that_nobody_is_there_to_read_wait_for_a_member() -> None:
+    """Neither room among runs nor a tick would help."""
+    found = Found(OffsetAndMetadata(0), Bounds(0, 9))
+    partition = owned(0)
+    assert row(partition, found).sentence == "orders-0: 9 offsets to read wait for a member"
+    claimed = owned(0, ("b", 9, InFlight((RUN,))))
+    assert row(claimed, found).sentence == "orders-0: run ab12cd34 works on [0, 9)"
+    assert "wait for a member" not in row(partition, found, BLUE).sentence
+
+
 def test_an_order_of_a_person_is_shown() -> None:
     """Who has paused it, and why."""
     partition = replace(owned(0), order=Order(Action.PAUSE, "*", "ada", 0.0, "away"))
