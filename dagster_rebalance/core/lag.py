@@ -37,6 +37,7 @@ class PartitionLag:
         state: Why the partition stands still, or that its leader did not answer; empty when it goes
             on.
         run_id: The run that works on it; empty when none is known.
+        failed_run: The last run that failed on it, if that is why it is stopped.
     """
 
     partition: TopicPartition
@@ -46,6 +47,7 @@ class PartitionLag:
     is_late: bool = False
     state: str = ""
     run_id: str = ""
+    failed_run: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,7 @@ def _row(
     is_late: bool,
 ) -> PartitionLag:
     state = standing.stopped.get(partition) or standing.ordered.get(partition, "")
+    state = state.removeprefix(f"{partition}: ")
     committed = end = lag = None
     if found is not None and found.stored is not None:
         committed = found.stored.offset
@@ -156,7 +159,8 @@ def _row(
         first = first_offset(start_from, found.bounds, found.not_older)
         lag = max(0, end - (first if committed is None else committed))
     run_id = standing.working.get(partition, "")
-    return PartitionLag(partition, committed, end, lag, is_late, state, run_id)
+    failed_run, _ = standing.failed.get(partition, ("", ""))
+    return PartitionLag(partition, committed, end, lag, is_late, state, run_id, failed_run)
 
 
 def is_late(row: PartitionLag, first_since: int | None) -> bool:

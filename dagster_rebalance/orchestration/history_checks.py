@@ -49,7 +49,7 @@ def gap_result(instance: dg.DagsterInstance, offsets: dg.AssetKey) -> dg.AssetCh
         severity=dg.AssetCheckSeverity.ERROR,
         description="; ".join(texts) + advice
         if missing
-        else f"the last {len(commits)} recorded commits join",
+        else f"no gap; recorded commits looked at: {len(commits)}",
         metadata={
             "gaps": len(missing),
             "missing_offsets": sum(len(gap.range) for gap in missing),
@@ -78,7 +78,7 @@ def drained_result(
         passed=not bad,
         # Nothing is lost: claims say what is left, and the next owner works on it.
         severity=dg.AssetCheckSeverity.WARN,
-        description="; ".join(texts) or f"all {len(holds)} holds of the last day drained",
+        description="; ".join(texts) or f"holds of the last day: {len(holds)}, all drained",
         metadata={
             "holds": len(holds),
             "not_drained": len(bad),

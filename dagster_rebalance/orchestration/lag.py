@@ -40,7 +40,7 @@ _TABLE = dg.TableSchema(
         dg.TableColumn("lag", "int", description="Empty when it is not known."),
         dg.TableColumn("committed", "int", description="The next offset to be read."),
         dg.TableColumn("end", "int", description="Of the log, or where a transaction is open."),
-        dg.TableColumn("run", "string", description="What works on it."),
+        dg.TableColumn("run", "string", description="What works on it, or has failed on it."),
         dg.TableColumn("state", "string", description="Why it stands still."),
     ]
 )
@@ -111,7 +111,7 @@ def _metadata(lag: GroupLag) -> Mapping[str, Any]:
     }
     if len(lag.partitions) > len(shown):
         metadata["not_in_table"] = f"{len(lag.partitions) - len(shown)} partitions with less lag"
-    return {**metadata, **run_links(row.run_id for row in shown if row.run_id)}
+    return {**metadata, **run_links(run_id for row in shown if (run_id := _run(row)))}
 
 
 def _record(row: PartitionLag) -> dg.TableRecord:
@@ -121,10 +121,14 @@ def _record(row: PartitionLag) -> dg.TableRecord:
             "lag": _cell(row.lag),
             "committed": _cell(row.committed),
             "end": _cell(row.end),
-            "run": row.run_id[:8],
+            "run": _run(row)[:8],
             "state": textwrap.shorten(row.state, _STATE_SHOWN, placeholder=" ..."),
         }
     )
+
+
+def _run(row: PartitionLag) -> str:
+    return row.run_id or row.failed_run
 
 
 def _cell(value: int | None) -> int | str:

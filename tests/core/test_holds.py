@@ -90,3 +90,9 @@ def test_a_receipt_names_the_claims_that_are_left_to_the_next_owner() -> None:
 def test_no_partitions_have_a_name_too() -> None:
     """A note about them is still a sentence."""
     assert named([]) == "no partitions"
+
+
+def test_what_a_successor_has_in_hand_counts_as_drained() -> None:
+    """Nothing was cut off there. At a deadline and in a loss something was."""
+    undrained = {outcome for outcome in Outcome if not outcome.is_drained}
+    assert undrained == {Outcome.DEADLINE, Outcome.SUPERSEDED, Outcome.LOST}

@@ -87,12 +87,17 @@ def test_a_lag_that_is_not_known_is_not_zero(said: dict[TopicPartition, Found]) 
 
 def test_a_row_says_why_its_partition_stands_still_and_what_works_on_it() -> None:
     """A stop counts more than the pause of a partition that could not go on anyway."""
-    standing = Standing({tp(0): "it failed"}, {tp(0): "paused", tp(1): "paused"}, {tp(2): "run-1"})
+    standing = Standing(
+        {tp(0): "orders-0: it failed"},
+        {tp(0): "paused", tp(1): "paused"},
+        {tp(2): "run-1"},
+        {tp(0): ("run-0", "b-0")},
+    )
     lag = lag_of(dict.fromkeys([tp(0), tp(1), tp(2)], found(0, 1)), standing)
-    assert [(row.state, row.run_id) for row in lag.partitions] == [
-        ("it failed", ""),
-        ("paused", ""),
-        ("", "run-1"),
+    assert [(row.state, row.run_id, row.failed_run) for row in lag.partitions] == [
+        ("it failed", "", "run-0"),
+        ("paused", "", ""),
+        ("", "run-1", ""),
     ]
     assert (lag.stopped, lag.paused) == (1, 1)
     assert str(lag).endswith("; 1 run at work on 1 of them; 1 stopped; 1 paused by people")

@@ -74,7 +74,7 @@ def test_commits_that_join_pass_and_are_told_once(instance: dg.DagsterInstance) 
     assert told(instance, assets.offsets, GAP_CHECK) == [True]
     said = by_hand(instance, "etl", GAP_CHECK)
     assert said.passed
-    assert said.description == "the last 3 recorded commits join"
+    assert said.description == "no gap; recorded commits looked at: 3"
 
 
 def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
@@ -124,7 +124,9 @@ def test_what_people_report_is_no_commit(instance: dg.DagsterInstance) -> None:
         for metadata in reported:
             made = dg.AssetMaterialization(assets.offsets, partition=partition, metadata=metadata)
             instance.report_runless_asset_event(made)
-    assert by_hand(instance, "etl", GAP_CHECK).description == "the last 1 recorded commits join"
+    assert (
+        by_hand(instance, "etl", GAP_CHECK).description == "no gap; recorded commits looked at: 1"
+    )
 
 
 @pytest.mark.parametrize("outcome", Outcome)
