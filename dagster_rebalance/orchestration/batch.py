@@ -16,7 +16,6 @@ from pydantic import Field, PrivateAttr
 from typing_extensions import Self
 
 from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
-from dagster_rebalance.consumer.settings import with_login
 from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange
@@ -175,11 +174,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         session = spark.spark_session
         tag_batch(session, self.batch_id)
         # A session of the user's own has neither of the two settings.
-        kafka_options = {
-            **with_login(self.kafka.consumer_config()),
-            **self.kafka.spark_options(),
-            **getattr(spark, "kafka_options", {}),
-        }
+        kafka_options = {**self.kafka.spark_options(), **getattr(spark, "kafka_options", {})}
         return read_ranges(
             session,
             self.offset_ranges,

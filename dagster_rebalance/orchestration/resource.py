@@ -17,7 +17,7 @@ from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.consumer.group_admin import GroupAdmin
 from dagster_rebalance.consumer.range_reader import RangeReader
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
-from dagster_rebalance.consumer.settings import CALLBACKS, validated
+from dagster_rebalance.consumer.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import is_topic_name
 from dagster_rebalance.core.planning import BatchLimits
@@ -314,11 +314,17 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise ConfigurationError(msg)
         return config
 
-    def spark_options(self) -> dict[str, str]:
-        """The options of `client_config` that are for Spark's Kafka connector alone."""
-        return {
+    def spark_options(self) -> dict[str, Any]:
+        """What `read_ranges` takes, secrets included: the client's settings, and Spark's own.
+
+        Raises:
+            BrokerError: The function for user and password failed.
+            ConfigurationError: A setting cannot work.
+        """
+        own = {
             name: value for name, value in self.client_config.items() if name.startswith(_FOR_SPARK)
         }
+        return {**with_login(self.consumer_config()), **own}
 
     def connect(self) -> RebalanceAwareConsumer:
         """A consumer that reads no records. It is no member of the group before it subscribes.

@@ -85,7 +85,7 @@ def test_the_logins_by_tokens_are_taken_by_both_clients(
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
     monkeypatch.setenv("KAFKA_CLIENT_SECRET", "hunter2")
     config = made.process_config_and_initialize().consumer_config()
-    options = spark_kafka_options({**config, **made.spark_options()})
+    options = spark_kafka_options(made.process_config_and_initialize().spark_options())
     if text == "msk_iam":
         assert config["oauth_cb"] is token
         assert options["kafka.sasl.mechanism"] == "AWS_MSK_IAM"

@@ -14,6 +14,7 @@ from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.start_from import StartTime
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from tests.orchestration import vault
 
 SECRET = "hunter2-is-secret"  # noqa: S105 - the secret that must not be seen
 
@@ -133,12 +134,28 @@ def test_a_name_that_leads_to_no_function_is_refused_at_the_start(text: str, mes
     assert SECRET not in str(problem.value)
 
 
+def test_spark_gets_user_and_password_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java does not know the function."""
+    kafka = resource(
+        security_protocol="SASL_SSL",
+        sasl_mechanism="PLAIN",
+        client_config={"credentials_cb": "tests.orchestration.vault:credentials"},
+    )
+    monkeypatch.setattr(vault, "login", ("etl", SECRET))
+    options = kafka.spark_options()
+    assert (options["sasl.username"], options["sasl.password"]) == ("etl", SECRET)
+    assert "credentials_cb" not in options
+
+
 def test_options_for_spark_do_not_reach_the_client() -> None:
     """Librdkafka refuses what it does not know, and a session of the user's own has no options."""
     kafka = resource(
         client_config={"kafka.sasl.jaas.config": "x required;", "fetch.max.bytes": 1000}
     )
-    assert kafka.spark_options() == {"kafka.sasl.jaas.config": "x required;"}
+    assert kafka.spark_options() == {
+        **kafka.consumer_config(),
+        "kafka.sasl.jaas.config": "x required;",
+    }
     assert not [name for name in kafka.consumer_config() if name.startswith("kafka.")]
 
 
