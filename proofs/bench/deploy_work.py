@@ -55,11 +55,13 @@ class Work:
         brokers: The Kafka.
         topic: The topic.
         folder: Where the output and the code's version are.
+        batch_s: How long a batch takes.
     """
 
     brokers: str
     topic: str
     folder: str
+    batch_s: float = BATCH_S
 
     @property
     def environment(self) -> dict[str, str]:
@@ -96,7 +98,7 @@ class Work:
         """Take the time of a batch, and write its ranges."""
         at_work, unfinished = (self._output / f"{sign}{os.getpid()}" for sign in "@~")
         for range_ in ranges:
-            time.sleep(BATCH_S / len(ranges))
+            time.sleep(self.batch_s / len(ranges))
             unfinished.write_text(json.dumps([version, os.getpid()]))
             unfinished.rename(self._output / "-".join(map(str, range_)))
             at_work.touch()
