@@ -36,13 +36,14 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.spark_connect import SparkConnectServer
+    from proofs.bench.deploy_work import Written
     from proofs.bench.streams import Committed
 
 _PROJECT = "proofs.bench.deploy_project"
 _PARTITIONS, _PER_SECOND = 8, 1000
 _WORKERS = 2
 _SETTLED = 3
-"""How many batches of a partition a version has done when it has settled."""
+"""How many batches of each partition a version has done last when it has settled."""
 _WARM_BATCHES = 10
 """How many micro-batches Structured Streaming has done when it is stopped."""
 _LIMIT_S = 300.0
@@ -74,15 +75,12 @@ class _Play:
     def settle(self, version: str) -> None:
         """Wait until a version works on all partitions, in several processes."""
 
-        def has_settled() -> bool:
+        def is_settled() -> bool:
             self.producer.check()
-            mine = [one for one in self.work.output() if one.version == version]
-            batches = [sum(one.partition == n for one in mine) for n in range(_PARTITIONS)]
-            processes = {one.process for one in mine}
-            return min(batches) >= _SETTLED and len(processes) >= _WORKERS
+            return has_settled(self.work.output(), version)
 
         what = f"{version} to work on all partitions of {self.work.topic}"
-        wait_until(has_settled, timeout_s=_LIMIT_S, what=what, interval_s=0.5)
+        wait_until(is_settled, timeout_s=_LIMIT_S, what=what, interval_s=0.5)
 
     def kill_one(self) -> None:
         """Kill a process in the middle of a batch."""
@@ -186,6 +184,20 @@ def gap_entries(gaps_s: Mapping[str, Sequence[float]]) -> list[Entry]:
             (structured_streaming.NAME, "its server was warm, and stayed"),
         )
     ]
+
+
+def has_settled(output: Iterable[Written], version: str) -> bool:
+    """Whether the newest ranges of all partitions are of this version, by several processes."""
+    newest: dict[int, list[Written]] = defaultdict(list)
+    for one in sorted(output, key=lambda one: one.start, reverse=True):
+        if len(newest[one.partition]) < _SETTLED:
+            newest[one.partition].append(one)
+    found = [one for ranges in newest.values() for one in ranges]
+    return (
+        len(found) == _PARTITIONS * _SETTLED
+        and {one.version for one in found} == {version}
+        and len({one.process for one in found}) >= _WORKERS
+    )
 
 
 def longest_gap_s(commits: Iterable[Committed], since: float, until: float) -> float:

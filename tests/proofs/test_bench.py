@@ -16,8 +16,8 @@ from confluent_kafka import KafkaError, Message
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from proofs.bench import hold, idle, poll, stream_spark, structured_streaming
-from proofs.bench.deploy import duplicates_entries, gap_entries, longest_gap_s
-from proofs.bench.deploy_work import BLOCKING, POLLED, Work, lost_and_doubled, ranges_of
+from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled, longest_gap_s
+from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of
 from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
@@ -327,6 +327,26 @@ def test_polled_records_are_ranges_and_what_a_client_tells_is_none() -> None:
     polled = [(0, 5), (1, 2), (0, 6), (1, 3), (1, 4)]
     messages = [Message(topic="orders", partition=number, offset=at) for number, at in polled]
     assert ranges_of([*messages, end]) == [(0, 5, 7), (1, 2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("last", "process", "settled"), [("v2", 2, True), ("v1", 2, False), ("v2", 1, False)]
+)
+def test_a_version_has_settled_when_its_processes_do_all_that_is_new(
+    last: str,
+    process: int,
+    settled: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """Old code may come back to a partition, and one process alone is no rolling deploy."""
+    rounds = [("v1", 1), ("v2", 1), ("v2", 1), ("v2", process)]
+    output = [
+        Written(partition, 10 * number, 10 * number + 10, version, by)
+        for partition in range(8)
+        for number, (version, by) in enumerate(rounds)
+    ]
+    again = Written(7, 40, 50, last, process)
+    assert has_settled([again, *output], "v2") is settled
+    assert not has_settled(output[:-4], "v2")
 
 
 def test_a_deploy_is_told_by_what_is_lost_and_what_is_done_twice() -> None:
