@@ -149,7 +149,7 @@ def duplicates_entries(counted: Mapping[str, Sequence[tuple[int, int]]]) -> list
             "records",
             Goal("<=", 0),
             [Sample(sums[STREAM][column], sums[peer][column], sums[STREAM][column])],
-            f"the sum of {len(counted[STREAM])} turns",
+            f"turns: {len(counted[STREAM])}, summed up",
         )
         for peer in (POLLED, BLOCKING)
         for column, what in enumerate(("lost", "done twice"))
@@ -187,7 +187,7 @@ def gap_entries(gaps_s: Mapping[str, Sequence[float]]) -> list[Entry]:
             "s",
             Goal("<=", _GAP_GOAL_S + BATCH_S),
             [Sample(ours, max(gaps_s[peer]), ours)],
-            f"{len(gaps_s[STREAM])} turns; median {median(gaps_s[STREAM]):.2f} against "
+            f"turns: {len(gaps_s[STREAM])}, the longest; medians {median(gaps_s[STREAM]):.2f} and "
             f"{median(gaps_s[peer]):.2f}",
         )
         for peer in (BATCHES, structured_streaming.NAME)
