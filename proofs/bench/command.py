@@ -22,11 +22,13 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from proofs.bench import (
     coordinator,
+    deploy,
     hold,
     idle,
     poll,
     spark_batches,
     stream_latency,
+    stream_spark,
     tracker,
 )
 from proofs.bench.entries import table_of, write_json
@@ -55,6 +57,10 @@ class Benchmark(enum.Enum):
     LATENCY = "stream_claim_to_commit"
     STREAM_IDLE = "stream_idle"
     REVOKE = "stream_revoke"
+    MICRO_BATCH = "stream_micro_batch"
+    BACKLOG = "stream_backlog"
+    GAP = "stream_deploy_gap"
+    DUPLICATES = "deploy_duplicates"
 
 
 @dataclass
@@ -126,6 +132,12 @@ def bench(
     rebalances: Annotated[
         int, typer.Option(min=1, help="How often partitions are asked for in stream_revoke.")
     ] = 8,
+    backlog: Annotated[
+        int, typer.Option(min=1000, help="How many records stream_backlog works off each time.")
+    ] = 5_000_000,
+    batches: Annotated[
+        int, typer.Option(min=4, help="In how many batches; likewise in stream_micro_batch.")
+    ] = 20,
     output: Annotated[Path, typer.Option(help="Where the figures are written.")] = Path(
         "build/bench.json"
     ),
@@ -165,6 +177,23 @@ def bench(
                 ),
                 Benchmark.REVOKE: lambda: stream_latency.measure_revoke(
                     parts.streamed, rebalances=rebalances, step=step
+                ),
+                Benchmark.MICRO_BATCH: lambda: stream_spark.measure_micro_batches(
+                    parts.streamed, parts.spark, runs=streams, batches=batches, step=step
+                ),
+                Benchmark.BACKLOG: lambda: stream_spark.measure_backlog(
+                    parts.streamed,
+                    parts.spark,
+                    runs=streams,
+                    batches=batches,
+                    records=backlog,
+                    step=step,
+                ),
+                Benchmark.GAP: lambda: deploy.measure_gap(
+                    parts.streamed, parts.spark, runs=streams, step=step
+                ),
+                Benchmark.DUPLICATES: lambda: deploy.measure_duplicates(
+                    parts.streamed, runs=streams, step=step
                 ),
                 Benchmark.WRITES: lambda: spark_batches.measure_writes(
                     parts.streamed, parts.spark, runs=runs, step=step

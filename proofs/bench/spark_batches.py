@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     _Write = Callable[[Sequence[OffsetRange], str], object]
 
 COLUMNS = ("topic", "partition", "offset", "CAST(value AS STRING) AS value")
-_BOUNDS = ("range_start", "range_until")
+BOUNDS = ("range_start", "range_until")
 _INGEST_PARTITIONS = 4
 _WRITES = {(1, 1_000): 3, (4, 1_000): 3, (4, 60_000): 2, (64, 1_024): 1}
 """How many ranges, and how many records together; and how often they are written in a run."""
@@ -93,11 +93,11 @@ def measure_writes(
 
         def by_range(ranges: Sequence[OffsetRange], name: str) -> None:
             frame = read_ranges(session, ranges, kafka.client_config())
-            write_parquet_by_range(frame.selectExpr(*COLUMNS, *_BOUNDS), name)
+            write_parquet_by_range(frame.selectExpr(*COLUMNS, *BOUNDS), name)
 
         def append(ranges: Sequence[OffsetRange], name: str) -> None:
             frame = read_ranges(session, ranges, kafka.client_config())
-            frame.selectExpr(*COLUMNS, *_BOUNDS).write.mode("append").parquet(name)
+            frame.selectExpr(*COLUMNS, *BOUNDS).write.mode("append").parquet(name)
 
         positions = [0] * len(sizes)
         for (count, records), turns in _WRITES.items():

@@ -26,6 +26,7 @@ from dagster_rebalance.testing.postgres import Postgres
 from proofs.bench.entries import Entry, Goal, Sample
 from proofs.bench.streams import (
     BATCHES,
+    LOCATION,
     PROJECT,
     ROOT,
     STREAM,
@@ -33,6 +34,7 @@ from proofs.bench.streams import (
     committed_ranges,
     percentile,
     streaming_run,
+    turned_on,
     wait_for_commits,
 )
 from proofs.witness.offsets_topic import MemberAssigned, read_group
@@ -41,14 +43,12 @@ from proofs.witness.producer import NumberedProducer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    import dagster as dg
-
     from dagster_rebalance.testing.broker import KafkaCluster
     from proofs.bench.streams import Committed
     from proofs.witness.offsets_topic import GroupRecord
 
 _PARTITIONS, _PER_SECOND = 8, 1000
-_SETTLE_S, _START_LIMIT_S, _END_LIMIT_S = 3.0, 240.0, 60.0
+_SETTLE_S, _START_LIMIT_S = 3.0, 240.0
 _IDLE_PARTITIONS = 100
 _BATCH_S = 1.0
 _AFTER_RELEASE_S = 1.0
@@ -61,7 +61,6 @@ class _Stage:
 
     kafka: KafkaCluster
     dagster: DagsterDeployment
-    instance: dg.DagsterInstance
     body: Body
 
 
@@ -81,11 +80,10 @@ def measure_latency(
             topic = unique_name("latency")
             kafka.create_topic(topic, _PARTITIONS)
             body = Body(kafka.bootstrap_servers, topic, _PARTITIONS, topic)
-            location = CodeLocation("bench", PROJECT, ROOT, body.environment)
+            location = CodeLocation(LOCATION, PROJECT, ROOT, body.environment)
             dagster = stack.enter_context(
                 DagsterDeployment(home / "home", [location], settings=settings)
             )
-            instance = stack.enter_context(dagster.instance())
             stack.enter_context(
                 NumberedProducer(
                     kafka.bootstrap_servers,
@@ -94,7 +92,7 @@ def measure_latency(
                     per_second=_PER_SECOND,
                 )
             )
-            stage = _Stage(kafka, dagster, instance, body)
+            stage = _Stage(kafka, dagster, body)
             streams, batches = [], 0.0
             for run in range(runs):
                 step(f"stream_claim_to_commit, {storage}, run {run + 1} of {runs}")
@@ -149,32 +147,20 @@ def latency_entries(
 
 def _play(stage: _Stage, form: str, seconds: float) -> list[Committed]:
     """Turn a form on, and off again; returns what was committed once it had settled."""
-    group, ui = f"{stage.body.group}-{form}", stage.dagster.ui
-    ui.start_sensor("bench", f"{form}_sensor")
-    wait_for_commits(stage.kafka, stage.body, form, timeout_s=_START_LIMIT_S)
-    time.sleep(_SETTLE_S)
-    since = time.time()
-    time.sleep(seconds)
+    group, since = f"{stage.body.group}-{form}", 0.0
 
     def settled() -> list[Committed] | None:
         found = [one for one in committed_ranges(stage.kafka, group) if one.at >= since]
         return found if len(found) >= _PARTITIONS else None
 
-    found = wait_until(
-        settled, timeout_s=_START_LIMIT_S, what=f"more batches of {group}", interval_s=3.0
-    )
-    ui.stop_sensor("bench", f"{form}_sensor")
-    if form == STREAM:
-        for run in stage.instance.get_runs():
-            if not run.is_finished:
-                ui.cancel(run.run_id)
-    wait_until(
-        lambda: all(run.is_finished for run in stage.instance.get_runs()) or None,
-        timeout_s=_END_LIMIT_S,
-        what="all runs to end",
-        interval_s=0.5,
-    )
-    return found
+    with turned_on(stage.dagster, form):
+        wait_for_commits(stage.kafka, stage.body, form, timeout_s=_START_LIMIT_S)
+        time.sleep(_SETTLE_S)
+        since = time.time()
+        time.sleep(seconds)
+        return wait_until(
+            settled, timeout_s=_START_LIMIT_S, what=f"more batches of {group}", interval_s=3.0
+        )
 
 
 def measure_idle(

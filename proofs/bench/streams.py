@@ -27,11 +27,14 @@ from proofs.witness.offsets_topic import read_stored_offsets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import dagster as dg
+
     from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.deployment import DagsterDeployment
     from proofs.witness.offsets_topic import StoredOffset
 
 ROOT = Path(__file__).parents[2]
-PROJECT = "proofs.bench.stream_project"
+PROJECT, LOCATION = "proofs.bench.stream_project", "bench"
 STREAM, BATCHES = "stream", "batches"
 LIMIT_S = 120.0
 _ASK_LIMIT_S = 5.0
@@ -48,6 +51,9 @@ class Body:
         partitions: How many the topic has.
         group: What the names of the groups begin with.
         sleep_s: How long a batch takes.
+        remote: The Spark Connect server through which batches are written; empty for no Spark.
+        output: Where Spark writes them.
+        records_per_range: The most offsets of one partition in a batch.
     """
 
     brokers: str
@@ -55,6 +61,9 @@ class Body:
     partitions: int
     group: str
     sleep_s: float = 0.0
+    remote: str = ""
+    output: str = ""
+    records_per_range: int = 100_000
 
     @property
     def environment(self) -> dict[str, str]:
@@ -172,3 +181,20 @@ def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[Child
         yield process
     finally:
         process.stop(timeout_s=30, first=signal.SIGTERM)
+
+
+@contextmanager
+def turned_on(dagster: DagsterDeployment, form: str) -> Iterator[None]:
+    """A form's sensor is on; at the end all runs have ended."""
+    dagster.ui.start_sensor(LOCATION, f"{form}_sensor")
+    yield
+    dagster.ui.stop_sensor(LOCATION, f"{form}_sensor")
+    with dagster.instance() as instance:
+
+        def live() -> list[dg.DagsterRun]:
+            return [run for run in instance.get_runs() if not run.is_finished]
+
+        if form == STREAM:
+            for run in live():
+                dagster.ui.cancel(run.run_id)
+        wait_until(lambda: not live(), timeout_s=LIMIT_S, what="all runs to end", interval_s=0.5)

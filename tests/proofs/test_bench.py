@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
+from confluent_kafka import KafkaError, Message
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
-from proofs.bench import hold, idle, poll
+from proofs.bench import hold, idle, poll, stream_spark, structured_streaming
+from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled, longest_gap_s
+from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of
 from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
 from proofs.bench.members import Hold
 from proofs.bench.plot import margin, write_svg
 from proofs.bench.stream_latency import latency_entries, retained_rate, revokes_in
-from proofs.bench.streams import Committed, percentile, ranges_in
+from proofs.bench.streams import BATCHES, STREAM, Committed, percentile, ranges_in
 from proofs.bench.tracker import shuffled
 from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
 
@@ -279,3 +282,96 @@ def test_retained_partitions_are_measured_between_commits_around_the_hold() -> N
     commits = [Committed(0, 10, "a", at - 1, at) for at in (1.0, 2.0, 3.0, 4.0, 6.0, 7.0)]
     rate = retained_rate(commits, 2.5, 3.5, frozenset({0}), after_s=1.0)
     assert rate == pytest.approx(30 / 4)
+
+
+def test_batches_end_with_their_last_range_and_are_counted_after_the_first() -> None:
+    """What is started before the first batch is no part of the rate; batches may overlap."""
+    commits = [
+        Committed(0, 10, "a", 0.0, 1.0),
+        Committed(0, 10, "b", 1.0, 3.0),
+        Committed(1, 5, "a", 0.0, 2.0),
+        Committed(1, 30, "c", 1.0, 7.0),
+    ]
+    ends = stream_spark.ends_of(commits)
+    assert ends == [(2.0, 15), (3.0, 10), (7.0, 30)]
+    assert stream_spark.records_per_second(ends) == 40 / 5
+
+
+def test_a_streaming_run_stands_beside_each_peer_turn_by_turn() -> None:
+    """Each peer has a goal of its own."""
+    found = {STREAM: [0.5, 0.4], structured_streaming.NAME: [0.4, 0.4], BATCHES: [10.0, 20.0]}
+    goals = {structured_streaming.NAME: Goal("<=", 1.25), BATCHES: Goal("<=", 0.01)}
+    spark, batches = stream_spark.entries_of("stream_micro_batch", "small", "s", found, goals)
+    assert [sample.ratio for sample in spark.samples] == pytest.approx([1.25, 1.0])
+    assert [sample.ratio for sample in batches.samples] == pytest.approx([0.05, 0.02])
+    assert (spark.met, batches.met) == (True, False)
+
+
+def test_lost_and_doubled_records_are_counted_one_by_one(tmp_path: Path) -> None:
+    """Ranges may overlap in part; a range that is written again replaces what was there."""
+    work = Work("", "orders", str(tmp_path), batch_s=0.0)
+    work.process([(0, 0, 5), (0, 3, 8)], "v1")
+    work.process([(0, 3, 4), (1, 1, 2), (0, 0, 5)], "v2")
+    output = work.output()
+    assert [one.version for one in output if one.start == 0] == ["v2"]
+    assert work.at_work() == []
+    lost, doubled = {(0, 8), (0, 9), (1, 0), (1, 2)}, {(0, 3), (0, 4)}
+    assert lost_and_doubled(output, [10, 3]) == (len(lost), len(doubled))
+
+
+def test_polled_records_are_ranges_and_what_a_client_tells_is_none() -> None:
+    """Records of several partitions come mixed."""
+    end = Message(
+        topic="orders", partition=0, offset=9, error=KafkaError(KafkaError._PARTITION_EOF)
+    )
+    polled = [(0, 5), (1, 2), (0, 6), (1, 3), (1, 4)]
+    messages = [Message(topic="orders", partition=number, offset=at) for number, at in polled]
+    assert ranges_of([*messages, end]) == [(0, 5, 7), (1, 2, 5)]
+
+
+@pytest.mark.parametrize(
+    ("last", "process", "settled"), [("v2", 2, True), ("v1", 2, False), ("v2", 1, False)]
+)
+def test_a_version_has_settled_when_its_processes_do_all_that_is_new(
+    last: str,
+    process: int,
+    settled: bool,  # noqa: FBT001 - a column of the table
+) -> None:
+    """Old code may come back to a partition, and one process alone is no rolling deploy."""
+    rounds = [("v1", 1), ("v2", 1), ("v2", 1), ("v2", process)]
+    output = [
+        Written(partition, 10 * number, 10 * number + 10, version, by)
+        for partition in range(8)
+        for number, (version, by) in enumerate(rounds)
+    ]
+    again = Written(7, 40, 50, last, process)
+    assert has_settled([again, *output], "v2") is settled
+    assert not has_settled(output[:-4], "v2")
+
+
+def test_a_deploy_is_told_by_all_that_was_lost_and_done_twice() -> None:
+    """One record in one turn is too many; what a peer loses does not count for ours."""
+    counted = {STREAM: [(0, 0), (0, 2), (0, 0)], POLLED: [(7, 0)] * 3, BLOCKING: [(0, 5)] * 3}
+    entries = duplicates_entries(counted)
+    assert [(one.ours, one.peer, one.met) for one in entries] == [
+        (0, 21, True),
+        (2, 0, False),
+        (0, 0, True),
+        (2, 15, False),
+    ]
+
+
+def test_a_gap_is_between_two_commits_of_one_partition_around_the_deploy() -> None:
+    """One that began before it, or ends behind it, is what a reader sees; other ones are not."""
+    times = [(0, 0), (1, 1), (0, 9), (1, 11), (0, 12), (0, 14), (1, 15.5), (1, 40)]
+    commits = [Committed(number, 1, "a", 0.0, at) for number, at in times]
+    assert longest_gap_s(commits, 11.5, 13.0) == 4.5
+    assert longest_gap_s(commits, 10.0, 13.0) == 10.0
+
+
+def test_the_longest_gap_of_all_turns_counts() -> None:
+    """The goal is in seconds, whatever a peer takes."""
+    gaps_s = {STREAM: [3.6, 2.0], BATCHES: [30.0, 40.0], structured_streaming.NAME: [2.0, 3.0]}
+    for found, peer in zip(gap_entries(gaps_s), (40.0, 3.0), strict=True):
+        assert (found.ours, found.ratio, found.peer, found.met) == (3.6, 3.6, peer, False)
+    assert gap_entries({**gaps_s, STREAM: [3.5]})[0].met

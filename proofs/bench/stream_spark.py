@@ -1,0 +1,225 @@
+"""`stream_micro_batch` and `stream_backlog`: batches through Spark, from Kafka to Parquet.
+
+A streaming run, Spark Structured Streaming and a run for each batch take turns at one topic, in
+batches of the same size, on the same Spark Connect server. What is compared are records a second
+between the ends of batches, so all that a batch costs is in it: claims, commits, checkpoints,
+Dagster's storage.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+from dagster_rebalance.testing.fixtures import unique_name
+from proofs.bench import structured_streaming
+from proofs.bench.entries import Entry, Goal, Sample
+from proofs.bench.spark_batches import connected, fill
+from proofs.bench.streams import (
+    BATCHES,
+    LOCATION,
+    PROJECT,
+    ROOT,
+    STREAM,
+    Body,
+    committed_ranges,
+    committed_records,
+    streaming_run,
+    turned_on,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
+    from proofs.bench.streams import Committed
+
+_PARTITIONS = 4
+_MICRO_RECORDS = 1_000
+_RUNS = 4
+"""How many batches have a run each in a turn: their seconds are many, and hardly differ."""
+_WARM_UP = 1
+"""Turns that are not measured: Spark compiles its code first."""
+_LIMIT_S = 900.0
+
+
+@dataclass(frozen=True)
+class _Backlog:
+    """What everybody works off, from its beginning."""
+
+    kafka: KafkaCluster
+    server: SparkConnectServer
+    topic: str
+    size: int
+    batches: int
+
+
+def measure_micro_batches(
+    kafka: KafkaCluster,
+    server: SparkConnectServer,
+    *,
+    runs: int,
+    batches: int,
+    step: Callable[[str], None],
+) -> list[Entry]:
+    """Work off a backlog of small batches, in turns."""
+    backlog = _filled(kafka, server, _MICRO_RECORDS, batches)
+    rates = _play("stream_micro_batch", backlog, runs=runs, step=step)
+    case = f"{backlog.size:,} records of {_PARTITIONS} partitions to Parquet"
+    took_s = {form: [backlog.size / rate for rate in found] for form, found in rates.items()}
+    goals = {structured_streaming.NAME: Goal("<=", 1.25), BATCHES: Goal("<=", 0.1)}
+    return entries_of("stream_micro_batch", case, "s", took_s, goals)
+
+
+def measure_backlog(
+    kafka: KafkaCluster,
+    server: SparkConnectServer,
+    *,
+    runs: int,
+    batches: int,
+    records: int,
+    step: Callable[[str], None],
+) -> list[Entry]:
+    """Work off a backlog of large batches, in turns."""
+    step(f"stream_backlog, producing {records:,} records")
+    backlog = _filled(kafka, server, records // batches, batches)
+    rates = _play("stream_backlog", backlog, runs=runs, step=step)
+    case = f"{records:,} records to Parquet in batches of {backlog.size:,}"
+    goals = {structured_streaming.NAME: Goal(">=", 0.95), BATCHES: Goal(">=", 1)}
+    return entries_of("stream_backlog", case, "records/s", rates, goals)
+
+
+def entries_of(
+    name: str, case: str, unit: str, found: dict[str, list[float]], goals: dict[str, Goal]
+) -> list[Entry]:
+    """A streaming run beside each peer, turn by turn."""
+    peers = {structured_streaming.NAME: "Structured Streaming", BATCHES: "a run for each batch"}
+    return [
+        Entry(
+            name,
+            f"{case}, against {peers[peer]}",
+            "the peer's figure",
+            unit,
+            goal,
+            [
+                Sample(ours, theirs, ours / theirs)
+                for ours, theirs in zip(found[STREAM], found[peer], strict=True)
+            ],
+        )
+        for peer, goal in goals.items()
+    ]
+
+
+def _filled(kafka: KafkaCluster, server: SparkConnectServer, size: int, batches: int) -> _Backlog:
+    topic = fill(kafka, [size // _PARTITIONS * batches] * _PARTITIONS)
+    return _Backlog(kafka, server, topic, size // _PARTITIONS * _PARTITIONS, batches)
+
+
+def _play(
+    name: str, backlog: _Backlog, *, runs: int, step: Callable[[str], None]
+) -> dict[str, list[float]]:
+    """The records a second of each form in each turn."""
+    forms: dict[str, Callable[[_Backlog], list[tuple[float, int]]]] = {
+        STREAM: _stream,
+        structured_streaming.NAME: _structured,
+        BATCHES: _batches,
+    }
+    rates = defaultdict(list)
+    for run in range(1 - _WARM_UP, 1 + runs):
+        turn = (
+            [STREAM, structured_streaming.NAME] if run % 2 else [structured_streaming.NAME, STREAM]
+        )
+        for form in [*turn, BATCHES] if run > 0 else turn:
+            step(f"{name}, {form}, " + (f"run {run} of {runs}" if run > 0 else "warming up"))
+            found = records_per_second(forms[form](backlog))
+            if run > 0:
+                rates[form].append(found)
+    return rates
+
+
+def _stream(backlog: _Backlog) -> list[tuple[float, int]]:
+    """Let a streaming run work off all of it."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        body = _body(backlog, folder)
+        with streaming_run(backlog.kafka, Path(folder) / "home", body):
+            _wait_for(backlog, body, STREAM, backlog.batches)
+        return ends_of(committed_ranges(backlog.kafka, f"{body.group}-{STREAM}"))
+
+
+def _batches(backlog: _Backlog) -> list[tuple[float, int]]:
+    """Let a run for each batch work off its beginning."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        body = _body(backlog, folder)
+        location = CodeLocation(LOCATION, PROJECT, ROOT, body.environment)
+        with (
+            DagsterDeployment(Path(folder) / "home", [location]) as dagster,
+            turned_on(dagster, BATCHES),
+        ):
+            _wait_for(backlog, body, BATCHES, _RUNS)
+            return ends_of(committed_ranges(backlog.kafka, f"{body.group}-{BATCHES}"))
+
+
+def _structured(backlog: _Backlog) -> list[tuple[float, int]]:
+    """Let Structured Streaming work off all of it."""
+    seen: dict[int, tuple[float, int]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-") as folder,
+        connected(backlog.server) as session,
+    ):
+        most = {"maxOffsetsPerTrigger": str(backlog.size)}
+        query = structured_streaming.start(
+            session, backlog.kafka, backlog.topic, folder, options=most
+        )
+
+        def is_done() -> bool:
+            seen.update(structured_streaming.micro_batches(query))
+            return sum(records for _, records in seen.values()) >= backlog.size * backlog.batches
+
+        wait_until(is_done, timeout_s=_LIMIT_S, what="Structured Streaming", interval_s=1.0)
+        query.stop()
+    return sorted(seen.values())
+
+
+def _body(backlog: _Backlog, folder: str) -> Body:
+    return Body(
+        backlog.kafka.bootstrap_servers,
+        backlog.topic,
+        _PARTITIONS,
+        unique_name("spark"),
+        remote=backlog.server.remote,
+        output=f"{folder}/out",
+        records_per_range=backlog.size // _PARTITIONS,
+    )
+
+
+def _wait_for(backlog: _Backlog, body: Body, form: str, batches: int) -> None:
+    records = batches * backlog.size
+    wait_until(
+        lambda: (committed_records(backlog.kafka, body, form) or 0) >= records,
+        timeout_s=_LIMIT_S,
+        what=f"{records:,} records to be committed by {body.group}-{form}",
+        interval_s=1.0,
+    )
+
+
+def ends_of(ranges: Iterable[Committed]) -> list[tuple[float, int]]:
+    """When the last range of each batch was committed, and the batch's records, oldest first."""
+    batches: dict[str, list[Committed]] = defaultdict(list)
+    for one in ranges:
+        batches[one.batch_id].append(one)
+    return sorted(
+        (max(one.at for one in batch), sum(one.records for one in batch))
+        for batch in batches.values()
+    )
+
+
+def records_per_second(ends: list[tuple[float, int]]) -> float:
+    """From the end of the first batch, which waits for what is started, to the end of the last."""
+    (since, _), *later = ends
+    return sum(records for _, records in later) / (later[-1][0] - since)

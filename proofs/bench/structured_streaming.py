@@ -1,0 +1,74 @@
+"""Spark Structured Streaming as a peer: a query from a topic to Parquet, and what it has done.
+
+Set up as Spark's documentation says: a file sink and a checkpoint, which make the output exact.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from proofs.bench.spark_batches import COLUMNS
+
+if TYPE_CHECKING:
+    from pyspark.sql.connect.streaming.query import StreamingQuery
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+NAME = "structured_streaming"
+
+
+def start(
+    session: Any,  # noqa: ANN401 - of pyspark's Connect part, which says too little of its types
+    kafka: KafkaCluster,
+    topic: str,
+    folder: str,
+    *,
+    options: dict[str, str] | None = None,
+) -> StreamingQuery:
+    """Start a query, or start it again from its checkpoint if the folder has one.
+
+    Args:
+        session: The session on the server.
+        kafka: The Kafka.
+        topic: The topic.
+        folder: Where the output and the checkpoint are.
+        options: More options of the source.
+    """
+    query: StreamingQuery = (
+        session.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .options(**(options or {}))
+        .load()
+        .selectExpr(*COLUMNS)
+        .writeStream.format("parquet")
+        .option("path", f"{folder}/out")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .start()
+    )
+    return query
+
+
+def micro_batches(query: StreamingQuery) -> dict[int, tuple[float, int]]:
+    """When each recent micro-batch ended, in seconds since 1970, and its records, by its id.
+
+    Spark remembers the last 100.
+
+    Raises:
+        DagsterRebalanceError: The query has failed.
+    """
+    if (error := query.exception()) is not None:
+        msg = f"Structured Streaming failed: {error}"
+        raise DagsterRebalanceError(msg)
+    return {
+        one.batchId: (
+            datetime.fromisoformat(one.timestamp.replace("Z", "+00:00")).timestamp()
+            + one.durationMs["triggerExecution"] / 1000,
+            one.numInputRows,
+        )
+        for one in query.recentProgress
+        if one.numInputRows
+    }
