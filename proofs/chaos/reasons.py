@@ -154,7 +154,7 @@ def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> flo
 
     The daemon, the code server and ticks are not needed for that.
     """
-    began_at = fault.began_at
+    began_at = since = fault.began_at
     is_long = mended_at - began_at > LEASE_S
     if fault.kind in OF_BROKERS or (fault.kind in OF_STORAGE and not is_long):
         return mended_at + AFTERMATH_S
@@ -166,12 +166,13 @@ def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> flo
         # All runs are gone: the partition is nobody's until a new one has joined.
         owned = [at for at, owner in history.owners if owner is not None and at > mended_at]
         end = min(owned[:1] or [mended_at + START_LIMIT_S]) + TAKEN_OVER_S
+        since = mended_at  # what they began before that has ended with them
     else:
         return began_at
     others = [
         run.created_at
         for run in history.runs
-        if run.created_at > began_at
+        if run.created_at > since
         and (run.by != fault.target or run.created_at > mended_at > began_at)
     ]
     return min([end, *others])

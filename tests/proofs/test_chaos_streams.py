@@ -152,10 +152,10 @@ def test_a_partition_waits_for_its_turn_and_not_for_ever() -> None:
 @pytest.mark.parametrize(
     ("fault", "until"),
     [
-        (Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({0}), 40.0), 75.0),
+        (Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({0}), 40.0), 80.0),
         (Fault(Kind.RUN_WORKER_KILLED, FIRST, 40.0, frozenset({1}), 40.0), 40.0),
         (Fault(Kind.RUN_FROZEN, FIRST, 40.0, frozenset({0}), 44.0), 49.0),
-        (Fault(Kind.RUN_FROZEN, FIRST, 40.0, frozenset({0}), 54.0), 75.0),
+        (Fault(Kind.RUN_FROZEN, FIRST, 40.0, frozenset({0}), 54.0), 80.0),
         (Fault(Kind.STORAGE_LOCKED, "all databases", 40.0, None, 45.0), 50.0),
         (Fault(Kind.BROKER_KILLED, "node 1", 40.0, None, 45.0), 50.0),
         (Fault(Kind.RUN_CANCELLED, FIRST, 40.0, frozenset({0}), 45.0), 40.0),
@@ -175,6 +175,16 @@ def test_a_fault_explains_nothing_once_another_run_has_worked() -> None:
     batches = worked(body(ONE, 11, 40), body(TWO, 50, 51), body(TWO, 60, UNTIL))
     assert _stalls(*batches, faults=(killed,)) == [Span(51, 60)]
     assert taken_over_after_s([killed], batches) == {"run_worker_killed": [10.0]}
+
+
+def test_what_runs_began_while_they_could_not_reach_the_storage_ends_with_them() -> None:
+    """They stop themselves, and the next owner has to wait until it knows that they are gone."""
+    hangs = Fault(Kind.STORAGE_HANGS, "Postgres", 40.0, None, 61.0)
+    owned = ((1.0, "id-1"), (60.0, None), (65.0, "id-2"))
+    begun = worked(body(ONE, 11, 40), body(ONE, 42, 43), body(TWO, 75, UNTIL))
+    assert not _stalls(*begun, faults=(hangs,), owned=owned)
+    later = worked(body(ONE, 11, 40), body(TWO, 66, 67), body(TWO, 75, UNTIL))
+    assert _stalls(*later, faults=(hangs,), owned=owned) == [Span(67, 75)]
 
 
 def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
