@@ -109,7 +109,7 @@ def test_a_range_is_done_again_only_because_of_a_fault() -> None:
 def _stalls(
     *batches: Worked,
     faults: tuple[Fault, ...] = (),
-    owned: tuple[tuple[float, str], ...] = ((1.0, "id-1"),),
+    owned: tuple[tuple[float, str | None], ...] = ((1.0, "id-1"),),
 ) -> list[Span]:
     """When a partition that always has something to read stood still; it is the first run's."""
     history = History(
