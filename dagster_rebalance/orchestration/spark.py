@@ -228,8 +228,6 @@ def stop_abandoned_work(remote: str, run_id: str) -> None:
 
     The server then keeps the run from submitting more. This works from any process.
 
-    This works from any process.
-
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.
     """
