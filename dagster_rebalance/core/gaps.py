@@ -1,7 +1,8 @@
 """Gaps in the recorded commits of a group: offsets that no commit covers, between others that do.
 
 Commits of a partition follow each other, so a gap means that somebody has moved the committed
-offset forward, or that records were deleted before they were processed.
+offset forward, or that records were deleted before they were processed. Where a person has moved it
+with `dagster-rebalance reset`, the gap is on purpose.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.partition import OffsetRange
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from dagster_rebalance.core.partition import TopicPartition
 
@@ -51,7 +52,7 @@ class Gap:
         )
 
 
-def gaps(records: Iterable[Recorded]) -> tuple[Gap, ...]:
+def gaps(records: Iterable[Recorded], skips: Collection[OffsetRange] = ()) -> tuple[Gap, ...]:
     """The gaps between recorded commits, by partition.
 
     Records of one partition may overlap, and come in another order than their offsets: a commit is
@@ -60,6 +61,7 @@ def gaps(records: Iterable[Recorded]) -> tuple[Gap, ...]:
 
     Args:
         records: What was recorded, oldest first.
+        skips: What people have skipped, on record.
     """
     of: dict[TopicPartition, list[Recorded]] = {}
     for record in records:
@@ -67,7 +69,13 @@ def gaps(records: Iterable[Recorded]) -> tuple[Gap, ...]:
         if those and record.range.until < min(known.range.start for known in those):
             those.clear()
         those.append(record)
-    return tuple(gap for partition in sorted(of) for gap in _between(of[partition]))
+    found = (gap for partition in sorted(of) for gap in _between(of[partition]))
+    return tuple(gap for gap in found if not any(_covers(skip, gap.range) for skip in skips))
+
+
+def _covers(skip: OffsetRange, missing: OffsetRange) -> bool:
+    is_same = skip.topic_partition == missing.topic_partition
+    return is_same and skip.start <= missing.start and missing.until <= skip.until
 
 
 def _between(records: list[Recorded]) -> Iterable[Gap]:

@@ -261,7 +261,7 @@ class Catalogue:
         """
         if leaves_gap or not self._is_gap_check_told:
             self._is_gap_check_told = True
-            result = gap_result(self._instance, self._assets.offsets)
+            result = gap_result(self._instance, self._assets.offsets, self._assets.group)
             if leaves_gap or result.passed:
                 self._tell(result, GAP_CHECK, self._assets.offsets)
 

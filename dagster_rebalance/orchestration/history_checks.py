@@ -16,7 +16,7 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.roster import Kind, Said
 from dagster_rebalance.orchestration.checks import group_check
-from dagster_rebalance.orchestration.roster import history_of
+from dagster_rebalance.orchestration.roster import history_of, skips_of
 from dagster_rebalance.orchestration.run_links import run_links
 
 GAP_CHECK = "no_offset_gap"
@@ -27,16 +27,19 @@ _DAY_S = 86_400.0
 _UNDRAINED = {outcome.value for outcome in Outcome if not outcome.is_drained}
 
 
-def gap_result(instance: dg.DagsterInstance, offsets: dg.AssetKey) -> dg.AssetCheckResult:
+def gap_result(
+    instance: dg.DagsterInstance, offsets: dg.AssetKey, group: dg.AssetKey
+) -> dg.AssetCheckResult:
     """Whether the newest recorded commits of each partition join.
 
     Args:
         instance: Where they are recorded.
         offsets: The offsets asset of the group.
+        group: The asset of its members, where it is recorded what people have skipped.
     """
     records = instance.fetch_materializations(offsets, limit=_COMMITS_READ).records
     commits = [found for record in reversed(records) if (found := _recorded(record)) is not None]
-    missing = gaps(commits)
+    missing = gaps(commits, skips_of(instance, group))
     texts = [str(gap) for gap in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         texts.append(f"and {len(missing) - _SHOWN} more")
@@ -99,7 +102,7 @@ def build_history_checks(
     """
 
     def no_offset_gap(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return gap_result(context.instance, offsets)
+        return gap_result(context.instance, offsets, group)
 
     def drained_before_release(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         return drained_result(history_of(context.instance, group), time.time())

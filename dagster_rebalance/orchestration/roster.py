@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
 from dagster_rebalance.core.roster import Kind, Roster, Said
 from dagster_rebalance.orchestration.run_links import run_links
 
@@ -59,6 +59,34 @@ def history_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> list[Said]:
             metadata = {name: value.value for name, value in event.metadata.items()}
             history.append(said_in(event.description or "", metadata, record.timestamp))
     return [said for said in history if said is not None]
+
+
+def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> list[OffsetRange]:
+    """What people have skipped by moving committed offsets forward.
+
+    Args:
+        instance: Where it is recorded.
+        group: The group asset.
+    """
+    return [
+        OffsetRange(one.topic, one.partition, before, after)
+        for record in instance.fetch_observations(group, limit=_HISTORY_READ).records
+        for name, before, after in _moves(record.asset_observation)
+        for one in _partitions([name])
+        if 0 <= before < after
+    ]
+
+
+def _moves(event: dg.AssetObservation | None) -> Iterable[tuple[str, int, int]]:
+    """The moves that an event records, each with the offsets before and after it."""
+    said = event.metadata.get("moves") if event is not None else None
+    if isinstance(said, dg.JsonMetadataValue) and isinstance(said.value, dict):
+        for name, moved in said.value.items():
+            match moved:
+                case [int(before), int(after)]:
+                    yield name, before, after
+                case _:  # people report what they like
+                    pass
 
 
 def told_last(

@@ -36,6 +36,15 @@ def test_each_partition_has_its_own_offsets() -> None:
     assert [gap.range for gap in gaps(both)] == [span(0, 12, 13), span(3, 10, 11)]
 
 
+def test_what_a_person_has_skipped_on_record_is_no_gap() -> None:
+    """All of it, and in that partition."""
+    records = recorded((0, 10), (25, 30))
+    assert gaps(records, [span(0, 10, 25)]) == ()
+    assert gaps(records, [span(0, 5, 40)]) == ()
+    for other in (span(1, 10, 25), span(0, 10, 24), span(0, 11, 25)):
+        assert [gap.range for gap in gaps(records, [other])] == [span(0, 10, 25)]
+
+
 def test_a_commit_that_is_recorded_late_closes_the_gap() -> None:
     """The next owner records it after its own, or once more."""
     assert gaps(recorded((0, 10), (20, 30), (10, 20), (0, 10))) == ()

@@ -9,7 +9,9 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
+from dagster_rebalance.core.reset import Move
 from dagster_rebalance.core.roster import Kind, Said
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.history_checks import (
@@ -75,6 +77,24 @@ def test_commits_that_join_pass_and_are_told_once(instance: dg.DagsterInstance) 
     said = by_hand(instance, "etl", GAP_CHECK)
     assert said.passed
     assert said.description == "no gap; recorded commits looked at: 3"
+
+
+def test_what_a_person_has_skipped_with_reset_fails_no_check(
+    instance: dg.DagsterInstance,
+) -> None:
+    """It is on purpose, and on record; whatever else somebody reports as moves is not read."""
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    catalogue.record_commit(COMMIT)
+    forward = Move(tp(0), 10, OffsetAndMetadata(25, ""))
+    back = Move(tp(1), 9, OffsetAndMetadata(3, ""))
+    catalogue.record_moves([forward, back], by="ada", reason="bad records")
+    for strange in ("text", ["orders-0"], {"orders-0": 7, "orders": [0, 90], "orders-1": ["", 9]}):
+        event = dg.AssetObservation(assets.group, metadata={"moves": dg.JsonMetadataValue(strange)})
+        instance.report_runless_asset_event(event)
+    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30)))
+    assert all(told(instance, assets.offsets, GAP_CHECK))
+    assert by_hand(instance, "etl", GAP_CHECK).passed
 
 
 def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
