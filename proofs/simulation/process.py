@@ -33,6 +33,7 @@ from proofs.simulation.streams import SimulatedWork
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import TopicPartition
     from proofs.simulation.classic import ClassicGroup
@@ -124,7 +125,7 @@ class Process:
         self.is_connected = self.has_storage = True
         self.awake_since = float("-inf")
         self.ignorant_since: float | None = None
-        self.paused_since: dict[TopicPartition, float] = {}
+        self._paused_since: dict[tuple[TopicPartition, Order], float] = {}
         self._assigned: dict[tuple[TopicPartition, int], float] = {}
         self._turn_began_at = float("-inf")
         self.waits_since: dict[tuple[TopicPartition, int, int, Wait], float] = {}
@@ -271,9 +272,11 @@ class Process:
     def check_claimed(self, partition: TopicPartition) -> None:
         """A claim that is written was decided on before the member knew that it is not wanted."""
         owned = self.driver.partitions.get(partition)
-        if owned is None or owned.pending is None or partition not in self.paused_since:
+        order = in_force(self.driver.orders, partition)
+        if owned is None or owned.pending is None or order is None:
             return
-        if owned.pending.asked_at > self.paused_since[partition]:
+        known_at = self._paused_since.get((partition, order), self.clock())
+        if owned.pending.asked_at > known_at:
             self.check_may_begin("claims offsets of", partition)
 
     def _assigned_after(self, partition: TopicPartition) -> float:
@@ -295,10 +298,10 @@ class Process:
             (partition, owned.epoch): self._assigned_after(partition)
             for partition, owned in self.driver.partitions.items()
         }
-        self.paused_since = {
-            partition: self.paused_since.get(partition, self.clock())
+        self._paused_since = {
+            (partition, order): self._paused_since.get((partition, order), self.clock())
             for partition in self.driver.partitions
-            if in_force(self.driver.orders, partition) is not None
+            if (order := in_force(self.driver.orders, partition)) is not None
         }
 
     # What disturbs it
