@@ -114,8 +114,8 @@ def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage
         group.wait("the free one to go on", lambda group: group.committed().get(2) == 15)
         assert group.committed() == {0: 0, 1: 10, 2: 15}
         assert len(group.in_state(_STATUS.CANCELED)) == 1
-        assert "stopped by ada" in str(group.ticks("blue")[:2])
-        assert _check_state(stage, group.name) is False
+        group.wait("a tick to say so", lambda group: "stopped by ada" in str(group.ticks("blue")))
+        group.wait("the check to warn", lambda group: _check_state(stage, group.name) is False)
         give(stage.instance, group.name, Wanted(Action.RESUME, ("*",), "ada"))
     for group in groups:
         group.wait("all records to be committed", lambda group: group.is_done(15))
