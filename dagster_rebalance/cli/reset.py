@@ -25,8 +25,9 @@ from dagster_rebalance.cli.target import (
     looks,
     open_target,
 )
+from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.control import EVERYTHING
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import ClaimError, ConfigurationError
 from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.reset import moves, obstacles
 
@@ -115,6 +116,12 @@ def reset(
         )
         for move in planned:
             typer.echo(move)
+        unreadable = [p for p in known if not _is_readable(seen.found[p])]
+        if unreadable:
+            typer.echo(
+                f"What stands beside the offsets of {named(unreadable)} cannot be read, so it is "
+                "not known which runs work on them. Make sure that none does."
+            )
         batch_ids = {batch_id for batch_id, _ in claims}
         runs = look.runs.read(batch_ids, live_too=True, claims=claims)
         why_not = "; ".join(obstacles(those, owners, runs))
@@ -193,6 +200,13 @@ class Place:
         }
 
 
+def _is_readable(found: Found) -> bool:
+    try:
+        return found.stored is None or bool(decode(found.stored))
+    except ClaimError:
+        return False
+
+
 def _current(partition: TopicPartition, found: Found) -> int:
     if found.stored is None:
         msg = f"{partition} has no committed offset to stay at: say where to move it"
@@ -207,4 +221,7 @@ def _milliseconds(text: str) -> int:
         msg = f"{text!r} is no time: write 2026-11-23T02:00, or with a zone 2026-11-23T02:00+01:00"
         raise ConfigurationError(msg) from None
     at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
+    if at.timestamp() < 0:
+        msg = f"{text!r} is before 1970, where the times of Kafka begin: use --to-earliest"
+        raise ConfigurationError(msg)
     return round(at.timestamp() * 1000)

@@ -115,7 +115,7 @@ def explain(
             typer.echo("\n  ".join(sentences))
         for note in _notes(seen):
             typer.echo(note)
-        if not wanted:
+        if not wanted and seen.statuses:
             typer.echo(f"every partition of group {target.kafka.group_id} is at its end")
 
 

@@ -98,6 +98,9 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
         assets = GroupAssets.of(name)
         known_topics = {p.topic for p in partitions_of(instance, assets, name)}
         left = GroupSettings(instance, assets.settings_name).read()
+        group_id = str(left.get("group_id", name))
+        if GroupAssets.of(group_id) != assets:  # who can write there chooses no other group
+            group_id = name
         client = client_config(command_config)
         servers = bootstrap_server or client.get("bootstrap.servers", "")
         if command_config is not None and not servers:
@@ -116,9 +119,9 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
             raise ConfigurationError(msg)
         client.pop("bootstrap.servers", None)
         settings = {
-            "group_id": name,
             "topics": sorted(known_topics),
             **left,
+            "group_id": group_id,
             "bootstrap_servers": servers,
             # No member is made of it, and every broker knows this one.
             "group_protocol": "classic",

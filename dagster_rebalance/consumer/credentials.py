@@ -50,6 +50,7 @@ class Credentials:
         self._lock = threading.Lock()
         self._known: tuple[str, str] | None = None
         self._ask_at = 0.0
+        self._is_asking = False
 
     def current(self) -> tuple[str, str]:
         """The user and the password; the first time the function is waited for.
@@ -66,12 +67,20 @@ class Credentials:
         return self._known
 
     def _is_due(self) -> bool:
+        """Whether to ask now. One that has not answered yet is waited for, and told of."""
         with self._lock:
             now = self._clock()
-            is_due = now >= self._ask_at
-            if is_due:
-                self._ask_at = now + ASK_EVERY_S
-        return is_due
+            if now < self._ask_at:
+                return False
+            self._ask_at = now + ASK_EVERY_S
+            was_asking, self._is_asking = self._is_asking, True
+        if was_asking:
+            logger.warning(
+                "the last user and password stay in use: 'credentials_cb' has not answered for "
+                "%.0f s or longer",
+                ASK_EVERY_S,
+            )
+        return not was_asking
 
     def _renew(self) -> None:
         try:
@@ -81,11 +90,13 @@ class Credentials:
             self._known = found
         except (BrokerError, ConfigurationError) as problem:
             logger.warning("the last user and password stay in use: %s", problem)
+        finally:
+            self._is_asking = False
 
     def _asked(self) -> tuple[str, str]:
         try:
             found = self._function()
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             msg = (
                 f"no user and password to log in with: 'credentials_cb' failed "
                 f"({type(problem).__name__}: {problem}); see to what it needs"

@@ -251,15 +251,17 @@ def checked_seconds(name: str, value: object) -> None:
 def _flat(config: object) -> dict[str, Any]:
     """The settings with those of `default.topic.config` among them, as the client takes them."""
     if not isinstance(config, Mapping):
-        msg = f"the settings must be a mapping of librdkafka's names to values, not {config!r}"
+        kind = type(config).__name__
+        msg = f"the settings must be a mapping of librdkafka's names to values, not a {kind}"
         raise ConfigurationError(msg)
     nested = config.get("default.topic.config") or {}
     if not isinstance(nested, Mapping):
-        msg = f"'default.topic.config' must be a mapping, not {nested!r}"
+        msg = f"'default.topic.config' must be a mapping, not a {type(nested).__name__}"
         raise ConfigurationError(msg)
     for name in CALLBACKS & config.keys():
         if not callable(config[name]):
-            msg = f"'{name}' must be a function, not {config[name]!r}; leave it out to have none"
+            kind = type(config[name]).__name__
+            msg = f"'{name}' must be a function, not a {kind}; leave it out to have none"
             raise ConfigurationError(msg)
     return {
         **nested,

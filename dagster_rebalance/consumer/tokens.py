@@ -9,6 +9,8 @@ costs nothing: the last token is given again as long as it is valid. Never shows
 from __future__ import annotations
 
 import logging
+import math
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -27,6 +29,7 @@ confluent-kafka takes."""
 _FRESH = 0.5
 """The part of its life that a token must have before it, to be given to another client. A client
 asks for the next one when a fifth is left."""
+_EXTENSION = re.compile(r"[A-Za-z]+")
 _LONGEST_S = 10 * 365 * 86_400.0
 """Who returns milliseconds would never be asked again."""
 
@@ -61,23 +64,37 @@ class Tokens:
             if now < self._fresh_until:
                 return self._last
             try:
-                token = self._function(config)
-            except Exception as problem:
-                why = f"'oauth_cb' failed ({type(problem).__name__}: {problem})"
-                if self._last and now < self._last[1]:
-                    logger.warning("%s: the last token is used for as long as it is valid", why)
-                    return self._last
-                msg = f"no token to log in with: {why}; see to what it needs"
-                raise BrokerError(msg, retriable=True) from problem
-            self._last = _checked(token, now)
+                token = self._asked(config, now)
+            except (BrokerError, ConfigurationError) as problem:
+                if not self._last or now >= self._last[1]:
+                    raise
+                logger.warning("%s: the last token is used for as long as it is valid", problem)
+                return self._last
+            self._last = token
             self._fresh_until = now + (token[1] - now) * _FRESH
-            return self._last
+            return token
+
+    def _asked(self, config: str, now: float) -> Given:
+        try:
+            token = self._function(config)
+        except Exception as problem:
+            msg = (
+                f"no token to log in with: 'oauth_cb' failed ({type(problem).__name__}: "
+                f"{problem}); see to what it needs"
+            )
+            raise BrokerError(msg, retriable=True) from problem
+        return _checked(token, now)
 
 
 def _checked(token: Given, now: float) -> Given:
-    is_token = isinstance(token, tuple) and len(token) > 1 and isinstance(token[0], str)
-    if not is_token or type(token[1]) not in {int, float}:
+    is_token = isinstance(token, tuple) and len(token) > 1 and _is_text(token[0])
+    if not is_token or type(token[1]) not in {int, float} or not math.isfinite(token[1]):
         problem = "does not return a token and when it expires, as (text, seconds since 1970)"
+    elif not _is_rest(token[2:]):
+        problem = (
+            "returns more than a token and when it expires: only the name of the principal, as a "
+            "text, and extensions, as a mapping of names (letters) to texts, may follow"
+        )
     elif token[1] > now + _LONGEST_S:
         problem = (
             "returns a token that expires in more than ten years: give the time in seconds since "
@@ -89,3 +106,26 @@ def _checked(token: Given, now: float) -> Given:
         return token
     msg = f"'oauth_cb' {problem}"
     raise ConfigurationError(msg)
+
+
+def _is_rest(rest: tuple[object, ...]) -> bool:
+    """Whether the client takes what follows the time. What it does not take can end the process."""
+    match rest:
+        case () | (str(),):
+            return True
+        case (str(), dict() as extensions):
+            names_and_texts = extensions.items()
+        case _:
+            return False
+    return all(
+        isinstance(name, str)
+        and _EXTENSION.fullmatch(name)
+        and name != "auth"
+        and isinstance(text, str)
+        and text.isprintable()
+        for name, text in names_and_texts
+    )
+
+
+def _is_text(token: object) -> bool:
+    return isinstance(token, str) and token.isascii() and token.isprintable() and token != ""

@@ -185,7 +185,7 @@ class LagLimit:
         seconds: How long a record may wait, by its timestamp; None for any time.
 
     Raises:
-        ConfigurationError: A limit is negative, or 0 seconds.
+        ConfigurationError: A limit is negative, or 0 seconds, or for ever.
     """
 
     records: int | None = None
@@ -195,8 +195,8 @@ class LagLimit:
         if self.records is not None and self.records < 0:
             msg = f"lag_within_records={self.records} must be at least 0"
             raise ConfigurationError(msg)
-        if self.seconds is not None and self.seconds <= 0:
-            msg = f"lag_within_s={self.seconds:g} must be above 0"
+        if self.seconds is not None and not 0 < self.seconds < float("inf"):
+            msg = f"lag_within_s={self.seconds:g} must be a number above 0"
             raise ConfigurationError(msg)
 
     def __bool__(self) -> bool:

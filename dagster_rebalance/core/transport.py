@@ -25,7 +25,8 @@ def insecurity(config: Mapping[str, object]) -> str | None:
     """
     protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
     tls, login = (
-        sorted(name for name in config if name.startswith(prefix)) for prefix in ("ssl.", "sasl.")
+        sorted(name for name in config if name.startswith(prefixes))
+        for prefixes in (("ssl.",), ("sasl.", "oauth_cb"))
     )
     if tls and protocol not in _WITH_TLS:
         return (

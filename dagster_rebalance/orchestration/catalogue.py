@@ -21,7 +21,7 @@ import dagster as dg
 from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.group_status import Assigned
-from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, named
 from dagster_rebalance.core.roster import Roster, roster
 from dagster_rebalance.orchestration import lag as lag_asset
 from dagster_rebalance.orchestration.checks import as_evaluation
@@ -33,7 +33,12 @@ from dagster_rebalance.orchestration.history_checks import (
     gap_result,
 )
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import history_of, said_in, tables
+from dagster_rebalance.orchestration.roster import (
+    history_of,
+    partitions_named,
+    said_in,
+    tables,
+)
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
@@ -417,14 +422,12 @@ class Catalogue:
     def assigned(self) -> Iterator[Assigned]:
         """What members have recorded of their assignments of late, newest first."""
         for _, said in self._observed(limit=_ASSIGNMENTS_READ):
-            partitions = said.get("partitions")
-            if said.get("event") == "assigned" and isinstance(partitions, list):
-                split = [str(name).rpartition("-") for name in partitions]
+            if said.get("event") == "assigned":
                 yield Assigned(
                     str(said.get("member_id")),
                     str(said.get("code_location")),
                     str(said.get("incarnation")),
-                    frozenset(TopicPartition(topic, int(number)) for topic, _, number in split),
+                    frozenset(partitions_named(said.get("partitions"))),
                 )
 
     def record_moves(self, moves: Collection[Move], *, by: str, reason: str) -> None:
@@ -537,7 +540,11 @@ def _said(record: dict[str, object]) -> Iterator[tuple[int, int, str]]:
         record.get(name) for name in ("start", "until", "run", "joined")
     )
     if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
-        ends = [(end, run) for end, run in joined] if isinstance(joined, list) else []
+        ends = [
+            (each[0], str(each[1]))
+            for each in (joined if isinstance(joined, list) else ())
+            if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int)  # noqa: PLR2004 - a pair
+        ]
         yield from recorded_commits(start, (*ends, (until, run_id)))
 
 
@@ -545,7 +552,7 @@ def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:
     return [
         LastRecorded(until, str(record.get("run", "")))
         for record in records
-        if isinstance(until := record.get("until"), int)
+        if isinstance(until := record.get("until"), int) and 0 <= until <= MAX_OFFSET
     ]
 
 

@@ -64,13 +64,14 @@ def function_named(setting: str, text: str) -> Function:
     try:
         found: object = attrgetter(named["function"])(import_module(named["module"]))
     except AttributeError as problem:
-        msg = f"{setting} names '{text}', which does not exist: {problem}"
+        msg = f"{setting} names a function that module '{named['module']}' does not have"
         raise ConfigurationError(msg) from problem
     except Exception as problem:
+        # It may be a user and a password, where two texts are asked for.
         msg = (
-            f"{setting} names '{text}', whose module cannot be imported "
-            f"({type(problem).__name__}: {problem}): install it, or correct its name; the code "
-            "server and the runs import it"
+            f"{setting} names a function as 'module:function', but its module cannot be imported "
+            f"({type(problem).__name__}): install it, or correct its name; the code server and the "
+            "runs import it"
         )
         raise ConfigurationError(msg) from problem
     if not callable(found):

@@ -8,7 +8,6 @@ partition stops or goes on. One look at Kafka serves both.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_rebalance.core.errors import BrokerError
@@ -135,26 +134,17 @@ class GroupReport:
         )
 
     def step(self) -> None:
-        """Look at the group if it is time, and have shown what was found.
-
-        Raises:
-            BrokerError: Kafka did not answer.
-        """
+        """Look at the group if it is time, and have shown what was found."""
         wanted = self._wanted
         if wanted.lag:
             self._pace = replace(self._pace, looked_at=wanted.at)
         if wanted.stops:
             self._stops_looked_at = wanted.at
-            self._look(wanted)
-        elif wanted.lag:
-            self._unless_refused(partial(self._look, wanted))
-
-    def _unless_refused(self, look: Callable[[], None]) -> None:
-        """The lag is for people: no answer of Kafka to this question may end the member."""
-        try:
-            look()
-        except BrokerError as error:
-            self._note(f"the lag of the group is not known: {error}")
+        if wanted.stops or wanted.lag:
+            try:
+                self._look(wanted)
+            except BrokerError as error:  # it is for people, and asked again: the member goes on
+                self._note(f"the lag of the group, and what is stopped, is not known: {error}")
 
     def _look(self, wanted: _Wanted) -> None:
         """Look at the whole group. The member knows its own partitions best, once it has them."""

@@ -380,7 +380,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "record of each commit, or above"
             )
             raise ConfigurationError(msg)
-        if 0 != self.lag_every_s < _SHORTEST_LAG_S:
+        if self.lag_every_s != 0 and not _SHORTEST_LAG_S <= self.lag_every_s < float("inf"):
             msg = (
                 f"lag_every_s={self.lag_every_s:g} of group {self.group_id} must be at least "
                 f"{_SHORTEST_LAG_S:g}, or 0 for never: Dagster stores each observation"

@@ -6,6 +6,7 @@ observe anything for it while nothing happens.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,8 @@ _NEWEST_READ = 10
 """What people have ordered is there, too, without the roster."""
 _ROWS_SHOWN = 20
 _SHOWN = 300
+_HOLD_COLUMNS = ("member", "holds", "since", "waits for")
+_NAME = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]{1,10})", re.DOTALL)
 _KINDS = {kind.value: kind for kind in Kind}
 
 
@@ -37,7 +40,7 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> Said | 
         member=str(metadata.get("incarnation")),
         name=str(metadata.get("code_location")),
         at=at,
-        partitions=tuple(_partitions(metadata.get("partitions"))),
+        partitions=tuple(partitions_named(metadata.get("partitions"))),
         text=description,
         run_ids=tuple(map(str, _list(metadata.get("runs")))),
         outcome=str(metadata.get("outcome", "")),
@@ -72,7 +75,7 @@ def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> list[OffsetRan
         OffsetRange(one.topic, one.partition, before, after)
         for record in instance.fetch_observations(group, limit=_HISTORY_READ).records
         for name, before, after in _moves(record.asset_observation)
-        for one in _partitions([name])
+        for one in partitions_named([name])
         if 0 <= before < after
     ]
 
@@ -107,10 +110,12 @@ def told_last(
         if record.asset_observation is not None
     ]
     newest = next((event.metadata for event in events if "members" in event.metadata), {})
-    texts += [f"{row['member']} owns {row['owns']}" for row in _rows(newest, "members")]
     texts += [
-        f"{row['member']} holds {row['holds']} since {row['since']}, for {row['waits for']}"
-        for row in _rows(newest, "open_holds")
+        f"{member} owns {owns}" for member, owns in _rows(newest, "members", "member", "owns")
+    ]
+    texts += [
+        f"{member} holds {held} since {since}, for {what}"
+        for member, held, since, what in _rows(newest, "open_holds", *_HOLD_COLUMNS)
     ]
     for record in instance.fetch_observations(lag, limit=1).records:
         if record.asset_observation is not None:
@@ -119,9 +124,14 @@ def told_last(
     return tuple(texts)
 
 
-def _rows(metadata: Mapping[str, dg.MetadataValue[Any]], name: str) -> list[Mapping[str, object]]:
+def _rows(
+    metadata: Mapping[str, dg.MetadataValue[Any]], name: str, *columns: str
+) -> Iterable[list[object]]:
+    """Some columns of a table, as members write it; people report what they like."""
     table = metadata.get(name)
-    return [row.data for row in table.records] if isinstance(table, dg.TableMetadataValue) else []
+    for row in table.records if isinstance(table, dg.TableMetadataValue) else []:
+        if row.data.keys() >= set(columns):
+            yield [row.data[column] for column in columns]
 
 
 def tables(found: Roster) -> dict[str, Any]:
@@ -139,7 +149,7 @@ def tables(found: Roster) -> dict[str, Any]:
             ),
         ),
         "open_holds": _table(
-            ("member", "holds", "since", "waits for"),
+            _HOLD_COLUMNS,
             (
                 (said.name, _short(named(left)), _time(said.at), _waits(said.run_ids))
                 for said, left in holds
@@ -179,11 +189,12 @@ def _short(text: str) -> str:
     return textwrap.shorten(text, _SHOWN, placeholder=" ...")
 
 
-def _partitions(names: object) -> Iterable[TopicPartition]:
+def partitions_named(names: object) -> Iterable[TopicPartition]:
+    """The partitions of an event; what is no name of one is left out."""
     for name in _list(names):
-        topic, _, number = str(name).rpartition("-")
-        if number.isdecimal():
-            yield TopicPartition(topic, int(number))
+        named_one = _NAME.fullmatch(str(name))
+        if named_one is not None:
+            yield TopicPartition(named_one["topic"], int(named_one["number"]))
 
 
 def _list(value: object) -> list[object]:

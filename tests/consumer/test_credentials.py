@@ -77,6 +77,23 @@ def test_a_client_hears_once_of_what_is_new(vault: Vault) -> None:
     assert vault.heard == [("etl", f"{SECRET} 1"), ("etl", f"{SECRET} 2")]
 
 
+def test_a_function_that_does_not_answer_is_asked_once_and_told_of(
+    vault: Vault, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each ask was a thread more, for ever, and its late answer came over a newer one."""
+    login = Login(vault.credentials, vault)
+    login.renew()
+    for number in range(1, 5):
+        vault.now = number * ASK_EVERY_S
+        login.renew()
+    assert len(vault.later) == 1
+    assert caplog.text.count("has not answered") == 3
+    vault.later.pop()()
+    vault.now += ASK_EVERY_S
+    login.renew()
+    assert len(vault.later) == 1, "it has answered, and is asked again"
+
+
 def test_a_client_without_a_function_hears_nothing(vault: Vault) -> None:
     """Most logins never change."""
     Login(None, vault).renew()

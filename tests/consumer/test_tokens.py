@@ -66,6 +66,26 @@ def test_an_issuer_that_is_away_costs_nothing_while_the_last_token_is_valid(
     assert tokens("x")[0] == "token 4"
 
 
+def test_what_the_client_takes_beside_a_token_is_taken() -> None:
+    """The name of the principal and extensions, as confluent-kafka has them."""
+    for rest in ((), ("etl",), ("etl", {}), ("etl", {"traceId": "1 2"})):
+        given = ("token", NOW + 9, *rest)
+        assert Tokens(lambda _, given=given: given, lambda: NOW)("") == given
+
+
+@pytest.mark.parametrize(
+    "nonsense", [None, ("token 2", NOW - 1), ("token 2", NOW + 9, "p", {"a": 1})]
+)
+def test_nonsense_is_a_failure_that_the_last_token_outlives(nonsense: Given) -> None:
+    """The client would ask no more, without a word."""
+    given, now = [("token 1", NOW + 100), nonsense, ("token 3", NOW + 200)], [NOW]
+    tokens = Tokens(lambda _: given.pop(0), lambda: now[0])
+    tokens("")
+    now[0] += 60
+    assert tokens("")[0] == "token 1"
+    assert tokens("")[0] == "token 3"
+
+
 def test_a_client_is_not_made_without_a_token(issuer: Issuer, tokens: Tokens) -> None:
     """It would wait for ten seconds, and then say only that it has none. Waiting may help."""
     issuer.is_away = True
@@ -83,6 +103,14 @@ def test_a_client_is_not_made_without_a_token(issuer: Issuer, tokens: Tokens) ->
         ((SECRET, "soon"), "does not return a token"),
         ((SECRET, NOW - 5), "expired 5 s ago"),
         ((SECRET, NOW * 1000), "not in milliseconds"),
+        ((SECRET, float("nan")), "does not return a token and when it expires"),
+        (("", NOW + 9), "does not return a token"),
+        ((f"{SECRET}\n", NOW + 9), "does not return a token"),
+        ((SECRET, NOW + 9, 5), "only the name of the principal"),
+        ((SECRET, NOW + 9, "etl", {"a": 1}), "only the name of the principal"),
+        ((SECRET, NOW + 9, "etl", {"auth": "x"}), "only the name of the principal"),
+        ((SECRET, NOW + 9, "etl", {"a b": "x"}), "only the name of the principal"),
+        ((SECRET, NOW + 9, "etl", {}, "more"), "only the name of the principal"),
     ],
 )
 def test_what_is_no_token_is_told_and_not_shown(given: Given, says: str) -> None:
@@ -94,7 +122,13 @@ def test_what_is_no_token_is_told_and_not_shown(given: Given, says: str) -> None
 
 def test_all_clients_of_a_configuration_share_their_tokens(issuer: Issuer) -> None:
     """Validated once more, as for its reader, it still does."""
-    config = {"bootstrap.servers": "kafka:9092", "group.id": "etl", "oauth_cb": issuer}
+    config = {
+        "bootstrap.servers": "kafka:9092",
+        "group.id": "etl",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "oauth_cb": issuer,
+    }
     settings = validated(config, hold_limit_s=10)
     again = validated(settings.user, hold_limit_s=10)
     assert isinstance(settings.member()["oauth_cb"], Tokens)

@@ -165,7 +165,9 @@ def test_a_limit_is_one_as_soon_as_it_limits_anything() -> None:
     ("records", "seconds", "said"),
     [
         (-1, None, "lag_within_records=-1 must be at least 0"),
-        (1, 0, "lag_within_s=0 must be above"),
+        (1, 0, "lag_within_s=0 must be a number above"),
+        (1, float("inf"), "lag_within_s=inf must be a number above"),
+        (1, float("nan"), "lag_within_s=nan must be a number above"),
     ],
 )
 def test_a_limit_that_makes_no_sense_is_refused(

@@ -29,6 +29,11 @@ def test_a_login_needs_a_protocol_with_a_login(protocol: dict[str, object]) -> N
     assert "hidden" not in problem
 
 
+def test_a_function_that_gives_tokens_is_a_login_too() -> None:
+    """Without a protocol that asks it, the client connects in the clear."""
+    assert "'oauth_cb' is set" in str(insecurity({"oauth_cb": print}))
+
+
 @pytest.mark.parametrize("value", [False, "false", "False", "f", "0", "no"])
 def test_verification_must_not_be_off(value: object) -> None:
     """An encrypted connection to anybody is a login given to anybody."""

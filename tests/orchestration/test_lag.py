@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 import pytest
 
+from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.lag import LAG_CHECK, build_lag_check
 from tests.orchestration.bench import Bench
 from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
@@ -153,6 +155,8 @@ def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
 
     monkeypatch.setattr(bench.consumer, "partitions_for", refuse)
     bench.turn(700)
+    give(instance, "etl", Wanted(Action.PAUSE, ("*",), "ada", "away"))
+    bench.turn(100)
     notes = [note for note in bench.mailbox.take_notes() if "lag of the group" in note]
     assert notes
     assert notes[0].endswith("is not known: the topic may not be described")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -198,7 +198,15 @@ def test_assignments_are_read_newest_first(scene: Scene) -> None:
     Catalogue(scene.instance, scene.assets, Host("green", "sensor", "p2")).record_assigned(
         [tp(0), tp(1)], "m2"
     )
-    assert [*scene.catalogue.assigned()] == [
+    for strange in (["shop"], ["orders-x", None, 1], ["orders-" + 5_000 * "9"], "orders-0"):
+        event: dict[str, Any] = {
+            "event": "assigned",
+            "partitions": dg.MetadataValue.json(strange),
+        }
+        scene.instance.report_runless_asset_event(
+            dg.AssetObservation(scene.assets.group, metadata=event)
+        )
+    assert [one for one in scene.catalogue.assigned() if one.partitions] == [
         Assigned("m2", "green", "p2", frozenset({tp(0), tp(1)})),
         Assigned("m1", "blue", "p1", frozenset({tp(0)})),
     ]

@@ -109,7 +109,9 @@ def test_a_variable_beside_a_number_is_looked_up(monkeypatch: pytest.MonkeyPatch
 def test_a_function_is_given_by_its_name() -> None:
     """So it stands in YAML, and reaches the processes of runs."""
     config = resource(
-        client_config={"error_cb": "builtins:print", "oauth_cb": "os.path:join"}
+        security_protocol="SASL_SSL",
+        sasl_mechanism="OAUTHBEARER",
+        client_config={"error_cb": "builtins:print", "oauth_cb": "os.path:join"},
     ).consumer_config()
     assert (config["error_cb"], config["oauth_cb"]) == (print, os.path.join)
     with pytest.raises(ConfigurationError, match=r"function for oauth_cb.*'module:function'"):
@@ -123,7 +125,7 @@ def test_a_function_is_given_by_its_name() -> None:
         (f"{SECRET}=", "does not name a function"),
         ("shop.logins.token", "does not name a function"),
         ("no_such_module_x:token", r"cannot be imported \(ModuleNotFoundError.*install it"),
-        ("os.path:no_such", "'os.path:no_such', which does not exist"),
+        ("os.path:no_such", "names a function that module 'os.path' does not have"),
         ("os:sep", "'os:sep', which is a str and no function"),
     ],
 )
@@ -132,6 +134,16 @@ def test_a_name_that_leads_to_no_function_is_refused_at_the_start(text: str, mes
     with pytest.raises(ConfigurationError, match=message) as problem:
         resource(client_config={"oauth_cb": text}).consumer_config()
     assert SECRET not in str(problem.value)
+
+
+def test_a_user_and_a_password_in_place_of_a_name_are_not_shown() -> None:
+    """They look like a module and a function."""
+    given = {"credentials_cb": "etl:hunter2"}
+    with pytest.raises(ConfigurationError, match="cannot be imported") as problem:
+        resource(
+            security_protocol="SASL_SSL", sasl_mechanism="PLAIN", client_config=given
+        ).consumer_config()
+    assert "hunter2" not in str(problem.value)
 
 
 def test_spark_gets_user_and_password_of_a_function(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +227,7 @@ def test_how_often_the_lag_is_observed_reaches_the_driver() -> None:
     """0 turns it off. Dagster keeps each observation, so not every second."""
     assert resource(lag_every_s=30.0).driver_settings().lag_every_s == 30
     assert resource(lag_every_s=0).driver_settings().lag_every_s == 0
-    for wrong in (9.0, -1.0):
+    for wrong in (9.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(ConfigurationError, match=rf"lag_every_s={wrong:g} .*at least 10"):
             resource(lag_every_s=wrong).driver_settings()
 

@@ -132,6 +132,19 @@ def test_a_preview_changes_nothing_and_says_what_would_be_done(sensor: Sensor) -
     )
 
 
+@pytest.mark.parametrize("table", ["members", "open_holds"])
+def test_what_a_stranger_reports_of_the_group_keeps_no_run_from_being_started(
+    sensor: Sensor, instance: dg.DagsterInstance, table: str
+) -> None:
+    """The tick shows what members have said last; a table of other columns is not theirs."""
+    group = GroupAssets.of(sensor.kafka.group_id).group
+    strange = dg.MetadataValue.table([dg.TableRecord({"name": "ada"})])
+    known = dg.MetadataValue.table([dg.TableRecord({"member": "blue", "owns": "orders-0"})])
+    metadata = {"members": known, table: strange}
+    instance.report_runless_asset_event(dg.AssetObservation(group, metadata=metadata))
+    assert len(sensor.tick().run_requests or ()) == 2
+
+
 def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     """The new ones join first; each old one leaves when the one before it has left."""
     sensor.tick()
