@@ -121,7 +121,7 @@ def test_a_group_has_its_lag_as_an_asset_and_a_check_of_it_once_there_is_a_limit
     for limit in ({"lag_within_records": 0}, {"lag_within_s": 60.0}):
         graph = build(kafka=kafka(), assets=[made], **limit).resolve_asset_graph()
         assert graph.asset_check_keys - usual == {dg.AssetCheckKey(group.lag, LAG_CHECK)}
-    with pytest.raises(ConfigurationError, match="lag_within_s=-1 must be above 0"):
+    with pytest.raises(ConfigurationError, match="lag_within_s=-1 must be a number above 0"):
         build(kafka=kafka(), assets=[made], lag_within_s=-1)
 
 
