@@ -7,7 +7,7 @@ same records, so that they also answer while no member is there.
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import dagster as dg
 
@@ -16,7 +16,7 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.roster import Kind, Said
 from dagster_rebalance.orchestration.checks import group_check
-from dagster_rebalance.orchestration.roster import history_of, skips_of
+from dagster_rebalance.orchestration.roster import history_of, partitions_named, skips_of
 from dagster_rebalance.orchestration.run_links import run_links
 
 GAP_CHECK = "no_offset_gap"
@@ -107,24 +107,18 @@ def build_history_checks(
     def drained_before_release(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         return drained_result(history_of(context.instance, group), time.time())
 
-    def check(
-        name: str,
-        asset: dg.AssetKey,
-        description: str,
-        execute: Callable[[dg.AssetCheckExecutionContext], dg.AssetCheckResult],
-    ) -> dg.AssetChecksDefinition:
-        return group_check(name, asset, kafka_key, description, execute)
-
     return [
-        check(
+        group_check(
             GAP_CHECK,
             offsets,
+            kafka_key,
             "Fails when offsets lie between recorded commits that none of them covers.",
             no_offset_gap,
         ),
-        check(
+        group_check(
             DRAINED_CHECK,
             group,
+            kafka_key,
             "Warns when partitions were released, in the last day, before their runs had ended.",
             drained_before_release,
         ),
@@ -136,14 +130,15 @@ def _recorded(record: dg.EventLogRecord) -> Recorded | None:
     event = record.asset_materialization
     if event is None or event.partition is None:
         return None
-    topic, _, number = event.partition.rpartition("-")
+    partition = next(iter(partitions_named([event.partition])), None)
     start, until, run_id = (
         None if (value := event.metadata.get(name)) is None else value.value
         for name in ("start", "until", "run")
     )
-    if not (isinstance(start, int) and isinstance(until, int) and number.isdecimal()):
+    if partition is None or not (isinstance(start, int) and isinstance(until, int)):
         return None
     try:
-        return Recorded(OffsetRange(topic, int(number), start, until), str(run_id))
+        range_ = OffsetRange(partition.topic, partition.partition, start, until)
+        return Recorded(range_, str(run_id))
     except ValueError:  # people report what they like
         return None
