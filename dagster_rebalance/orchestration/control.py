@@ -24,6 +24,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition, named
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.order_book import OrderBook
+from dagster_rebalance.orchestration.roster import partitions_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -161,11 +162,9 @@ def partitions_of(
     Raises:
         ConfigurationError: There are none, so the name of the group may be wrong.
     """
-    found = []
-    for key in instance.get_dynamic_partitions(assets.partitions_name):
-        topic, _, number = key.rpartition("-")
-        if number.isdecimal():  # people can add keys of their own on the page of the asset
-            found.append(TopicPartition(topic, int(number)))
+    # People can add keys of their own on the page of the asset.
+    keys = list(instance.get_dynamic_partitions(assets.partitions_name))
+    found = list(partitions_named(keys))
     if not found:
         groups = ", ".join(groups_of(instance)) or "none"
         msg = (
