@@ -10,7 +10,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/bytecode
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench chaos compat sim mutants test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench chaos compat sim mutants docs test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -26,7 +26,7 @@ bench: install  ## measure beside confluent-kafka and aiokafka, into build/bench
 
 SCHEDULES := 1000
 # Without SEED on the command line, schedules that nobody has played.
-sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; replay one: python -m proofs replay)
+sim: install  ## many lives of a group in virtual time, into build/sim.json (SCHEDULES=10000 SEED=7; one of them again: python -m proofs life)
 	$(BIN)/python -m proofs simulate --schedules $(SCHEDULES) $(if $(filter command environment,$(firstword $(origin SEED))),--seed $(SEED)) $(ARGS)
 
 FAULTS := 20
@@ -44,9 +44,13 @@ mutants: install  ## slips of the hand that tests without a broker must notice (
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+# MkDocs tells news of its own on each build; a warning of ours is an error.
+docs: install  ## the documentation site, into build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build --strict
+
 # The tests of the core have run by then, for its coverage.
 check: ARGS := --ignore=tests/core
-check: install format-check lint types imports core-coverage test  ## all that CI asks for
+check: install format-check lint types imports docs core-coverage test  ## all that CI asks for
 
 format: install  ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix-only $(CODE)

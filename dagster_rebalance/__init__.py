@@ -50,11 +50,12 @@ if TYPE_CHECKING:
         build_kafka_stream_defs,
     )
     from dagster_rebalance.orchestration.fixed import FixedResource
+    from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
-__version__ = "0.1.0"
+    __version__: str
 
 __all__ = [
     "AsyncRebalanceAwareConsumer",
@@ -93,6 +94,7 @@ __all__ = [
     "build_kafka_batch_defs",
     "build_kafka_batch_sensor",
     "build_kafka_control_job",
+    "build_kafka_rerun_job",
     "build_kafka_stream_defs",
 ]
 
@@ -132,15 +134,20 @@ _HOMES = {
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.sensor",
     "build_kafka_control_job": "orchestration.control_job",
+    "build_kafka_rerun_job": "orchestration.rerun_job",
     "build_kafka_stream_defs": "orchestration.definitions",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    value: object
+    if name == "__version__":
+        value = import_module("importlib.metadata").version("dagster-rebalance")
+    elif name in _HOMES:
+        value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    else:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)
-    value: object = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -6,7 +6,7 @@ COMMANDS = {
     "bench": "proofs.bench.command",
     "chaos": "proofs.chaos.command",
     "demo": "proofs.demo.command",
-    "replay": "proofs.simulation.replay",
+    "life": "proofs.simulation.life",
     "simulate": "proofs.simulation.command",
 }
 

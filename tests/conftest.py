@@ -28,7 +28,7 @@ def kafka_with_tokens() -> Iterator[KafkaWithTokens]:
         yield kafka
 
 
-REAL_PARTS = ("e2e", "spark", "broker", "postgres")
+REAL_PARTS = ("e2e", "spark", "broker", "postgres", "package")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,6 +34,7 @@ COMMANDS = {
     "explain": "dagster_rebalance.cli.status",
     "pause": "dagster_rebalance.cli.control",
     "produce": "dagster_rebalance.cli.produce",
+    "rerun": "dagster_rebalance.cli.rerun",
     "reset": "dagster_rebalance.cli.reset",
     "resume": "dagster_rebalance.cli.control",
     "status": "dagster_rebalance.cli.status",

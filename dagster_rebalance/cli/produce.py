@@ -102,7 +102,7 @@ def _producer(settings: Settings) -> Producer:
     try:
         return Producer({**settings.connection(), "message.timeout.ms": limit_ms, "linger.ms": 5})
     except (KafkaException, ValueError, TypeError) as problem:
-        raise configuration_error(problem) from problem
+        raise configuration_error(problem) from None
 
 
 def _is_taken(

@@ -5,9 +5,9 @@ Owns what is asked for and what is told. What may be moved is decided in `core.r
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -25,11 +25,11 @@ from dagster_rebalance.cli.target import (
     looks,
     open_target,
 )
-from dagster_rebalance.core.claims import decode
-from dagster_rebalance.core.control import EVERYTHING
-from dagster_rebalance.core.errors import ClaimError, ConfigurationError
+from dagster_rebalance.core.control import EVERYTHING, check_lengths
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import named
-from dagster_rebalance.core.reset import moves, obstacles
+from dagster_rebalance.core.reset import AtWork, moves, unreadable
+from dagster_rebalance.orchestration.rerun import time_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -95,6 +95,7 @@ def reset(
     if yes and dry_run:
         msg = "give either --yes or --dry-run, not both"
         raise ConfigurationError(msg)
+    check_lengths(by, reason)
     with (
         open_target(group, bootstrap_server, command_config) as target,
         looks(target) as look,
@@ -116,22 +117,34 @@ def reset(
         )
         for move in planned:
             typer.echo(move)
-        unreadable = [p for p in known if not _is_readable(seen.found[p])]
-        if unreadable:
+        doubtful = unreadable({partition: seen.found[partition] for partition in known})
+        if doubtful:
             typer.echo(
-                f"What stands beside the offsets of {named(unreadable)} cannot be read, so it is "
-                "not known which runs work on them. Make sure that none does."
+                f"What stands beside the offsets of {named(doubtful)} cannot be read, so runs that "
+                "were deleted from Dagster while they worked on them are not found. Make sure that "
+                "there are none."
             )
         batch_ids = {batch_id for batch_id, _ in claims}
-        runs = look.runs.read(batch_ids, live_too=True, claims=claims)
-        why_not = "; ".join(obstacles(those, owners, runs))
+        work = AtWork(
+            owners,
+            look.runs.read(batch_ids, live_too=True, claims=claims),
+            look.runs.written_off(),
+            time.time(),
+            target.kafka.heartbeat_timeout_s,
+        )
+        for doubt in work.doubts(those):
+            typer.echo(doubt)
+        why_not = "; ".join(work.obstacles(those))
         if why_not:
             msg = f"nothing was moved: {why_not}"
             raise ConfigurationError(msg)
         if not yes:
             typer.echo("Nothing was moved: --yes does it.")
             return
-        target.kafka.group().move({move.partition: move.stored for move in planned})
+        target.kafka.group().move(
+            {move.partition: move.stored for move in planned},
+            shown={move.partition: move.shown for move in planned},
+        )
         typer.echo(f"Moved {named(those)}.")
         target.catalogue.record_moves(planned, by=by or login(), reason=reason)
 
@@ -200,13 +213,6 @@ class Place:
         }
 
 
-def _is_readable(found: Found) -> bool:
-    try:
-        return found.stored is None or bool(decode(found.stored))
-    except ClaimError:
-        return False
-
-
 def _current(partition: TopicPartition, found: Found) -> int:
     if found.stored is None:
         msg = f"{partition} has no committed offset to stay at: say where to move it"
@@ -215,13 +221,8 @@ def _current(partition: TopicPartition, found: Found) -> int:
 
 
 def _milliseconds(text: str) -> int:
-    try:
-        at = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        msg = f"{text!r} is no time: write 2026-11-23T02:00, or with a zone 2026-11-23T02:00+01:00"
-        raise ConfigurationError(msg) from None
-    at = at if at.tzinfo else at.replace(tzinfo=timezone.utc)
-    if at.timestamp() < 0:
+    at_s = time_of(text)
+    if at_s < 0:
         msg = f"{text!r} is before 1970, where the times of Kafka begin: use --to-earliest"
         raise ConfigurationError(msg)
-    return round(at.timestamp() * 1000)
+    return round(at_s * 1000)

@@ -28,6 +28,7 @@ from dagster_rebalance.cli.target import (
 )
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.group_status import explanation
+from dagster_rebalance.core.lag import why_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -191,7 +192,7 @@ def _headline(group_id: str, owners: Owners, statuses: Sequence[PartitionStatus]
 
 def _notes(seen: GroupSeen) -> list[str]:
     return [
-        *(f"topic {topic} does not exist, or may not be seen" for topic in seen.missing_topics),
+        *map(why_missing, seen.missing_topics),
         *seen.notes,
     ]
 

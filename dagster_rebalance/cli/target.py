@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import dagster as dg
 import typer
 
-from dagster_rebalance.core.control import covers, unmatched
+from dagster_rebalance.core.control import selection
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.group_status import Owners
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 Partitions: TypeAlias = Annotated[
     list[str] | None,
     typer.Argument(
-        help="orders:3 for a partition, orders for a topic, or a pattern such as 'ord*'.",
+        help="orders:3 (or orders-3) for a partition, orders for a topic, or a pattern such as "
+        "'ord*'.",
         show_default=False,
     ),
 ]
@@ -227,15 +228,10 @@ def chosen(
         group_id: Their group.
 
     Raises:
-        ConfigurationError: One of the selectors matches nothing.
+        ConfigurationError: One of the selectors matches nothing, or two things.
     """
-    found: set[TopicPartition] = set()
-    for selector in selectors or ():
-        matched = {p for p in partitions if covers(selector, p) or str(p) == selector}
-        if not matched:
-            raise unmatched(selector, partitions, group_id)
-        found |= matched
-    return sorted(found)
+    typed = selectors or ()
+    return sorted({p for one in typed for p in selection(one, partitions, group_id).partitions})
 
 
 def login() -> str:

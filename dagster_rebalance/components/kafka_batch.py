@@ -16,6 +16,7 @@ from dagster_rebalance.components.scaffolder import KafkaBatchScaffolder
 from dagster_rebalance.components.schema import with_precise_schema
 from dagster_rebalance.components.settings import setting, settings_of
 from dagster_rebalance.orchestration.definitions import (
+    SHORTEST_FRESHNESS_S,
     SHORTEST_RUN_S,
     build_kafka_batch_defs,
     build_kafka_stream_defs,
@@ -139,6 +140,22 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             "It fails while a record waits for longer than this, by its timestamp.",
         ),
     ] = None
+    commit_within_s: Annotated[
+        float | None,
+        setting(
+            Annotated[float, Field(ge=SHORTEST_FRESHNESS_S)] | None,
+            "Dagster shows the committed offsets as stale when no commit was recorded for longer "
+            "than this: for topics that always have new records.",
+        ),
+    ] = None
+    show_topics: Annotated[
+        bool,
+        setting(
+            bool,
+            "Whether the lineage has the topics upstream of the assets. An asset with `deps` of "
+            "its own here has only those.",
+        ),
+    ] = True
     minimum_interval_seconds: Annotated[
         int, setting(Annotated[int, Field(ge=1)], "Seconds between ticks of the sensor.")
     ] = 5
@@ -182,6 +199,8 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             "job_tags": self.job_tags,
             "lag_within_records": self.lag_within_records,
             "lag_within_s": self.lag_within_s,
+            "commit_within_s": self.commit_within_s,
+            "show_topics": self.show_topics,
             "minimum_interval_seconds": self.minimum_interval_seconds,
             "default_status": self.default_status,
         }

@@ -27,4 +27,4 @@ def made(make: Callable[[dict[str, Any]], _Client], config: Mapping[str, Any]) -
     try:
         return make(dict(config))
     except (KafkaException, ValueError, TypeError) as problem:
-        raise configuration_error(problem) from problem
+        raise configuration_error(problem) from None

@@ -30,12 +30,13 @@ from dagster_rebalance.consumer.kafka_errors import (
     configuration_error,
     kafka_error,
 )
-from dagster_rebalance.consumer.translation import ours, to_commit
+from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.group_status import MemberSeen
+from dagster_rebalance.core.partition import is_same_commit, named
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from confluent_kafka.admin import ConsumerGroupDescription, MemberAssignment
 
@@ -96,15 +97,36 @@ class GroupAdmin:
         )
 
     def move(
-        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], timeout_s: float = 10.0
+        self,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+        *,
+        shown: Mapping[TopicPartition, OffsetAndMetadata | None],
+        timeout_s: float = 10.0,
     ) -> None:
         """Store committed offsets in the name of nobody.
 
+        Args:
+            offsets: What is to be stored.
+            shown: What must be stored before: what the person has seen who moves the offsets.
+                Kafka has no conditional write, so a commit in the milliseconds between the two
+                requests is overwritten.
+            timeout_s: How long Kafka may take for each of the two, in seconds.
+
         Raises:
-            BrokerError: The group has members, or Kafka did not answer or refused. Of several
-                partitions, some may be stored.
+            BrokerError: Something else is stored than was shown, and nothing was moved; the group
+                has members; or Kafka did not answer or refused. Of several partitions, some may be
+                stored in the last two cases.
         """
         group_id = self._settings.group_id
+        found = self._committed(offsets, timeout_s)
+        changed = [p for p in offsets if not is_same_commit(found[p], shown[p])]
+        if changed:
+            msg = (
+                f"nothing was moved: what group '{group_id}' has committed for {named(changed)} "
+                "has changed since it was shown. Somebody else commits to this group, or has just "
+                "moved its offsets: run the command again to see what is there now"
+            )
+            raise BrokerError(msg)
         wanted = ConsumerGroupTopicPartitions(
             group_id, [to_commit(partition, offset) for partition, offset in offsets.items()]
         )
@@ -122,6 +144,26 @@ class GroupAdmin:
                 msg = f"the offsets of group '{group_id}' were not moved: it has members again"
                 raise BrokerError(msg) from problem
             raise self._error(problem, f"moving the offsets of group '{group_id}'") from problem
+
+    def _committed(
+        self, partitions: Iterable[TopicPartition], timeout_s: float
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        group_id = self._settings.group_id
+        wanted = ConsumerGroupTopicPartitions(group_id, list(map(theirs, partitions)))
+
+        def ask(limit_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
+            asked = self._admin.list_consumer_group_offsets([wanted], request_timeout=limit_s)
+            found = {}
+            for partition in asked[group_id].result().topic_partitions:
+                if partition.error is not None:
+                    raise KafkaException(partition.error)
+                found[ours(partition)] = as_committed(partition)
+            return found
+
+        try:
+            return self._answer(ask, timeout_s)
+        except KafkaException as problem:
+            raise self._error(problem, f"reading the offsets of group '{group_id}'") from problem
 
     def _answer(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Ask, and ask again while the coordinator moves.
@@ -154,7 +196,7 @@ class GroupAdmin:
         try:
             return AdminClient(config)
         except (KafkaException, ValueError, TypeError) as problem:
-            raise configuration_error(problem) from problem
+            raise configuration_error(problem) from None
 
 
 def _partitions(assignment: MemberAssignment | None) -> frozenset[TopicPartition]:

@@ -8,6 +8,7 @@ the class.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -113,6 +114,13 @@ RETRIABLE = _UNREACHABLE | COORDINATOR_MOVES | _LEADER | _BUSY
 PASSING = RETRIABLE | {KafkaError._PARTITION_EOF, KafkaError.REBALANCE_IN_PROGRESS}
 """What the client mends by itself while it is polled."""
 
+_VALUE = re.compile(
+    r'(?<=^Invalid value) ".*"(?= for configuration property)'
+    r"|(?<=Unsupported SASL mechanism): .*$"
+    r"|(?<=\") value -?\d+(?= is outside)",
+    re.DOTALL,
+)
+"""The value of a setting in librdkafka's words."""
 _NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # noqa: S105 - the client's own words
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF
@@ -319,9 +327,11 @@ def answered(
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:
     """Return the error of a client that could not be made from its settings.
 
-    librdkafka's own text names the setting.
+    librdkafka's own text names the setting. Its value is left out: it may be a password that stands
+    in the wrong place.
     """
     text = kafka_error(exception).str() if isinstance(exception, KafkaException) else str(exception)
+    text = _VALUE.sub("", text.strip())
     return ConfigurationError(
         f"the Kafka client refuses its settings: {text}; correct or remove the named setting"
     )

@@ -258,8 +258,10 @@ class _Read:
         elif is_passing(error) or error.code() in UNKNOWN_TOPIC:
             self._problem = self._error(error, trouble)
         else:
-            if error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error):
-                self._look()  # says what is gone
+            # A look says what is gone. While its leader does not answer, it is asked again.
+            is_out_of_range = error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error)
+            if is_out_of_range and not self._look():
+                return
             raise self._error(error, trouble)
 
     def _error(self, error: KafkaError, message: Message) -> BrokerError:
@@ -279,8 +281,11 @@ class _Read:
         if now >= self._look_at:
             self._look()
 
-    def _look(self) -> None:
+    def _look(self) -> bool:
         """Find what can never come.
+
+        Returns:
+            Whether the leaders have answered.
 
         Raises:
             BrokerError: Some offsets are gone, or Kafka refuses.
@@ -290,10 +295,13 @@ class _Read:
         except BrokerError as problem:
             if not problem.retriable:
                 raise
-            self._problem, gone = problem, {}
-        self._look_at = self._clock() + _LOOK_AFTER_S
+            self._problem = problem
+            return False
+        finally:
+            self._look_at = self._clock() + _LOOK_AFTER_S
         if gone:
             raise BrokerError("; ".join(gone.values()), partitions=gone)
+        return True
 
 
 def _of(message: Message) -> TopicPartition:

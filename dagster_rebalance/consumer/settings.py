@@ -220,7 +220,7 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
         raise ConfigurationError(msg)
     reset = str(config.get("auto.offset.reset", "latest"))
     if reset not in _EARLIEST | _LATEST | {"error"}:
-        msg = f"'auto.offset.reset' must be 'earliest', 'latest' or 'error', not '{reset}'"
+        msg = "'auto.offset.reset' must be 'earliest', 'latest' or 'error'"
         raise ConfigurationError(msg)
     protocol = str(config.get("group.protocol", "consumer"))
     _check_protocol(config, protocol)
@@ -300,7 +300,7 @@ def _reconnects(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _check_protocol(config: Mapping[str, Any], protocol: str) -> None:
     if protocol not in {"consumer", "classic"}:
-        msg = f"'group.protocol' must be 'consumer' or 'classic', not '{protocol}'"
+        msg = "'group.protocol' must be 'consumer' or 'classic'"
         raise ConfigurationError(msg)
     if protocol == "consumer":
         for name in _BROKER_DECIDES:
@@ -329,19 +329,17 @@ def _strategy(config: Mapping[str, Any]) -> str:
     unknown = [name for name in chosen if name != _COOPERATIVE and name not in _EAGER]
     if unknown:
         msg = (
-            f"'partition.assignment.strategy' names '{unknown[0]}', which this client does not "
-            "have: use 'cooperative-sticky', or "
-            "'range' or 'roundrobin' (eager). docs/upgrading.md says how a group moves from one to "
-            "another"
+            "'partition.assignment.strategy' names a strategy that this client does not have: use "
+            "'cooperative-sticky', or 'range' or 'roundrobin' (eager). docs/upgrading.md says how "
+            "a group moves from one to another"
         )
         raise ConfigurationError(msg)
     if _COOPERATIVE in chosen and len(set(chosen)) > 1:
         msg = (
-            "'partition.assignment.strategy' mixes eager and cooperative strategies: "
-            f"'{','.join(chosen)}'. This client cannot be a member "
-            "of both kinds. Leave one kind; a group moves to 'cooperative-sticky' in two rolling "
-            "bounces by way of "
-            "'group.protocol'='consumer' (Kafka 4), as docs/upgrading.md describes"
+            "'partition.assignment.strategy' mixes eager and cooperative strategies. This client "
+            "cannot be a member of both kinds. Leave one kind; a group moves to "
+            "'cooperative-sticky' in two rolling bounces by way of 'group.protocol'='consumer' "
+            "(Kafka 4), as docs/upgrading.md describes"
         )
         raise ConfigurationError(msg)
     return ",".join(chosen)
@@ -377,5 +375,5 @@ def _int(config: Mapping[str, Any], name: str, default: int) -> int:
     try:
         return int(value)
     except (TypeError, ValueError):
-        msg = f"'{name}' must be a whole number of milliseconds, not {value!r}"
+        msg = f"'{name}' must be a whole number of milliseconds"
         raise ConfigurationError(msg) from None

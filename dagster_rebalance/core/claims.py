@@ -45,15 +45,6 @@ _TOPIC_ID = re.compile(r"[A-Za-z0-9+/_=-]{1,32}")
 _LARGEST_EPOCH = 2**31 - 1
 
 
-TO_CURRENT = (
-    "To go on at the committed offset without that text, turn the sensors of the group off, wait "
-    "until its members have left, "
-    "run dagster-rebalance reset <topic>:<partition> --to-current --yes, and turn the sensors on "
-    "again"
-)
-"""What a person can do about text that must not be believed."""
-
-
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A claim is a range that a batch works on.
@@ -175,7 +166,7 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
             "it",
         )
     if header["crc"] != _crc(header["body"]):
-        raise _unreadable(text, f"is damaged: its checksum does not match. {TO_CURRENT}")
+        raise _unreadable(text, "is damaged: its checksum does not match")
     fields = _fields(header["body"], _READABLE[version])
     written_beside = committed.offset if version == "1" or fields is None else fields.get("o")
     stored = (
@@ -184,20 +175,17 @@ def decode(committed: OffsetAndMetadata) -> StoredPartition:
         else _parse(committed.offset, fields)
     )
     if stored is None:
-        raise _unreadable(text, f"is damaged: it does not have the fields of a claim. {TO_CURRENT}")
+        raise _unreadable(text, "is damaged: it does not have the fields of a claim")
     if written_beside != committed.offset:
         raise _unreadable(
             text,
             f"was written beside offset {written_beside}, but is stored beside {committed.offset}: "
             "a tool that synchronises offsets "
-            "between clusters, such as MirrorMaker, copied it to an offset that it translated. "
-            f"{TO_CURRENT}",
+            "between clusters, such as MirrorMaker, copied it to an offset that it translated",
         )
     problem = _problem(stored)
     if problem is not None:
-        raise _unreadable(
-            text, f"does not fit the committed offset {committed.offset}: {problem}. {TO_CURRENT}"
-        )
+        raise _unreadable(text, f"does not fit the committed offset {committed.offset}: {problem}")
     return stored
 
 

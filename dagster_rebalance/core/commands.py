@@ -8,9 +8,10 @@ database was away) is given again later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.partition import is_same_commit, named
 
 if TYPE_CHECKING:
@@ -239,6 +240,9 @@ class CancelRuns:
     reason: str
     only_unstarted: bool = False
 
+    def __str__(self) -> str:
+        return f"cancelling {len(self.run_ids)} run(s): {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class EndDeadRuns:
@@ -253,6 +257,9 @@ class EndDeadRuns:
     """
 
     signs: Mapping[str, str]
+
+    def __str__(self) -> str:
+        return f"sees to it that nothing of {', '.join(self.signs)} works any more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,12 +316,27 @@ class ShowStop:
     reason: str
     is_released: bool = False
 
+    def __str__(self) -> str:
+        if self.reason:
+            return f"stopped: {self.reason}"
+        if self.is_released:
+            return f"{self.partition} was stopped when it was given up"
+        return f"{self.partition} goes on"
+
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell people what happened, in one sentence."""
+    """Tell people what happened, in one sentence.
+
+    Attributes:
+        text: The sentence.
+        what: Its name for logs and metrics.
+        fields: What belongs to that name.
+    """
 
     text: str
+    what: Occurred = Occurred.NOTED
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

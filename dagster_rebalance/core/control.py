@@ -13,7 +13,7 @@ import shlex
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import named
@@ -79,13 +79,7 @@ class Order:
         if self.action is not Action.RESUME and not self.reason.strip():
             msg = f"{self.action.value} {self.partitions}: give a reason, for those who find it"
             raise ConfigurationError(msg)
-        for what, text, most in (
-            ("reason", self.reason, MOST_REASON_CHARACTERS),
-            ("name", self.by, MOST_NAME_CHARACTERS),
-        ):
-            if len(text) > most:
-                msg = f"a {what} may have {most} characters, and this one has {len(text)}"
-                raise ConfigurationError(msg)
+        check_lengths(self.by, self.reason)
 
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.at, timezone.utc)
@@ -97,6 +91,21 @@ class Order:
         return covers(self.partitions, partition)
 
 
+def check_lengths(by: str, reason: str) -> None:
+    """Refuse what is too long to be kept and shown.
+
+    Raises:
+        ConfigurationError: The name or the reason of a person is.
+    """
+    for what, text, most in (
+        ("reason", reason, MOST_REASON_CHARACTERS),
+        ("name", by, MOST_NAME_CHARACTERS),
+    ):
+        if len(text) > most:
+            msg = f"a {what} may have {most} characters, and this one has {len(text)}"
+            raise ConfigurationError(msg)
+
+
 def covers(selector: str, partition: TopicPartition) -> bool:
     """Whether a person means a partition with `orders:3`, a topic, or a pattern of either."""
     topic, _, number = selector.partition(":")
@@ -105,20 +114,47 @@ def covers(selector: str, partition: TopicPartition) -> bool:
     )
 
 
-def unmatched(
-    selector: str, partitions: Iterable[TopicPartition], group_id: str
-) -> ConfigurationError:
-    """The error of a person who has named partitions that a group does not have.
+class Selection(NamedTuple):
+    """The partitions that a person means.
+
+    Attributes:
+        selector: How an order names them.
+        partitions: Those that there are, in order.
+    """
+
+    selector: str
+    partitions: tuple[TopicPartition, ...]
+
+
+def selection(typed: str, partitions: Iterable[TopicPartition], group_id: str) -> Selection:
+    """Find what a person means, who may also name a partition as tables show it: `orders-3`.
 
     Args:
-        selector: What the person has typed.
+        typed: What the person has typed.
         partitions: Those of the group.
         group_id: The group.
+
+    Raises:
+        ConfigurationError: It matches nothing, or a topic and a partition of another one.
     """
-    return ConfigurationError(
-        f"{selector} matches no partition of group {group_id}, which has {named(partitions)}. "
-        f"Write topic:number for a partition, a topic, a pattern such as 'ord*', or '{EVERYTHING}'"
-    )
+    known = sorted(partitions)
+    covered = tuple(partition for partition in known if covers(typed, partition))
+    shown = tuple(partition for partition in known if str(partition) == typed)
+    if covered and shown:
+        msg = (
+            f"{typed} is a topic, and a partition of another one: write {typed}:* for the topic, "
+            f"or {selector_of(shown[0])} for the partition"
+        )
+        raise ConfigurationError(msg)
+    if shown:
+        return Selection(selector_of(shown[0]), shown)
+    if not covered:
+        msg = (
+            f"{typed} matches no partition of group {group_id}, which has {named(known)}. Write "
+            f"topic:number for a partition, a topic, a pattern such as 'ord*', or '{EVERYTHING}'"
+        )
+        raise ConfigurationError(msg)
+    return Selection(typed, covered)
 
 
 def in_force(orders: Sequence[Order], partition: TopicPartition) -> Order | None:

@@ -6,7 +6,8 @@ command may go unanswered; what matters is given again after `retry_s`.
 
 Outline of one call: apply the event; then each partition, in this order: dead letter, commit,
 record; then one step of each hold (`holds`) and the end of those that are over; then what people
-have stopped is cancelled; then new claims; then what has to be read again.
+have stopped is cancelled; then the claims of a streaming run (`stream_claims`), and new ones; then
+what has to be read again.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.assigned import AssignedPartitions
 from dagster_rebalance.core.control import Order, in_force
 from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.forecast import Forecast
 from dagster_rebalance.core.holds import Hold, advance, is_over
 from dagster_rebalance.core.lookups import Lookups
 from dagster_rebalance.core.obedience import Obedience
+from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.offers import Offer, asked_for_in, batches_under_way, offers_of
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.ownership import Change, Phase
-from dagster_rebalance.core.partition import named
-from dagster_rebalance.core.planning import is_ready, plan
+from dagster_rebalance.core.partition import Log, named
+from dagster_rebalance.core.planning import plan
 from dagster_rebalance.core.receipts import Cause, Outcome
 from dagster_rebalance.core.restoring import (
     is_news,
@@ -46,14 +49,14 @@ from dagster_rebalance.core.runs import (
 )
 from dagster_rebalance.core.setbacks import unanswered
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget, LeavePolicy, LossPolicy
-from dagster_rebalance.core.stream_batches import StreamBatch, is_batch_of, is_claimed_by
+from dagster_rebalance.core.stream_batches import StreamBatch
+from dagster_rebalance.core.stream_claims import StreamClaims
 from dagster_rebalance.core.transactions import noticed, why_hanging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-    from dagster_rebalance.core.planning import Backlog
 
 
 _SHOWN_AFTER_S = 1.0
@@ -75,10 +78,11 @@ class Driver:
         self.pulse = settings.pulse
         self._last_tick_at = self._now = now
         self._asked_since: dict[Offer, float] = {}
-        self._is_new_next = False
+        self._streaming = StreamClaims(settings, new_batch_id)
         self._lookups = Lookups(settings)
-        self._rechecked_at = self._cancelled_at = float("-inf")
+        self._rechecked_at = float("-inf")
         self.orders: tuple[Order, ...] = ()
+        self.forecast = Forecast()
         self._ordered_epoch = 0
         self._obedience = Obedience(settings.retry_s)
         self._handlers: dict[type[object], Callable[..., Iterable[do.Command]]] = {
@@ -109,7 +113,7 @@ class Driver:
         commands += self._record(now)
         commands += self._advance_holds(now)
         commands += self._obedience.due(self.partitions.busy, now)
-        commands += self._claim_again(now) if self.settings.worker else ()
+        commands += self._claim_again(now)
         commands += self._claim(now)
         # A run that works without being the work of a claim has no entry, and may be deleted, or
         # end in Dagster, before it is over.
@@ -131,8 +135,7 @@ class Driver:
 
         To the worker of a streaming run: the batches that it shall work on.
         """
-        worker = self.settings.worker
-        return tuple(o for o in self._wanted if not worker or is_claimed_by(o, worker))
+        return self._streaming.to_begin(self._wanted)
 
     @property
     def _wanted(self) -> tuple[Offer, ...]:
@@ -140,6 +143,7 @@ class Driver:
             self.partitions.busy,
             self._now,
             most_runs=self.settings.limits.max_runs_in_flight,
+            orders=self.orders,
             worker=self.settings.worker,
         )
 
@@ -149,6 +153,11 @@ class Driver:
         return frozenset(
             entry.batch_id for owned in self.partitions.busy for entry in owned.known_entries
         )
+
+    def log_of(self, partition: TopicPartition) -> Log:
+        """Which log a partition has, as far as the member knows."""
+        owned = self.partitions.get(partition)
+        return Log() if owned is None else owned.log
 
     @property
     def held(self) -> frozenset[TopicPartition]:
@@ -175,10 +184,18 @@ class Driver:
             )
         self._lookups.want_stored()
         self._lookups.want_orders()
-        yield do.Note(f"assigned {named(event.partitions)}")
+        yield do.Note(
+            f"assigned {named(event.partitions)}",
+            Occurred.PARTITIONS_ASSIGNED,
+            {"partitions": event.partitions},
+        )
 
     def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
-        yield do.Note(f"Kafka asks for {named(event.partitions)} back")
+        yield do.Note(
+            f"Kafka asks for {named(event.partitions)} back",
+            Occurred.REVOKE_REQUESTED,
+            {"partitions": event.partitions},
+        )
         self._give_up(event.partitions, Cause.REVOKE, self.settings.budget, now)
 
     def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
@@ -191,7 +208,11 @@ class Driver:
             budget = budget.within(event.limit_s)
         if self.leaving is None:
             self.leaving = event.reason
-            yield do.Note(f"leaving the group: {event.reason}")
+            yield do.Note(
+                f"leaving the group: {event.reason}",
+                Occurred.MEMBER_LEAVING,
+                {"reason": event.reason},
+            )
             self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
         # What is under way can only get faster: a code server is killed when its time is up,
         # whatever the member began before. A revoke that the leave for a successor overtakes is
@@ -230,7 +251,9 @@ class Driver:
         for owned in gone:
             del self.partitions[owned.partition]
         yield do.Note(
-            f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more"
+            f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more",
+            Occurred.PARTITIONS_LOST,
+            {"partitions": event.partitions, "reason": event.reason},
         )
         runs = {run for owned in gone for run in owned.live_runs}
         if self.settings.on_lost is not LossPolicy.CANCEL:
@@ -238,7 +261,7 @@ class Driver:
             runs &= {self.settings.worker}
         if runs:
             yield do.CancelRuns(tuple(sorted(runs)), f"their partitions were {outcome.value}")
-        yield from self._left_behind(gone)
+        yield from self._streaming.left_behind(gone)
         yield from _no_longer_stopped(gone)
         kept = []
         for hold in self.holds:
@@ -293,7 +316,7 @@ class Driver:
             self._lookups.want_runs()
             moved = moved_offset(taken, found.recorded)
             if moved is not None:
-                yield do.Note(moved)
+                yield moved
 
     def _on_orders(self, event: seen.OrdersRead, _now: float) -> Iterable[do.Command]:
         self._ordered_epoch = max(event.epoch, self._ordered_epoch)
@@ -310,7 +333,11 @@ class Driver:
             self._lookups.want_runs()
         for order, partitions in changed.items():
             said = "resumed, and goes on where it stood" if order is None else order
-            yield do.Note(f"{named(partitions)}: {said}")
+            yield do.Note(
+                f"{named(partitions)}: {said}",
+                Occurred.PARTITIONS_ORDERED,
+                {"partitions": tuple(partitions), "order": str(said)},
+            )
 
     def _on_runs(self, event: seen.RunsRead, now: float) -> Iterable[do.Command]:
         return () if self._lookups.is_stale(event) else self._take_in_runs(event, now)
@@ -384,9 +411,7 @@ class Driver:
             yield do.ShowStop(owned.partition, "")
         for entry in owned.entries:
             if isinstance(entry.progress, InFlight):
-                yield do.Note(
-                    f"adopted {', '.join(entry.progress.run_ids)}, which works on {entry.range}"
-                )
+                yield _adopted(entry.range, entry.batch_id, entry.progress)
 
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
         failed = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
@@ -488,12 +513,11 @@ class Driver:
             yield from self._stop_or_go_on(after)
 
     def _note_committed(self, before: OwnedPartition, after: OwnedPartition) -> None:
-        if (
-            before.ledger is None
-            or after.ledger is None
-            or before.ledger.next_offset == after.ledger.next_offset
-        ):
+        record = after.unrecorded
+        if record is None or record == before.unrecorded:
             return
+        if record.claim_to_commit_s is not None:
+            self.forecast = self.forecast.after(record.claim_to_commit_s)
         # A launcher that cannot cancel what it launches leaves it alone: such a run may have been
         # asked to end, and succeed.
         succeeded = {
@@ -504,7 +528,7 @@ class Driver:
         self.holds = tuple(
             replace(
                 hold,
-                committed={**hold.committed, after.partition: after.ledger.next_offset},
+                committed={**hold.committed, after.partition: record.range.until},
                 cancelled=hold.cancelled - succeeded,
             )
             if hold.epochs.get(after.partition) == after.epoch
@@ -631,58 +655,15 @@ class Driver:
                 del self.partitions[owned.partition]
         if hold.epochs:
             yield do.RecordReceipt(hold.receipt(held, now, outcome))
-        yield from self._left_behind(held)
+        yield from self._streaming.left_behind(held)
         yield from _no_longer_stopped(held)
         if hold.cause is Cause.LEAVE:
             yield do.LeaveGroup(self.leaving or "asked to")
 
-    def _left_behind(self, partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
-        worker = self.settings.worker
-        claims = frozenset(
-            (entry.batch_id, entry.range)
-            for owned in partitions
-            for entry in owned.known_entries
-            if worker and is_batch_of(entry.batch_id, worker)
-        )
-        if claims:
-            yield do.LeaveClaims(claims)
-
     def _claim_again(self, now: float) -> Iterable[do.Command]:
-        """Write the worker's name into the claims that it is to work on next.
-
-        Another run has claimed them, or an attempt on them has failed. It is written right before
-        the work, so that a claim with its name and attempt has been begun.
-        """
-        worker, busy = self.settings.worker, self.partitions.busy
-        if any(worker in owned.live_runs or owned.is_claiming for owned in busy) or any(
-            entry.is_in_question for owned in busy for entry in owned.entries
-        ):
-            return
-        wanted = next(iter(self._wanted), None)
-        if wanted is None or is_claimed_by(wanted, worker):
-            return
-        limits = self.settings.limits
-        if wanted.failures:
-            # New records and ranges that have failed in turn: many bad ones keep nothing back.
-            if self._is_new_next and any(is_ready(b, limits, now) for b in self._backlogs):
-                return
-            self._is_new_next = True
-        if wanted.unsubmitted:
-            if now - self._cancelled_at >= self.settings.retry_s:
-                self._cancelled_at = now
-                reason = "Dagster has not submitted it, and a streaming run takes its batch over"
-                yield do.CancelRuns((wanted.unsubmitted,), reason, only_unstarted=True)
-            return
-        ranges = [r for r in wanted.ranges if self.partitions[r.topic_partition].pending is None]
-        if ranges:
-            batch_id = self._new_batch_id(wanted.failures + 1)
-            yield do.WriteOffsets(tuple(self._claim_for(batch_id, r, now) for r in ranges))
-
-    def _claim_for(self, batch_id: str, range_: OffsetRange, now: float) -> do.OffsetWrite:
-        owned = self.partitions[range_.topic_partition]
-        pending = owned.claim_again_write(range_, batch_id, now)
-        self.partitions[owned.partition] = replace(owned, pending=pending)
-        return pending.write
+        if self._streaming.may_write_again(self.partitions.busy):
+            wanted = next(iter(self._wanted), None)
+            yield from self._streaming.written_again(wanted, self.partitions, now)
 
     def _claim(self, now: float) -> Iterable[do.Command]:
         if self.leaving is not None:
@@ -693,11 +674,10 @@ class Driver:
         worker = self.settings.worker
         if worker and self.offers:  # what is claimed is begun before anything else is claimed
             return
-        under_way = batches_under_way(
-            self.partitions.busy, now, worker=worker, retries=not (worker and self._is_new_next)
-        )
+        retries = not (worker and self._streaming.is_new_next)
+        under_way = batches_under_way(self.partitions.busy, now, worker=worker, retries=retries)
         batches = plan(
-            self._backlogs,
+            [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None],
             self.settings.limits,
             runs_in_flight=len(under_way),
             new_batch_id=self._new_batch_id,
@@ -711,12 +691,16 @@ class Driver:
                 self.partitions[owned.partition] = replace(owned, pending=pending)
                 writes.append(pending.write)
         if writes:
-            self._is_new_next = False
+            self._streaming.is_new_next = False
             yield do.WriteOffsets(tuple(writes))
 
-    @property
-    def _backlogs(self) -> list[Backlog]:
-        return [backlog for owned in self.partitions.busy if (backlog := owned.backlog) is not None]
+
+def _adopted(range_: OffsetRange, batch_id: str, progress: InFlight) -> do.Note:
+    return do.Note(
+        f"adopted {', '.join(progress.run_ids)}, which works on {range_}",
+        Occurred.BATCH_ADOPTED,
+        {"batch_id": batch_id, "run_ids": progress.run_ids, **range_.fields},
+    )
 
 
 def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:

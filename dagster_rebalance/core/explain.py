@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.driver import Driver
+    from dagster_rebalance.core.forecast import Forecast
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition, PendingWrite
     from dagster_rebalance.core.runs import RunSeen
@@ -45,20 +46,31 @@ class _Member:
     Attributes:
         now: What its clock shows.
         streams: Whether it is a streaming run, which works on its batches itself.
+        is_there: Whether there is a member at all.
     """
 
     now: float
     streams: bool
+    is_there: bool = True
 
 
 def explain_hold(
-    hold: Hold, partitions: Mapping[TopicPartition, OwnedPartition], now: float
+    hold: Hold,
+    partitions: Mapping[TopicPartition, OwnedPartition],
+    now: float,
+    forecast: Forecast,
 ) -> str:
-    """What a hold waits for, and how much time it has.
+    """What a hold waits for, how long that is likely to take, and how much time it has.
 
     Example:
-        `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240); 278 s
-        left`
+        `holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [120, 240),
+        likely for 19 s more (batches took 31 s); 278 s left`
+
+    Args:
+        hold: The hold.
+        partitions: Those of the member.
+        now: What the member's clock shows.
+        forecast: How long its last batches took.
     """
     held = [
         owned
@@ -72,6 +84,15 @@ def explain_hold(
     verb = "holding" if hold.cause is Cause.REVOKE else "leaving the group with"
     if hold.hands_over:
         verb = "handing over to the successor"
+    else:
+        under_way = [
+            entry.claimed_at
+            for owned in draining
+            for entry in owned.entries
+            if isinstance(entry.progress, InFlight) and entry.claimed_at is not None
+        ]
+        if likely := forecast.of(under_way, now):
+            waits.append(likely)
     what = f"waiting for {', '.join(waits)}" if waits else "nothing left to wait for"
     return (
         f"{verb} {named(hold.epochs)} for {now - hold.requested_at:.0f} s: {what}; "
@@ -79,15 +100,18 @@ def explain_hold(
     )
 
 
-def explain_partition(owned: OwnedPartition, now: float, *, streams: bool = False) -> str:
+def explain_partition(
+    owned: OwnedPartition, now: float, *, streams: bool = False, has_members: bool = True
+) -> str:
     """Why a partition does or does not make progress right now.
 
     Args:
         owned: The partition.
         now: What the member's clock shows.
         streams: Whether the member is a streaming run.
+        has_members: Whether the group has any.
     """
-    state = _state(owned, _Member(now, streams))
+    state = _state(owned, _Member(now, streams, has_members))
     if owned.order is None:
         return f"{owned.partition}: {state}"
     ordered = f"{owned.order}; resume with `{how_to_resume(selector_of(owned.partition))}`"
@@ -108,7 +132,7 @@ def summary(driver: Driver, now: float) -> tuple[str, ...]:
     return (
         first,
         *((f"leaving the group: {driver.leaving}",) if driver.leaving is not None else ()),
-        *(explain_hold(hold, driver.partitions, now) for hold in driver.holds),
+        *(explain_hold(hold, driver.partitions, now, driver.forecast) for hold in driver.holds),
         *(
             _unconfirmed(driver.pulse.signs[run_id].run, left_s)
             for run_id, left_s in driver.pulse.unconfirmed.items()
@@ -226,6 +250,8 @@ def _of_stopped(entry: Entry, member: _Member) -> str:
 
 
 def _when(entry: Entry, member: _Member) -> str:
+    if not member.is_there:
+        return " by the next member"
     if entry.due_at > member.now:
         return f" in {entry.due_at - member.now:.0f} s"
     if member.streams:
@@ -235,6 +261,14 @@ def _when(entry: Entry, member: _Member) -> str:
 
 def _request(entry: Entry, wanted: ToRequest, member: _Member) -> str:
     span, trouble = _span(entry.range), wanted.trouble
+    if not member.is_there:
+        failed = (
+            f", and {wanted.failures} run{_s(wanted.failures)} failed" if wanted.failures else ""
+        )
+        return (
+            f"{span} is claimed by batch {entry.batch_id}{failed}; the next member works on it "
+            f"(attempt {wanted.attempt})"
+        )
     if trouble is not None and entry.due_at > member.now:
         why = f": {trouble.why}" if trouble.why else ""
         lacks = (
@@ -264,7 +298,7 @@ def _entry(entry: Entry, member: _Member) -> str:
         case ToRequest() as wanted:
             return _request(entry, wanted, member)
         case InFlight():
-            return _in_flight(entry.progress, span)
+            return _in_flight(entry.progress, span, member)
         case Exhausted() as exhausted:
             return f"{exhausted.attempts} run{_s(exhausted.attempts)} failed on {span}"
         case DeadLettered():
@@ -273,12 +307,12 @@ def _entry(entry: Entry, member: _Member) -> str:
             return f"{span} has succeeded and is committed in its turn"
 
 
-def _in_flight(progress: InFlight, span: str) -> str:
+def _in_flight(progress: InFlight, span: str, member: _Member) -> str:
     runs = set(progress.run_ids)
     if progress.unsubmitted is not None:
+        again = "is requested again" if member.is_there else "waits for the next member"
         return (
-            f"{named_runs(progress.run_ids)} for {span} is created but not submitted, and is "
-            "requested again"
+            f"{named_runs(progress.run_ids)} for {span} is created but not submitted, and {again}"
         )
     if runs <= set(progress.waiting):
         return f"{named_runs(progress.run_ids)} for {span} waits in Dagster's queue"

@@ -149,7 +149,7 @@ def status_of(
     # What its owner is about to write or record, it writes in a moment, and nobody else does; and
     # only the owner knows since when records wait.
     seen = replace(owned, pending=None, unrecorded=None, backlog_since=None)
-    sentence = explain_partition(seen, now)
+    sentence = explain_partition(seen, now, has_members=bool(owners.members))
     if lag and not (owners.members or owned.entries or owned.stop_reason or owned.order):
         sentence = f"{owned.partition}: {lag} offsets to read wait for a member"
     return PartitionStatus(

@@ -58,11 +58,13 @@ class GroupLag:
         partitions: All of them: those whose lag is not known, then the largest lag first.
         stopped: How many cannot go on.
         paused: How many people have paused or stopped.
+        missing: The topics that Kafka does not have.
     """
 
     partitions: tuple[PartitionLag, ...]
     stopped: int = 0
     paused: int = 0
+    missing: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -93,7 +95,7 @@ class GroupLag:
             text += f"; {number:,} {what}" if number else ""
         if self.unknown:
             text += f"; the lag of {named(self.unknown)} is not known: no leader answered in time"
-        return text
+        return "; ".join((text, *map(why_missing, self.missing)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +107,22 @@ class Standing:
         ordered: Those that people have paused or stopped, with the orders.
         working: The runs that work on partitions, by partition.
         failed: Of stopped partitions, the last run that failed and its batch.
+        missing: The topics of the group that Kafka does not have.
     """
 
     stopped: Mapping[TopicPartition, str] = field(default_factory=dict)
     ordered: Mapping[TopicPartition, str] = field(default_factory=dict)
     working: Mapping[TopicPartition, str] = field(default_factory=dict)
     failed: Mapping[TopicPartition, tuple[str, str]] = field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+def why_missing(topic: str) -> str:
+    """Why nothing of a topic is read, and what to do."""
+    return (
+        f"topic {topic} does not exist, or the principal may not see it, so nothing of it is read; "
+        "other topics go on. Create it, grant the ACL READ on it, or take it out of `topics`"
+    )
 
 
 def group_lag(
@@ -136,7 +148,8 @@ def group_lag(
     ]
     rows.sort(key=lambda row: (-MAX_OFFSET if row.lag is None else -row.lag, row.partition))
     stopped = standing.stopped.keys()
-    return GroupLag(tuple(rows), len(stopped), len(standing.ordered.keys() - stopped))
+    paused = len(standing.ordered.keys() - stopped)
+    return GroupLag(tuple(rows), len(stopped), paused, standing.missing)
 
 
 def _row(
@@ -215,6 +228,8 @@ class LagLimit:
             texts.append(f"records of {named(late)} wait for more than {self.seconds:g} s")
         if self and lag.unknown:
             texts.append(f"the lag of {named(lag.unknown)} is not known: no leader answered")
+        if self and lag.missing:
+            texts.append(f"the lag of {', '.join(lag.missing)} is not known")
         return tuple(texts)
 
 
@@ -227,8 +242,20 @@ def observes(owned: Collection[TopicPartition], topics: Sequence[str]) -> bool:
 
     Kafka gives the first partition of the group to one member at a time, whatever form it has, and
     to another one when that member is gone.
+
+    Args:
+        owned: The partitions of the member.
+        topics: The topics of the group that Kafka has.
     """
-    return TopicPartition(min(topics), 0) in owned
+    return bool(topics) and TopicPartition(min(topics), 0) in owned
+
+
+def looks_for_topics(owned: Collection[TopicPartition], topics: Iterable[str]) -> bool:
+    """Whether the member that owns these partitions looks from time to time what topics there are.
+
+    Those that may come to observe the lag do, and those that have nothing: all topics may be gone.
+    """
+    return not owned or any(TopicPartition(topic, 0) in owned for topic in topics)
 
 
 @dataclass(frozen=True, slots=True)

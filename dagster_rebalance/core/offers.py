@@ -14,12 +14,14 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.runs import Exhausted, InFlight, RunSeen, ToRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.ledger import Entry
     from dagster_rebalance.core.owned_partition import OwnedPartition
     from dagster_rebalance.core.partition import OffsetRange
@@ -53,7 +55,12 @@ class Offer:
 
 
 def offers_of(
-    partitions: Iterable[OwnedPartition], now: float, *, most_runs: int, worker: str = ""
+    partitions: Iterable[OwnedPartition],
+    now: float,
+    *,
+    most_runs: int,
+    orders: Sequence[Order] = (),
+    worker: str = "",
 ) -> tuple[Offer, ...]:
     """Return the runs that Dagster shall start now.
 
@@ -62,10 +69,9 @@ def offers_of(
     it is not split over two runs. Failed ranges are offered in the order in which they have waited,
     the longest first, while fewer than `most_runs` runs are at work or requested; with a `worker`,
     no other run counts. A run that Dagster has created and not submitted is not requested again
-    while people have paused one of its partitions.
+    while `orders` keep one of its partitions from being worked on, whoever owns that.
     """
     partitions = tuple(partitions)
-    ordered = {owned.partition for owned in partitions if owned.order is not None}
     in_part = {
         batch_id
         for owned in partitions
@@ -77,7 +83,7 @@ def offers_of(
     for entry in (entry for owned in partitions for entry in _requestable(owned, now)):
         match entry.progress:
             case InFlight(unsubmitted=RunSeen() as run):
-                if ordered.isdisjoint(range_.topic_partition for range_ in run.ranges):
+                if not any(in_force(orders, range_.topic_partition) for range_ in run.ranges):
                     offers[Offer(run.batch_id, run.attempt, run.ranges, unsubmitted=run.run_id)] = (
                         None
                     )

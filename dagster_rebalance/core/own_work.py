@@ -8,18 +8,18 @@ of a claim that outlives it is in `untold` until it is told.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.runs import RunSeen, RunState
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.offers import Offer
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,13 @@ class BegunBatch:
     Attributes:
         batch_id: The batch.
         ranges: What it works on.
+        logs: Which log each of its partitions had then.
         outcome: How that ended; None while it is at work.
     """
 
     batch_id: str
     ranges: tuple[OffsetRange, ...]
+    logs: Mapping[TopicPartition, Log] = field(compare=False)
     outcome: Outcome | None = None
 
 
@@ -53,12 +55,18 @@ class OwnWork:
         self._looks = 0
         self.at_work: BegunBatch | None = None
 
-    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> BegunBatch | None:
+    def begin(
+        self,
+        offers: Iterable[Offer],
+        claimed: Collection[str],
+        log_of: Callable[[TopicPartition], Log],
+    ) -> BegunBatch | None:
         """Begin the first batch that is offered, if none is at work.
 
         Args:
             offers: What the member offers.
             claimed: All batches that the member has claimed. What is known of others is forgotten.
+            log_of: Which log a partition has.
         """
         if self.at_work is not None:
             return None
@@ -66,7 +74,9 @@ class OwnWork:
         self._begun = {known: parts for known, parts in self._begun.items() if known in kept}
         offer = next(iter(offers), None)
         if offer is not None:
-            self.at_work = BegunBatch(offer.batch_id, offer.ranges)
+            partitions = {range_.topic_partition for range_ in offer.ranges}
+            logs = {partition: log_of(partition) for partition in partitions}
+            self.at_work = BegunBatch(offer.batch_id, offer.ranges, logs)
             self._begun[offer.batch_id] = (*self._parts(offer.batch_id), self.at_work)
         return self.at_work
 
@@ -74,7 +84,7 @@ class OwnWork:
         """Note how the batch at work ended; None when there was none."""
         if self.at_work is None:
             return None
-        ended = BegunBatch(self.at_work.batch_id, self.at_work.ranges, outcome)
+        ended = replace(self.at_work, outcome=outcome)
         self._begun[ended.batch_id] = (*self._parts(ended.batch_id)[:-1], ended)
         self.at_work = None
         if outcome is Outcome.FAILED:

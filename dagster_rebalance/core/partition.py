@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 MAX_OFFSET = 2**63 - 1
 """The largest that Kafka can store."""
 
+_PARTITION = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]{1,10})", re.DOTALL)
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
 
 
@@ -61,6 +62,14 @@ def named(partitions: Iterable[TopicPartition], most: int = 20) -> str:
 
 def _row(row: list[TopicPartition]) -> str:
     return ", ".join(map(str, row)) if len(row) <= 2 else f"{row[0]}..{row[-1].partition}"  # noqa: PLR2004 - two are shorter in full
+
+
+def partitions_named(names: object) -> Iterator[TopicPartition]:
+    """The partitions in a list of their names, such as `orders-3`; what is none is left out."""
+    for name in names if isinstance(names, list) else ():
+        found = _PARTITION.fullmatch(str(name))
+        if found is not None:
+            yield TopicPartition(found["topic"], int(found["number"]))
 
 
 def next_offset(offset: int) -> int:
@@ -189,6 +198,16 @@ class OffsetRange:
     def topic_partition(self) -> TopicPartition:
         """The partition that the offsets belong to."""
         return TopicPartition(self.topic, self.partition)
+
+    @property
+    def fields(self) -> dict[str, str | int]:
+        """Its parts by name."""
+        return {
+            "topic": self.topic,
+            "partition": self.partition,
+            "start": self.start,
+            "until": self.until,
+        }
 
     @property
     def key(self) -> str:

@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition, decode
-from dagster_rebalance.core.commands import RecordCommit
+from dagster_rebalance.core.commands import Note, RecordCommit
 from dagster_rebalance.core.control import selector_of
 from dagster_rebalance.core.errors import ClaimError
 from dagster_rebalance.core.ledger import OffsetLedger
+from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.owned_partition import Refused
 from dagster_rebalance.core.partition import (
     Log,
@@ -51,12 +52,9 @@ def position_to_verify(stored: OffsetAndMetadata | None, bounds: Bounds) -> LogP
     None when nobody else has led the partition since the offset was written, or when that is not
     known.
     """
-    try:
-        read = decode(stored) if stored is not None else None
-    except ClaimError:
-        return None
+    read = None if stored is None else read_stored(stored)
     if (
-        read is None
+        not isinstance(read, StoredPartition)
         or read.log.leader_epoch in {None, bounds.leader_epoch}
         or bounds.leader_epoch is None
     ):
@@ -104,6 +102,14 @@ def take_in(
     return replace(taken, unrecorded=_unrecorded(taken, found.recorded), recorded_at=None)
 
 
+def read_stored(stored: OffsetAndMetadata) -> StoredPartition | ClaimError:
+    """Return what a group has stored for a partition, or why the text cannot be read."""
+    try:
+        return decode(stored)
+    except ClaimError as error:
+        return error
+
+
 def judge(
     partition: TopicPartition, found: Found, foreign_metadata: ForeignMetadata
 ) -> StoredPartition | Refused | None:
@@ -117,13 +123,12 @@ def judge(
         return (
             None if found.recorded is None else Refused(_vanished(partition, found.recorded.until))
         )
-    try:
-        read = decode(stored)
-    except ClaimError as error:
+    read = read_stored(stored)
+    if isinstance(read, ClaimError):
         if foreign_metadata is ForeignMetadata.REFUSE:
             return Refused(
-                f"{partition}: {error}. If the text may be thrown away, set foreign_metadata to "
-                "overwrite"
+                f"{partition}: {read}. To go on at the committed offset without that text, "
+                f"{_reset(partition, '--to-current')}"
             )
         read = StoredPartition(stored.offset)
     if read.log.topic_id and found.topic_id and read.log.topic_id != found.topic_id:
@@ -238,16 +243,23 @@ def _reset(partition: TopicPartition, where: str) -> str:
     )
 
 
-def moved_offset(owned: OwnedPartition, recorded: LastRecorded | None) -> str | None:
+def moved_offset(owned: OwnedPartition, recorded: LastRecorded | None) -> Note | None:
     """A sentence that says that somebody moved the committed offset, or None."""
     if recorded is None or owned.ledger is None or owned.unrecorded is not None:
         return None
     here = owned.ledger.next_offset
     if recorded.until == here:
         return None
-    return (
+    return Note(
         f"{owned.partition} continues at offset {here}, which was set by somebody else: the last "
-        f"recorded commit ended at {recorded.until}"
+        f"recorded commit ended at {recorded.until}",
+        Occurred.OFFSETS_MOVED,
+        {
+            "topic": owned.partition.topic,
+            "partition": owned.partition.partition,
+            "recorded_until": recorded.until,
+            "offset": here,
+        },
     )
 
 

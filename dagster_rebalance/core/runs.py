@@ -87,6 +87,8 @@ class RunSeen:
         undone: The assets that it began and that did not succeed in it.
         may_work_on: The partitions on which a streaming run may work, as it says itself; None where
             it does not say, so that it may be any.
+        ended_at: When it ended in Dagster's eyes, in seconds since 1970; None where it has not, or
+            where Dagster does not say.
     """
 
     run_id: str
@@ -110,6 +112,7 @@ class RunSeen:
     done: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
     may_work_on: frozenset[TopicPartition] | None = None
+    ended_at: float | None = None
 
     @property
     def is_retry(self) -> bool:
@@ -347,7 +350,7 @@ def _without_live(
     """
     first_runs = [run for run in ended if not run.is_retry]
     attempt = max([len(first_runs), *(run.attempt for run in first_runs)]) + 1
-    failed = [run for run in first_runs if _setback(run) is Setback.FAILED]
+    failed = [run for run in first_runs if setback_of(run) is Setback.FAILED]
     if ended and ended[-1].is_retry and ended[-1].is_refused and not ended[-1].is_automatic:
         return ToRequest(attempt, len(failed), left_out=left_out)
     if len(failed) >= max_attempts:
@@ -356,7 +359,7 @@ def _without_live(
     return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
 
 
-def _setback(run: RunSeen) -> Setback | None:
+def setback_of(run: RunSeen) -> Setback | None:
     """How a run set its range back; None when it says nothing about it."""
     if run.is_taken_back or run.has_succeeded:
         return None
@@ -369,7 +372,7 @@ def _setback(run: RunSeen) -> Setback | None:
 
 
 def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
-    told = [(kind, run) for run in reversed(first_runs) if (kind := _setback(run)) is not None]
+    told = [(kind, run) for run in reversed(first_runs) if (kind := setback_of(run)) is not None]
     if not told:
         return None
     kind, newest = told[0]

@@ -5,6 +5,9 @@ work only if every one of its ranges is still claimed by its batch, no other run
 succeeded on them, and no other run of the group may be at work on any part of them. *Any* such run
 makes it refuse itself, whichever came first: with a tie-break by age or by clocks both could work.
 If two runs refuse each other, the owner of the partition asks for the batch again.
+
+A run of a rerun has no claim. Its ranges must be committed, so that the group is done with them,
+and must be those that a person has asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
+    from dagster_rebalance.core.rerun_batches import RerunBatch
 
 
 def refusal(
@@ -34,10 +38,7 @@ def refusal(
         committed: What Kafka stores for the partitions of the run now.
     """
     if me.state is not RunState.STARTED:
-        return (
-            f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it "
-            "works"
-        )
+        return _not_started(me)
     problems = {
         range_: _claim_problem(range_, me.batch_id, committed.get(range_.topic_partition))
         for range_ in me.ranges
@@ -50,7 +51,47 @@ def refusal(
             if rest
             else problem
         )
-    known = tuple(others)
+    return _company(me, tuple(others))
+
+
+def rerun_refusal(
+    me: RunSeen,
+    others: Iterable[RunSeen],
+    committed: Mapping[TopicPartition, OffsetAndMetadata | None],
+    planned: RerunBatch | None,
+) -> str | None:
+    """Why the run `me` of a rerun must not work, as a sentence; None when it may.
+
+    Args:
+        me: The run that asks.
+        others: All runs of the same batch, and all live runs of the group; `me` may be among them.
+        committed: What Kafka stores for the partitions of the run now.
+        planned: Its batch, as the book of reruns has it; None where it has none.
+    """
+    if me.state is not RunState.STARTED:
+        return _not_started(me)
+    if planned is None or planned.ranges != me.ranges:
+        return (
+            "no rerun is to process these ranges: it is finished, or was cancelled. Ask for "
+            "another one with dagster-rebalance rerun"
+        )
+    for range_ in me.ranges:
+        stored = committed.get(range_.topic_partition)
+        if stored is None or stored.offset < range_.until:
+            at = "has no committed offset" if stored is None else f"is at offset {stored.offset}"
+            return f"the group {at}, so it will process {range_} itself"
+    return _company(me, tuple(others))
+
+
+def _not_started(me: RunSeen) -> str:
+    return (
+        f"run {me.run_id} is {me.state.value} in Dagster, so another run could not see that it "
+        "works"
+    )
+
+
+def _company(me: RunSeen, known: tuple[RunSeen, ...]) -> str | None:
+    """What another run does that shares a range with `me`; None when nobody is in the way."""
     for other in known:
         shared = [
             range_

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_BROKERS = ("bootstrap.servers", "metadata.broker.list")
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _WITH_TLS = frozenset({"SSL", "SASL_SSL"})
 _WITH_LOGIN = frozenset({"SASL_PLAINTEXT", "SASL_SSL"})
 _VERIFICATION = "enable.ssl.certificate.verification"
@@ -23,7 +25,16 @@ def insecurity(config: Mapping[str, object]) -> str | None:
     Args:
         config: By the names of librdkafka or of the Java client, which are alike here.
     """
+    for name in _BROKERS:
+        servers = config.get(name)
+        if isinstance(servers, str) and "@" in servers:
+            return (
+                f"'{name}' has an @ in it: write each broker as host:port, and give user and "
+                "password with 'sasl.username' and 'sasl.password'"
+            )
     protocol = str(config.get("security.protocol") or "PLAINTEXT").upper()
+    if protocol not in _PROTOCOLS:
+        return f"'security.protocol' must be one of {', '.join(_PROTOCOLS)}"
     tls, login = (
         sorted(name for name in config if name.startswith(prefixes))
         for prefixes in (("ssl.",), ("sasl.", "oauth_cb"))

@@ -19,12 +19,14 @@ from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeRead
 from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.core.rerun_batches import rerun_of
+from dagster_rebalance.core.start_check import refusal, rerun_refusal
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.given_messages import GivenMessages
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.order_book import OrderBook
+from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import (
@@ -73,6 +75,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         description="topic:partition:start:until of each range. Filled in by the sensor.",
     )
     _reader: RangeReader | None = PrivateAttr(default=None)
+    _spark_clients: str = PrivateAttr(default="")
 
     @classmethod
     def for_testing(
@@ -145,6 +148,15 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             return []
 
     @property
+    def is_rerun(self) -> bool:
+        """Whether a person has the ranges processed again, although the group has committed them.
+
+        What is written by range is replaced. What cannot be, such as a message to somebody, may be
+        left out.
+        """
+        return rerun_of(self.batch_id) != ""
+
+    @property
     def records(self) -> int:
         """How many offsets the ranges cover.
 
@@ -181,6 +193,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             kafka_options,
             connector_options=options,
             allow_plaintext=getattr(spark, "allow_plaintext", False),
+            clients=self._spark_clients,
         )
 
     def messages(
@@ -232,9 +245,15 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 raise IllegalStateError(msg)
         return wanted
 
-    def read_by(self, reader: RangeReader) -> Self:
-        """Let a reader that outlives the batch read its messages. Returns the batch."""
+    def read_by(self, reader: RangeReader, spark_clients: str = "") -> Self:
+        """Let what outlives the batch read its records. Returns the batch.
+
+        Args:
+            reader: Reads its messages.
+            spark_clients: Names the clients of Spark that may read them; empty for new ones.
+        """
         self._reader = reader
+        self._spark_clients = spark_clients
         return self
 
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
@@ -262,9 +281,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             msg = (
                 "This run has no batch of Kafka offsets. Runs of this job are started by its "
                 "sensor, which gives them one: turn it on. "
-                "To process a batch again after a failure, re-execute its run; to process old "
-                "offsets again, stop the sensor and move "
-                "the group's committed offset."
+                "To process a batch again after a failure, re-execute its run; to process past "
+                "ranges again, use dagster-rebalance rerun or the job of the group for that."
             )
             raise dg.Failure(msg, allow_retries=False)
         heartbeat = Heartbeat(instance, run, timeout_s=self.kafka.heartbeat_timeout_s)
@@ -317,6 +335,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             BrokerError
         ) as error:  # a refusal is no failed attempt: an outage of Kafka must not stop a partition
             return f"Kafka could not be asked whether its claim stands: {error}"
+        if rerun_of(self.batch_id):
+            book = RerunBook(instance, GroupAssets.of(self.kafka.group_id).rerun_book_name)
+            planned = next((one for one in book.read() if one.batch_id == self.batch_id), None)
+            return rerun_refusal(me, runs, committed, planned)
         return refusal(me, runs, committed)
 
     def _paused(self, instance: dg.DagsterInstance) -> str | None:

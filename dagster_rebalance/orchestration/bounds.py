@@ -146,6 +146,7 @@ class BoundsReader:
         clock: A monotonic clock.
         note: Gets a sentence when a leader does not answer.
         start: Where the group begins with what it has committed nothing for.
+        bounds_patience_s: How long leaders may take to say where their partitions begin and end.
     """
 
     def __init__(
@@ -154,7 +155,9 @@ class BoundsReader:
         clock: Callable[[], float],
         note: Callable[[str], None],
         start: Start = StartFrom.EARLIEST,
+        bounds_patience_s: float = PATIENCE_S,
     ) -> None:
+        self._bounds_patience_s = bounds_patience_s
         self._start = start
         self._consumer = consumer
         self._clock = clock
@@ -232,7 +235,9 @@ class BoundsReader:
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         try:
             return (
-                self._consumer.cluster.high_watermarks(partitions, PATIENCE_S) if partitions else {}
+                self._consumer.cluster.high_watermarks(partitions, self._bounds_patience_s)
+                if partitions
+                else {}
             )
         except BrokerError as error:
             if not error.retriable:
@@ -246,7 +251,7 @@ class BoundsReader:
         doubtful = [p for p in partitions if p in self._ask_again_at]
         due = [p for p in doubtful if self._ask_again_at[p] <= now]
         found = self._read(
-            [p for p in partitions if p not in self._ask_again_at], PATIENCE_S, starts
+            [p for p in partitions if p not in self._ask_again_at], self._bounds_patience_s, starts
         )
         return found | self._read(due, _PATIENCE_AGAIN_S, starts)
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.group_status import Assigned
-from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, named
+from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, named, partitions_named
 from dagster_rebalance.core.roster import Roster, roster
 from dagster_rebalance.orchestration import lag as lag_asset
 from dagster_rebalance.orchestration.checks import as_evaluation
+from dagster_rebalance.orchestration.commit_records import commits_in, metadata_of
 from dagster_rebalance.orchestration.group_settings import GroupSettings
 from dagster_rebalance.orchestration.history_checks import (
     DRAINED_CHECK,
@@ -33,12 +33,7 @@ from dagster_rebalance.orchestration.history_checks import (
     gap_result,
 )
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import (
-    history_of,
-    partitions_named,
-    said_in,
-    tables,
-)
+from dagster_rebalance.orchestration.roster import history_of, said_in, tables
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
@@ -46,8 +41,10 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import RecordCommit, ShowHold
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.lag import GroupLag, LagLimit
+    from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.core.receipts import Outcome, Receipt
+    from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
     from dagster_rebalance.core.reset import Move
     from dagster_rebalance.orchestration.port import RunError
 
@@ -92,6 +89,11 @@ class GroupAssets:
     def order_book_name(self) -> str:
         """The name under which Dagster keeps what people have ordered."""
         return f"dagster_rebalance/orders/{self.group.path[1]}"
+
+    @property
+    def rerun_book_name(self) -> str:
+        """The name under which Dagster keeps the batches of reruns."""
+        return f"dagster_rebalance/reruns/{self.group.path[1]}"
 
     @property
     def settings_name(self) -> str:
@@ -221,7 +223,7 @@ class Catalogue:
             asset_key=self._assets.offsets, storage_ids=sorted(newest.values())
         )
         records = self._instance.fetch_materializations(these, limit=len(newest)).records
-        commits = {record.partition_key: _metadata_of(record) for record in records}
+        commits = {record.partition_key: metadata_of(record) for record in records}
         found: dict[TopicPartition, LastRecorded] = {}
         for partition in partitions:
             name = str(partition)
@@ -242,7 +244,7 @@ class Catalogue:
             ),
             limit=_COMMITS_READ,
         ).records
-        yield from map(_metadata_of, records)
+        yield from map(metadata_of, records)
 
     def record_commit(self, commit: RecordCommit) -> None:
         """Record what is committed as a materialisation, unless that was done.
@@ -250,7 +252,9 @@ class Catalogue:
         A successor may have done it, or this member before the answer was lost.
         """
         known = {
-            found for said in self._recorded(commit.range.topic_partition) for found in _said(said)
+            found
+            for said in self._recorded(commit.range.topic_partition)
+            for found in commits_in(said)
         }
         rest = commit.without(known)
         if rest is not None:
@@ -368,18 +372,14 @@ class Catalogue:
         """What people have ordered for the group, oldest first."""
         return self._order_book.read()
 
-    def show_stopped(
-        self,
-        stopped: Mapping[TopicPartition, str],
-        ordered: Mapping[TopicPartition, str],
-        errors: Mapping[TopicPartition, RunError],
-    ) -> None:
-        """Show which partitions of the group cannot go on, with the reasons.
+    def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
+        """Show which partitions and topics of the group cannot go on, with the reasons.
 
-        The check passes when no partition is stopped, and none is paused by a person.
+        The check passes when no partition is stopped, no topic is missing, and nothing is paused by
+        a person.
         """
         self._instance.report_runless_asset_event(
-            evaluation(stopped, ordered, errors, self._assets.offsets)
+            evaluation(standing, errors, self._assets.offsets)
         )
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
@@ -446,6 +446,52 @@ class Catalogue:
                 "reason": reason,
             },
         )
+
+    def record_rerun(
+        self, event: str, rerun: Rerun, what: str, ranges: Iterable[OffsetRange] = ()
+    ) -> None:
+        """Record what becomes of a rerun.
+
+        Args:
+            event: `rerun`, when it was asked for, `rerun_done` or `rerun_cancelled`.
+            rerun: The rerun.
+            what: The same in words.
+            ranges: What it is about, where that is known.
+        """
+        partitions = sorted({range_.topic_partition for range_ in ranges})
+        self._observe(
+            event,
+            f"{rerun}: {what}" + (f" of {named(partitions)}" if partitions else ""),
+            {
+                "partitions": dg.MetadataValue.json([str(partition) for partition in partitions]),
+                "runs": rerun.batches,
+                **_rerun_metadata(rerun),
+            },
+        )
+
+    def record_reprocessed(self, batch: RerunBatch, run_id: str) -> None:
+        """Observe on each partition that ranges were processed again. It is no commit."""
+        of: dict[TopicPartition, list[OffsetRange]] = {}
+        for range_ in batch.ranges:
+            of.setdefault(range_.topic_partition, []).append(range_)
+        for partition, ranges in of.items():
+            self._instance.report_runless_asset_event(
+                dg.AssetObservation(
+                    asset_key=self._assets.offsets,
+                    partition=str(partition),
+                    description=f"processed again by {batch.rerun}",
+                    metadata={
+                        "event": "reprocessed",
+                        "ranges": dg.MetadataValue.md(
+                            "\n".join(f"- `{range_}`" for range_ in ranges)
+                        ),
+                        "offsets": sum(map(len, ranges)),
+                        "run": dg.MetadataValue.dagster_run(run_id),
+                        "batch": batch.batch_id,
+                        **_rerun_metadata(batch.rerun),
+                    },
+                )
+            )
 
     def record_left(self, reason: str) -> None:
         """Record that this process is no member any more."""
@@ -529,23 +575,13 @@ class Catalogue:
         return roster([*history, *((said,) if said is not None else ())])
 
 
-def _metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
-    event = record.asset_materialization
-    return {} if event is None else {name: value.value for name, value in event.metadata.items()}
-
-
-def _said(record: dict[str, object]) -> Iterator[tuple[int, int, str]]:
-    """The commits of a record; none of what somebody else has reported."""
-    start, until, run_id, joined = (
-        record.get(name) for name in ("start", "until", "run", "joined")
-    )
-    if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
-        ends = [
-            (each[0], str(each[1]))
-            for each in (joined if isinstance(joined, list) else ())
-            if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int)  # noqa: PLR2004 - a pair
-        ]
-        yield from recorded_commits(start, (*ends, (until, run_id)))
+def _rerun_metadata(rerun: Rerun) -> dict[str, Any]:
+    return {
+        "rerun": rerun.rerun_id,
+        "by": rerun.by,
+        "reason": rerun.reason,
+        "asked_at": dg.MetadataValue.timestamp(rerun.at),
+    }
 
 
 def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
+from pathlib import PurePath
 from typing import Any
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -20,7 +21,9 @@ _FUNCTION = re.compile(r"(?P<module>\w+(?:\.\w+)*):(?P<function>\w+(?:\.\w+)*)",
 
 
 def as_text(value: object) -> object:
-    """A number, or a word for yes or no, as the clients read it. Everything else as it is."""
+    """A number, a word for yes or no, or a path, as the clients read it. All else as it is."""
+    if isinstance(value, PurePath):
+        return str(value)
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if type(value) in {int, float} else value  # dg.EnvVar.int is an int, too
@@ -64,7 +67,10 @@ def function_named(setting: str, text: str) -> Function:
     try:
         found: object = attrgetter(named["function"])(import_module(named["module"]))
     except AttributeError as problem:
-        msg = f"{setting} names a function that module '{named['module']}' does not have"
+        msg = (
+            f"{setting} names a function that module '{named['module']}' does not have, or not "
+            "yet: it must stand above the definitions that name it"
+        )
         raise ConfigurationError(msg) from problem
     except Exception as problem:
         # It may be a user and a password, where two texts are asked for.

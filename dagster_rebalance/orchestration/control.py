@@ -18,13 +18,12 @@ from dagster_rebalance.core.control import (
     Order,
     how_to_resume,
     in_force,
-    unmatched,
+    selection,
 )
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import partitions_named
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,15 +70,18 @@ def give(instance: dg.DagsterInstance, group_id: str, wanted: Wanted) -> str:
     """
     assets = GroupAssets.of(group_id)
     now = time.time()
-    orders = [
-        Order(wanted.action, selector, wanted.by.strip(), now, wanted.reason.strip())
-        for selector in dict.fromkeys(wanted.partitions)
-    ]
-    if not orders:
+
+    def order(selector: str) -> Order:
+        return Order(wanted.action, selector, wanted.by.strip(), now, wanted.reason.strip())
+
+    typed = [order(selector).partitions for selector in wanted.partitions]
+    if not typed:
         msg = f"say which partitions to {wanted.action.value}: orders:3, a topic, a pattern, or all"
         raise ConfigurationError(msg)
     known = partitions_of(instance, assets, group_id)
-    matched = sorted({p for order in orders for p in _matched(order, known, group_id)})
+    chosen = dict(selection(selector, known, group_id) for selector in typed)
+    orders = [order(selector) for selector in chosen]
+    matched = sorted({partition for those in chosen.values() for partition in those})
     book = OrderBook(instance, assets.order_book_name)
     try:
         before = book.read()
@@ -145,13 +147,6 @@ def _consequence(
     others = [partition for partition in matched if partition not in waited]
     ignored = f" Not paused before: {named(others)}." if others else ""
     return f"Within seconds {_DOES[action]}.{ignored}"
-
-
-def _matched(order: Order, known: Sequence[TopicPartition], group_id: str) -> list[TopicPartition]:
-    found = [partition for partition in known if order.covers(partition)]
-    if not found:
-        raise unmatched(order.partitions, known, group_id)
-    return found
 
 
 def partitions_of(

@@ -10,12 +10,10 @@ from pydantic import Field
 from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.tags import USER_TAG
 
 if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-
-_USER_TAG = "user"
-"""Dagster+ adds who launched a run. Elsewhere nobody knows."""
 
 
 class ControlConfig(dg.Config):
@@ -52,7 +50,7 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
         wanted = Wanted(
             Action(config.action),
             config.partitions,
-            config.by or context.run.tags.get(_USER_TAG, ""),
+            config.by or context.run.tags.get(USER_TAG, ""),
             config.reason,
         )
         try:

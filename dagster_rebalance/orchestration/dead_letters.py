@@ -18,6 +18,7 @@ import dagster as dg
 from dagster_rebalance.core.errors import BatchRefusedError
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.topics import Topics
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def dead_lettered_range(
             "group_id"
         )
         raise BatchRefusedError(msg) from error
-    if group_id != kafka.group_id or range_.topic not in kafka.topics:
+    if group_id != kafka.group_id or not Topics.of(kafka.topics).have(range_.topic):
         msg = (
             f"this dead letter is not of group {kafka.group_id} and one of its topics "
             f"({', '.join(kafka.topics)})"

@@ -6,6 +6,7 @@ the group in the catalogue.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,10 +22,12 @@ from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.history_checks import build_history_checks
 from dagster_rebalance.orchestration.job_checks import check_assets, check_steps
 from dagster_rebalance.orchestration.lag import build_lag_check
+from dagster_rebalance.orchestration.lineage import downstream, topic_assets
+from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.stream_body import Body, in_order
-from dagster_rebalance.orchestration.stream_definitions import stream_asset
+from dagster_rebalance.orchestration.stream_definitions import RerunKafkaBatch, stream_asset
 from dagster_rebalance.orchestration.stream_sensor import build_kafka_stream_sensor
 from dagster_rebalance.orchestration.tags import GROUP_TAG
 from dagster_rebalance.orchestration.written_secrets import written_secrets
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
 SHORTEST_RUN_S = 60.0
 """A streaming run that is replaced sooner would hardly have joined."""
+SHORTEST_FRESHNESS_S = 60.0
 
 
 def build_kafka_batch_defs(
@@ -52,6 +56,8 @@ def build_kafka_batch_defs(
     job_tags: Mapping[str, str] | None = None,
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
+    commit_within_s: float | None = None,
+    show_topics: bool = True,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.Definitions:
@@ -76,13 +82,18 @@ def build_kafka_batch_defs(
         lag_within_records: The check `lag_within` fails while more offsets than this wait in all
             partitions together. Without this and `lag_within_s` there is no such check.
         lag_within_s: It fails while a record waits for longer than this, by its timestamp.
+        commit_within_s: Dagster shows the committed offsets as stale when no commit was recorded
+            for longer than this, which it checks by its own freshness policies. At least 60; for
+            topics that always have new records.
+        show_topics: Whether the lineage has the topics upstream of the assets. Dagster changes the
+            deps of an asset only once: turn it off where something else has to.
         minimum_interval_seconds: Seconds between ticks of the sensor.
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
-        The assets, the job, the sensor, the job by which people pause partitions (`_control`
-        behind the name), the assets of the group (committed offsets, members and holds, lag), their
-        checks, and the resources.
+        The assets, the job, the sensor, the jobs by which people pause partitions (`_control`
+        behind the name) and have past ranges processed again (`_rerun`), the assets of the group
+        (committed offsets, members and holds, lag), their checks, and the resources.
 
     Raises:
         ConfigurationError: There is no asset, one does not take a batch, has partitions or an
@@ -91,6 +102,7 @@ def build_kafka_batch_defs(
     """
     _check(name, assets, kafka, spark)
     limit = LagLimit(lag_within_records, lag_within_s)
+    topics = topic_assets(kafka) if show_topics else []
     check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
     provided = _resources(
         name,
@@ -98,6 +110,7 @@ def build_kafka_batch_defs(
         resources,
         **{batch_key: KafkaBatch(kafka=kafka)},
     )
+    assets = [downstream(asset, topics) for asset in assets]
     job = dg.define_asset_job(
         name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {})
     )
@@ -117,6 +130,8 @@ def build_kafka_batch_defs(
         kafka,
         kafka_key,
         limit,
+        commit_within_s,
+        topics=topics,
         assets=assets,
         job=job,
         sensor=sensor,
@@ -140,6 +155,8 @@ def build_kafka_stream_defs(
     job_tags: Mapping[str, str] | None = None,
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
+    commit_within_s: float | None = None,
+    show_topics: bool = True,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.Definitions:
@@ -168,12 +185,18 @@ def build_kafka_stream_defs(
         lag_within_records: The check `lag_within` fails while more offsets than this wait in all
             partitions together. Without this and `lag_within_s` there is no such check.
         lag_within_s: It fails while a record waits for longer than this, by its timestamp.
+        commit_within_s: Dagster shows the committed offsets as stale when no commit was recorded
+            for longer than this, which it checks by its own freshness policies. At least 60; for
+            topics that always have new records.
+        show_topics: Whether the lineage has the topics upstream of the assets. Dagster changes the
+            deps of an asset only once: turn it off where something else has to.
         minimum_interval_seconds: Seconds between ticks of the sensor, which starts the runs.
         default_status: Whether the sensor runs without being turned on.
 
     Returns:
-        The assets, the job, the sensor, the job by which people pause partitions (`_control`
-        behind the name), the assets of the group, their checks, and the resources.
+        The assets, the job, the sensor, the jobs by which people pause partitions (`_control`
+        behind the name) and have past ranges processed again (`_rerun`), the assets of the group,
+        their checks, and the resources.
 
     Raises:
         ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
@@ -186,13 +209,22 @@ def build_kafka_stream_defs(
         if value < least:
             msg = f"{setting}={value:g} of {name} must be at least {least:g}"
             raise ConfigurationError(msg)
-    provided = _resources(name, {kafka_key: kafka, spark_key: spark}, resources)
+    rerun_key = f"{name}_rerun_batch"
+    provided = _resources(
+        name,
+        {kafka_key: kafka, spark_key: spark},
+        resources,
+        **{rerun_key: RerunKafkaBatch(kafka=kafka)},
+    )
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
+    topics = topic_assets(kafka) if show_topics else []
     settings = f"{kafka!r} {spark!r} {sorted(job_tags or {})}"
     streamed = stream_asset(
         name,
         bodies,
+        [topic.key for topic in topics],
         kafka_key=kafka_key,
+        rerun_key=rerun_key,
         spark_key=None if spark is None else spark_key,
         lag_limit=limit,
     )
@@ -210,6 +242,7 @@ def build_kafka_stream_defs(
             version=version or code_version([body.function for body in bodies], settings),
             max_run_s=max_run_s,
         ),
+        rerun_key=rerun_key,
         kafka_key=kafka_key,
         spark_key=None if spark is None else spark_key,
         minimum_interval_seconds=minimum_interval_seconds,
@@ -220,6 +253,8 @@ def build_kafka_stream_defs(
         kafka,
         kafka_key,
         limit,
+        commit_within_s,
+        topics=topics,
         assets=[streamed],
         job=job,
         sensor=sensor,
@@ -240,6 +275,7 @@ def _check(
         msg = f"{name} is the name of an asset and of the job: give the definitions another name"
         raise ConfigurationError(msg)
     check_assets(name, assets)
+    kafka.check_functions()
     for setting in written_secrets(kafka, spark):
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
@@ -269,7 +305,9 @@ def _definitions(
     kafka: KafkaConsumerResource,
     kafka_key: str,
     lag_limit: LagLimit,
+    commit_within_s: float | None,
     *,
+    topics: Sequence[dg.AssetSpec],
     assets: Sequence[dg.AssetsDefinition],
     job: Any,  # noqa: ANN401 - dagster exports no name for an asset job
     sensor: dg.SensorDefinition,
@@ -288,6 +326,7 @@ def _definitions(
         ),
         group_name="streaming",
         kinds={"kafka"},
+        freshness_policy=_freshness(commit_within_s),
     )
     members = dg.AssetSpec(
         group.group,
@@ -317,12 +356,28 @@ def _definitions(
     if lag_limit:
         checks.append(build_lag_check(group.lag, kafka_key, lag_limit, catalogue_of))
     return dg.Definitions(
-        assets=[*assets, offsets, members, lag],
+        assets=[*assets, *topics, offsets, members, lag],
         asset_checks=checks,
-        jobs=[job, build_kafka_control_job(name=f"{name}_control", kafka_key=kafka_key)],
+        jobs=[
+            job,
+            build_kafka_control_job(name=f"{name}_control", kafka_key=kafka_key),
+            build_kafka_rerun_job(name=f"{name}_rerun", kafka_key=kafka_key),
+        ],
         sensors=[sensor],
         resources=dict(resources),
     )
+
+
+def _freshness(commit_within_s: float | None) -> dg.FreshnessPolicy | None:
+    if commit_within_s is None:
+        return None
+    if commit_within_s < SHORTEST_FRESHNESS_S:
+        msg = (
+            f"commit_within_s={commit_within_s:g} must be at least {SHORTEST_FRESHNESS_S:g}, the "
+            "shortest time that Dagster takes"
+        )
+        raise ConfigurationError(msg)
+    return dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=commit_within_s))
 
 
 def _now(setting: str) -> str:

@@ -6,6 +6,7 @@ Kafka, the runs, and what people have ordered show them.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition
@@ -16,7 +17,8 @@ from dagster_rebalance.core.partition import ANY_BOUNDS, TopicPartition
 from dagster_rebalance.core.restoring import judge
 from dagster_rebalance.core.runs import blocking, progress_of
 from dagster_rebalance.core.setbacks import why_blocked
-from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, find
+from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, find, read_bounds
 from dagster_rebalance.orchestration.port import RunError
 
 if TYPE_CHECKING:
@@ -41,21 +43,19 @@ class GroupLook:
     Attributes:
         found: What is known of each; not what Dagster has recorded.
         partitions: All of them, also those of which nothing is known.
+        topics: The topics of the group that Kafka has.
+        missing: Those that it does not have, in order.
     """
 
     found: Mapping[TopicPartition, Found]
     partitions: tuple[TopicPartition, ...]
+    topics: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
     def without(self, partitions: Collection[TopicPartition]) -> GroupLook:
         """The same without some partitions."""
-        return GroupLook(
-            {
-                partition: found
-                for partition, found in self.found.items()
-                if partition not in partitions
-            },
-            self.partitions,
-        )
+        kept = {p: found for p, found in self.found.items() if p not in partitions}
+        return replace(self, found=kept)
 
 
 def look_at_group(
@@ -70,7 +70,7 @@ def look_at_group(
 
     Args:
         consumer: Asks Kafka.
-        topics: The topics of the group.
+        topics: The topics of the group, and patterns.
         read: Reads the bounds of partitions; of one that it leaves out, it is not known whether
             offsets are missing.
         start: Where the group begins with what it has committed nothing for.
@@ -79,15 +79,18 @@ def look_at_group(
     Raises:
         BrokerError: Kafka did not answer.
     """
+    wanted = Topics.of(topics)
+    there = consumer.list_topics(timeout_s)
+    found_topics = wanted.among(there)
     partitions = [
-        TopicPartition(topic, info.partition)
-        for topic in topics
-        for info in consumer.partitions_for(topic, timeout_s)
+        TopicPartition(topic, number)
+        for topic in found_topics
+        for number in sorted(info.partition for info in there[topic])
     ]
     bounds = read(partitions)
     known = {partition: bounds.get(partition, ANY_BOUNDS) for partition in partitions}
     found = find(consumer, known, {}, timeout_s=timeout_s, patience_s=timeout_s, start=start)
-    return GroupLook(found, tuple(partitions))
+    return GroupLook(found, tuple(partitions), found_topics, wanted.missing(there))
 
 
 def late_partitions(
@@ -168,12 +171,39 @@ def standstills(
         known: Partitions whose stops and runs the caller knows better: only their orders are looked
             up.
     """
-    standing = _stopped_in(look.without(known), runs, catalogue, settings)
+    standing = replace(
+        _stopped_in(look.without(known), runs, catalogue, settings), missing=look.missing
+    )
     try:
         return replace(standing, ordered=_ordered_in(look, catalogue))
     except ValueError as problem:  # Members claim nothing of what they are assigned from now on.
         everything = dict.fromkeys(look.found, str(problem))
         return replace(standing, stopped={**everything, **standing.stopped})
+
+
+def look_by_hand(
+    consumer: RebalanceAwareConsumer,
+    topics: Iterable[str],
+    runs: RunsPort,
+    catalogue: GroupRecords,
+    settings: DriverSettings,
+) -> tuple[GroupLook, Standing]:
+    """Look at a group, and at what stands still in it, with no member there.
+
+    Every leader has to answer.
+
+    Args:
+        consumer: Asks Kafka.
+        topics: The topics of the group.
+        runs: Asks Dagster for runs.
+        catalogue: Asks Dagster for recorded commits and for orders.
+        settings: Those of the members.
+
+    Raises:
+        BrokerError: Kafka did not answer.
+    """
+    look = look_at_group(consumer, topics, partial(read_bounds, consumer), settings.start_from)
+    return look, standstills(look, runs, catalogue, settings)
 
 
 def _stopped_in(

@@ -11,8 +11,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dagster_rebalance.core.errors import BrokerError
-from dagster_rebalance.core.lag import GroupLag, LagPace, Standing, observes
+from dagster_rebalance.core.lag import (
+    GroupLag,
+    LagPace,
+    Standing,
+    looks_for_topics,
+    observes,
+    why_missing,
+)
 from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.topics import Topics
 from dagster_rebalance.orchestration.bounds import PATIENCE_S
 from dagster_rebalance.orchestration.group_look import (
     GroupLook,
@@ -37,9 +45,17 @@ of the group, however many of them have news."""
 _SHOWN_IS_PROVEN_S = 30.0
 """When a member looks once more at what it has shown as stopped: another one may have shown newer
 things before it, and has no more news."""
+_STANDSTILL_S = 10.0
+_KNOWN_AGAIN_S = 10.0
+"""A member that stood still (a frozen process) may have lost its partitions, which the new owner
+has shown by then. Within this time its client learns of it."""
 
-_Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[tuple[TopicPartition, str]]]"
-"""What the check has shown: the stopped partitions, and those that people have paused, with why."""
+_LOOK_FOR_TOPICS_S = 30.0
+"""How often the topics of the group are looked for: one may be deleted, or made again."""
+
+_Shown: TypeAlias = "tuple[frozenset[TopicPartition], frozenset[Any], tuple[str, ...]]"
+"""What the check has shown: the stopped partitions, the paused ones with why, and the missing
+topics."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,11 @@ class GroupReport:
         self._news = self._news_told = 0
         self._stop_news = self._stop_news_told = 0
         self._unproven: _Shown | None = None
+        self._stepped_at, self._silent_until = float("inf"), float("-inf")
+        self._topics_looked_at = float("-inf")
+        self._topics = Topics.of(parts.topics)
+        self._there: tuple[str, ...] = ()
+        self._missing: tuple[str, ...] = ()
         self._pace = LagPace(parts.driver.settings.lag_every_s)
 
     def add_news(self, *, is_stop: bool = False) -> None:
@@ -108,6 +129,30 @@ class GroupReport:
         """
         self._news += 1
         self._stop_news += is_stop
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What a tick says of the topics that Kafka does not have."""
+        return tuple(f"stopped: {why_missing(topic)}" for topic in self._missing)
+
+    def topics(self, timeout_s: float = PATIENCE_S) -> tuple[str, ...]:
+        """Look which topics of the group Kafka has.
+
+        Raises:
+            BrokerError: Kafka did not answer.
+        """
+        self._topics_looked_at = self._parts.clock()
+        there = self._parts.consumer.list_topics(timeout_s)
+        self._know(self._topics.among(there), self._topics.missing(there))
+        return self._there
+
+    def _know(self, there: tuple[str, ...], missing: tuple[str, ...]) -> None:
+        self._there = there
+        if missing != self._missing:
+            for topic in missing:
+                self._note(f"stopped: {why_missing(topic)}")
+            self._missing = missing
+            self.add_news(is_stop=True)
 
     @property
     def is_told(self) -> bool:
@@ -122,7 +167,7 @@ class GroupReport:
         has_news = not self.is_told or self._unproven is not None
         stops = has_news and now - self._stops_looked_at >= wait_s
         has_stop_news = self._stop_news > self._stop_news_told
-        is_observer = observes(self._parts.driver.partitions, self._parts.topics)
+        is_observer = observes(self._parts.driver.partitions, self._there)
         lag = (is_observer and self._pace.is_due(now)) or (stops and has_stop_news)
         return _Wanted(
             now,
@@ -134,7 +179,17 @@ class GroupReport:
         )
 
     def step(self) -> None:
-        """Look at the group if it is time, and have shown what was found."""
+        """Look at the group if it is time, and have shown what was found.
+
+        For a while after a standstill the member shows nothing.
+        """
+        now = self._parts.clock()
+        if now - self._stepped_at > _STANDSTILL_S:
+            self._silent_until = now + _KNOWN_AGAIN_S
+        self._stepped_at = now
+        if now < self._silent_until:
+            return
+        self._look_for_topics()
         wanted = self._wanted
         if wanted.lag:
             self._pace = replace(self._pace, looked_at=wanted.at)
@@ -145,6 +200,16 @@ class GroupReport:
                 self._look(wanted)
             except BrokerError as error:  # it is for people, and asked again: the member goes on
                 self._note(f"the lag of the group, and what is stopped, is not known: {error}")
+
+    def _look_for_topics(self) -> None:
+        parts = self._parts
+        is_due = parts.clock() - self._topics_looked_at >= _LOOK_FOR_TOPICS_S
+        known = {*self._topics.names, *self._there}
+        if is_due and looks_for_topics(parts.driver.partitions, known):
+            try:
+                self.topics()
+            except BrokerError as error:
+                self._note(f"which topics there are is not known: {error}")
 
     def _look(self, wanted: _Wanted) -> None:
         """Look at the whole group. The member knows its own partitions best, once it has them."""
@@ -167,6 +232,7 @@ class GroupReport:
             settings.start_from,
             timeout_s=PATIENCE_S,
         )
+        self._know(whole.topics, whole.missing)
         late = self._late(whole) if wanted.lag else None
 
         def show() -> _Done:
@@ -176,6 +242,7 @@ class GroupReport:
                 found.ordered,
                 {**found.working, **working},
                 {**found.failed, **failed},
+                found.missing,
             )
             stops = self._show_stops(standing, wanted)
             return _Done(wanted, stops, self._show_lag(whole, standing, late, wanted))
@@ -199,11 +266,12 @@ class GroupReport:
         return late
 
     def _show_stops(self, standing: Standing, wanted: _Wanted) -> _Shown | None:
-        shown = (frozenset(standing.stopped), frozenset(standing.ordered.items()))
+        ordered = frozenset(standing.ordered.items())
+        shown = (frozenset(standing.stopped), ordered, standing.missing)
         if not wanted.stops or shown == wanted.unproven:
             return None
         errors = errors_of(standing, self._parts.runs)
-        self._parts.catalogue.show_stopped(standing.stopped, standing.ordered, errors)
+        self._parts.catalogue.show_stopped(standing, errors)
         return shown
 
     def _show_lag(

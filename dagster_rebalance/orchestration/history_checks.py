@@ -12,11 +12,11 @@ from collections.abc import Iterable
 import dagster as dg
 
 from dagster_rebalance.core.gaps import Recorded, gaps
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.partition import OffsetRange, partitions_named
 from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.roster import Kind, Said
 from dagster_rebalance.orchestration.checks import group_check
-from dagster_rebalance.orchestration.roster import history_of, partitions_named, skips_of
+from dagster_rebalance.orchestration.roster import history_of, skips_of
 from dagster_rebalance.orchestration.run_links import run_links
 
 GAP_CHECK = "no_offset_gap"

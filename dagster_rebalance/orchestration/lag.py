@@ -9,19 +9,16 @@ it also answers while no member is there.
 import textwrap
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_rebalance.core.lag import GroupLag, LagLimit, PartitionLag
-from dagster_rebalance.orchestration.bounds import read_bounds
 from dagster_rebalance.orchestration.checks import as_evaluation, group_check
 from dagster_rebalance.orchestration.group_look import (
     lag_of,
     late_partitions,
-    look_at_group,
-    standstills,
+    look_by_hand,
 )
 from dagster_rebalance.orchestration.port import GroupRecords
 from dagster_rebalance.orchestration.run_links import run_links
@@ -74,12 +71,12 @@ def build_lag_check(
     def check(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         settings = kafka.driver_settings()
-        with kafka.connect() as consumer:
-            read = partial(read_bounds, consumer)
-            look = look_at_group(consumer, kafka.topics, read, settings.start_from)
-            late = late_partitions(consumer, look, settings, limit, now_s=time.time())
         ledger = RunLedger(context.instance, kafka.group_id)
-        standing = standstills(look, ledger, catalogue_of(context.instance), settings)
+        with kafka.connect() as consumer:
+            look, standing = look_by_hand(
+                consumer, kafka.topics, ledger, catalogue_of(context.instance), settings
+            )
+            late = late_partitions(consumer, look, settings, limit, now_s=time.time())
         return _result(lag_of(look, standing, settings, late), limit)
 
     return group_check(
@@ -107,6 +104,7 @@ def _metadata(lag: GroupLag) -> Mapping[str, Any]:
         "stopped_partitions": lag.stopped,
         "paused_partitions": lag.paused,
         "unknown_partitions": len(lag.unknown),
+        "missing_topics": len(lag.missing),
         "largest": dg.MetadataValue.table([_record(row) for row in shown], _TABLE),
     }
     if len(lag.partitions) > len(shown):

@@ -18,7 +18,6 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.group_status import Owners, PartitionStatus, status_of
-from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S, BoundsReader
 from dagster_rebalance.orchestration.group_look import look_at_group
 
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
     from dagster_rebalance.core.events import Found
-    from dagster_rebalance.core.partition import Bounds
+    from dagster_rebalance.core.partition import Bounds, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.settings import DriverSettings
     from dagster_rebalance.orchestration.port import GroupRecords, RunsPort
@@ -75,28 +74,26 @@ def look_on(
     """
     now = time.monotonic()
     notes: list[str] = []
-    there = consumer.cluster.list_topics(READ_LIMIT_S)
-    wanted = sorted(set(topics))
     bounds: dict[TopicPartition, Bounds] = {}
 
     def read(partitions: list[TopicPartition]) -> dict[TopicPartition, Bounds]:
-        bounds.update(BoundsReader(consumer, time.monotonic, notes.append).read_beyond(partitions))
+        reader = BoundsReader(
+            consumer, time.monotonic, notes.append, bounds_patience_s=READ_LIMIT_S
+        )
+        bounds.update(reader.read_beyond(partitions))
         return bounds
 
-    known_topics = [topic for topic in wanted if topic in there]
-    found = look_at_group(consumer, known_topics, read, settings.start_from).found
+    whole = look_at_group(consumer, sorted(set(topics)), read, settings.start_from)
+    found = whole.found
     recorded = catalogue.last_recorded(found)
     found = {p: replace(one, recorded=recorded.get(p)) for p, one in found.items()}
-    all_of_them = [
-        TopicPartition(topic, info.partition) for topic in wanted for info in there.get(topic, ())
-    ]
     try:
         orders = catalogue.orders()
     except ValueError as problem:
         raise ConfigurationError(str(problem)) from problem
     # Its last tick is long ago, so that it claims nothing.
     driver = Driver(settings, new_batch_id=str, now=now - 2 * settings.plan_patience_s)
-    todo: deque[seen.Event] = deque([seen.PartitionsAssigned(tuple(all_of_them))])
+    todo: deque[seen.Event] = deque([seen.PartitionsAssigned(whole.partitions)])
     while todo:
         for command in driver.handle(todo.popleft(), now):
             match command:
@@ -117,9 +114,9 @@ def look_on(
         found,
         {
             partition: status_of(driver.partitions[partition], found.get(partition), owners, now)
-            for partition in sorted(all_of_them)
+            for partition in sorted(whole.partitions)
         },
-        [topic for topic in wanted if topic not in there],
+        whole.missing,
         notes,
     )
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.lag import NO_LIMIT
+from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.run_ender import in_thread
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.port import (
         CataloguePort,
         DeadLettersPort,
+        MeterPort,
         RunsPort,
         WorkPort,
     )
@@ -33,6 +35,8 @@ class Parts:
         work: The worker of a streaming run; None for a member that requests runs.
         lag_limit: How much lag of the group is too much.
         wall_clock: The time in seconds since 1970, as the timestamps of records have it.
+        log: Gets what happens.
+        meter: Measures it; None where nobody does.
     """
 
     consumer: RebalanceAwareConsumer
@@ -47,3 +51,5 @@ class Parts:
     work: WorkPort | None = None
     lag_limit: LagLimit = NO_LIMIT
     wall_clock: Callable[[], float] = time.time
+    log: MemberLog = field(default_factory=MemberLog)
+    meter: MeterPort | None = None

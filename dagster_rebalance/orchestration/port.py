@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, ShowHold, StoreDeadLetter
     from dagster_rebalance.core.control import Order
@@ -21,9 +21,11 @@ if TYPE_CHECKING:
         LeaveRequested,
         RunsRead,
     )
-    from dagster_rebalance.core.lag import GroupLag, LagLimit
+    from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
+    from dagster_rebalance.core.metrics import MemberState
+    from dagster_rebalance.core.occurrences import Occurrence
     from dagster_rebalance.core.offers import Offer
-    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+    from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
@@ -80,12 +82,18 @@ class WorkPort(Protocol):
     The thread of the pump calls all of this, and none of it waits.
     """
 
-    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
+    def begin(
+        self,
+        offers: Iterable[Offer],
+        claimed: Collection[str],
+        log_of: Callable[[TopicPartition], Log],
+    ) -> RunsRead | None:
         """Begin a batch if none is at work; what there is to know of it then.
 
         Args:
             offers: The batches that may be begun.
             claimed: All batches that the member has claimed.
+            log_of: Which log a partition has.
         """
 
     def ended(self) -> Iterator[RunsRead]:
@@ -141,17 +149,11 @@ class CataloguePort(GroupRecords, Protocol):
     def record_receipt(self, receipt: Receipt) -> None:
         """Show how a hold ended."""
 
-    def show_stopped(
-        self,
-        stopped: Mapping[TopicPartition, str],
-        ordered: Mapping[TopicPartition, str],
-        errors: Mapping[TopicPartition, RunError],
-    ) -> None:
-        """Show which partitions of the group cannot go on, each with its reason.
+    def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
+        """Show which partitions and topics of the group cannot go on, each with its reason.
 
         Args:
-            stopped: Those that are stopped.
-            ordered: Those that people have paused or stopped.
+            standing: Those that are stopped or missing, and those that people have paused.
             errors: What the last runs failed with, of some of those that are stopped.
         """
 
@@ -175,6 +177,24 @@ class CataloguePort(GroupRecords, Protocol):
 
     def leave_wanted(self) -> LeaveRequested | None:
         """Why the member has to make way, if somebody wants that."""
+
+
+class MeterPort(Protocol):
+    """Where numbers of a member go. Waits for nobody, and raises nothing."""
+
+    def add(self, occurrences: Iterable[Occurrence]) -> None:
+        """Count what happened."""
+
+    def show(self, state: MemberState, clock: Callable[[], float]) -> None:
+        """Let gauges be read from a state, by anybody and at any time, until the next one.
+
+        Args:
+            state: How the member is.
+            clock: The clock of the state.
+        """
+
+    def leave(self) -> None:
+        """The member has left."""
 
 
 class DeadLettersPort(Protocol):

@@ -28,7 +28,11 @@ from dagster_rebalance.core.errors import (
     PartitionLostError,
 )
 from dagster_rebalance.core.explain import summary
-from dagster_rebalance.orchestration.bounds import PATIENCE_S, BoundsReader
+from dagster_rebalance.core.metrics import MemberState
+from dagster_rebalance.core.observing import observed
+from dagster_rebalance.core.occurrences import Occurred, Occurrence
+from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.orchestration.bounds import PATIENCE_S, READ_LIMIT_S, BoundsReader
 from dagster_rebalance.orchestration.group_report import GroupReport
 from dagster_rebalance.orchestration.mailbox import Mail, Mailbox
 from dagster_rebalance.orchestration.run_ender import RunEnder
@@ -56,7 +60,7 @@ _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
 _SUMMARY_S = 1.0
 _FAREWELL_S = 5.0
-"""How long a member that has left may take to record what it still has to."""
+"""How long a member that has left may take to show that."""
 LETTERS_PER_TURN = 20
 """How many answers of letters are taken between two polls at most: with 1,000 partitions at work
 each takes the driver 10 ms."""
@@ -98,9 +102,33 @@ class Pump:
             BrokerError: Kafka refuses, and waiting would not help.
             ConfigurationError: The settings cannot work.
         """
+        topics = tuple(self.parts.topics)
+        self._tell(
+            Occurrence(
+                Occurred.MEMBER_JOINED, f"joining to read {', '.join(topics)}", {"topics": topics}
+            )
+        )
+        try:
+            left = self._be_member()
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            self._tell(Occurrence(Occurred.MEMBER_FAILED, f"failed: {said}", {"error": said}))
+            raise
+        else:
+            self._tell(Occurrence(Occurred.MEMBER_LEFT, f"left: {left}", {"reason": left}))
+        finally:
+            if self.parts.meter is not None:
+                self.parts.meter.leave()
+
+    def _be_member(self) -> str:
+        """Be a member; the reason for which it has left."""
         parts = self.parts
-        parts.consumer.subscribe(list(parts.topics))
-        parts.consumer.check()
+        wanted = Topics.of(parts.topics)
+        parts.consumer.subscribe(wanted.subscription)
+        # A topic that is missing keeps only itself from being read, unless there is no other one,
+        # and none can come.
+        there = self._report.topics(READ_LIMIT_S)
+        parts.consumer.cluster.check(there or (() if wanted.patterns else wanted.names))
         self._check_dead_letter_topic()
         self._show(parts.catalogue.record_joined)
         while self._left is None:
@@ -116,13 +144,15 @@ class Pump:
         if not self.made_way and not self._mailbox.is_abandoned:
             self._show(parts.catalogue.give_seat_up)
         self._storage.finish(_FAREWELL_S)
+        return self._left
 
     def _see_to_work(self, work: WorkPort) -> None:
         """Let the worker begin what is its turn, and others know what it has left to them."""
-        begun = work.begin(self.parts.driver.offers, self.parts.driver.claimed)
+        driver = self.parts.driver
+        begun = work.begin(driver.offers, driver.claimed, driver.log_of)
         if begun is not None:
             self._feed(begun)
-        untold, assigned = work.untold, frozenset(self.parts.driver.partitions)
+        untold, assigned = work.untold, frozenset(driver.partitions)
         if untold or work.says_all_but(assigned):
 
             def tell() -> None:
@@ -197,10 +227,10 @@ class Pump:
                 summary(parts.driver, self._turned_at),
                 self._turned_at,
             )
+            self._show_gauges()
         silence = self._storage.silence
-        self._mailbox.post(
-            Mail(parts.driver.offers, (*self._summary, silence) if silence else self._summary)
-        )
+        said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
+        self._mailbox.post(Mail(parts.driver.offers, said))
 
     def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
         """What happened to the assignment.
@@ -218,7 +248,9 @@ class Pump:
         """Tell the driver, and carry out what follows, and what follows from that."""
         todo = deque([event])
         while todo:
-            for command in self.parts.driver.handle(todo.popleft(), self.parts.clock()):
+            commands, told = observed(self.parts.driver, todo.popleft(), self.parts.clock())
+            self._tell(*told)
+            for command in commands:
                 if self._mailbox.is_abandoned:
                     return
                 answer = self._carry_out(type(command).__name__, partial(self._answer, command))
@@ -277,17 +309,17 @@ class Pump:
             case do.RecordCommit(range=range_):
                 self._ask(
                     command,
-                    partial(parts.catalogue.record_commit, command),
-                    lambda _: self._recorded(command),
+                    partial(self._record, command),
+                    lambda is_recorded: self._recorded(command) if is_recorded else None,
                     slot=("record", range_),
                 )
             case do.StoreDeadLetter():
                 self._ask_why(command)
-            case do.CancelRuns(run_ids, reason, only_unstarted):
-                self._note(f"cancelling {len(run_ids)} run(s): {reason}")
+            case do.CancelRuns(run_ids, _, only_unstarted):
+                self._mailbox.note(str(command))
                 self._ender.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
-                self._note(f"sees to it that nothing of {', '.join(signs)} works any more")
+                self._mailbox.note(str(command))
                 self._ender.end_dead(signs)
             case do.LeaveClaims(claims):
                 if parts.work is not None:
@@ -295,18 +327,13 @@ class Pump:
             case do.ShowHold():
                 self._show(partial(parts.catalogue.record_hold, command))
             case do.RecordReceipt(receipt):
-                self._note(str(receipt))
+                self._mailbox.note(str(receipt))
                 self._show(partial(parts.catalogue.record_receipt, receipt))
-            case do.ShowStop(partition, reason, is_released):
-                ended = (
-                    f"{partition} was stopped when it was given up"
-                    if is_released
-                    else f"{partition} goes on"
-                )
-                self._note(f"stopped: {reason}" if reason else ended)
+            case do.ShowStop():
+                self._mailbox.note(str(command))
                 self._report.add_news(is_stop=True)
             case do.Note(text):
-                self._note(text)
+                self._mailbox.note(text)
             case do.LeaveGroup(reason):
                 self._left = reason
         return None
@@ -359,6 +386,17 @@ class Pump:
                 else:
                     refused.append((write, str(error)))
         return seen.OffsetsWritten(tuple(done), tuple(failed), tuple(refused))
+
+    def _record(self, commit: do.RecordCommit) -> bool:
+        """Record a commit, unless the next owner of its partition does, which would show it twice.
+
+        The thread of the storage calls this, perhaps long after the member asked for it.
+        """
+        owned = self.parts.driver.partitions.get(commit.range.topic_partition)
+        if self._left is not None or owned is None or owned.unrecorded != commit:
+            return False
+        self.parts.catalogue.record_commit(commit)
+        return True
 
     def _recorded(self, commit: do.RecordCommit) -> seen.Event:
         if commit.is_dead_letter:
@@ -455,4 +493,18 @@ class Pump:
 
     def _note(self, text: str) -> None:
         self._mailbox.note(text)
-        logger.info("%s", text)
+        self._tell(Occurrence(Occurred.NOTED, text))
+
+    def _tell(self, *occurrences: Occurrence) -> None:
+        """Log what happened, and count it."""
+        for occurrence in occurrences:
+            self.parts.log.write(occurrence)
+        if self.parts.meter is not None:
+            self.parts.meter.add(occurrences)
+
+    def _show_gauges(self) -> None:
+        driver = self.parts.driver
+        if self.parts.meter is not None:
+            owned = tuple(driver.partitions.values())
+            state = MemberState(owned, driver.holds, self._turned_at)
+            self.parts.meter.show(state, self.parts.clock)

@@ -8,6 +8,7 @@ them.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import dagster as dg
@@ -32,7 +33,10 @@ from dagster_rebalance.core.settings import (
     LossPolicy,
 )
 from dagster_rebalance.core.start_from import StartTime, start_of
-from dagster_rebalance.orchestration.client_settings import as_texts, function_named
+from dagster_rebalance.core.topics import Topics
+from dagster_rebalance.core.transport import insecurity
+from dagster_rebalance.orchestration.branch import is_branch_deployment
+from dagster_rebalance.orchestration.client_settings import Function, as_texts, function_named
 
 if TYPE_CHECKING:
     ClientSettings: TypeAlias = dict[str, Any]
@@ -94,7 +98,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "partitions."
         )
     )
-    topics: list[str] = Field(description="The topics to read.")
+    topics: list[str] = Field(
+        description=(
+            "The topics to read. A text that begins with ^ is a pattern: `^orders` fits each topic "
+            "whose name begins with orders, also one that is created later."
+        )
+    )
     group_protocol: Literal["consumer", "classic"] = Field(
         default="consumer",
         description=(
@@ -226,6 +235,20 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "nothing changes. At least 10, or 0 for never."
         ),
     )
+    metrics_partitions: int = Field(
+        default=100,
+        description=(
+            "A member with up to this many partitions has a lag metric for each; 0 for none. "
+            "Each is a time series of its own."
+        ),
+    )
+    branch_group_id: str | None = Field(
+        default=None,
+        description=(
+            "The group in a branch deployment of Dagster+. Without it, nothing joins there: it "
+            "would take production's partitions."
+        ),
+    )
     lease_s: float = Field(
         default=60.0,
         description=(
@@ -270,10 +293,60 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 raise ConfigurationError(msg)
         return values
 
+    @field_validator("start_from", mode="before")
+    @classmethod
+    def _check_start(cls, given: object) -> object:
+        if isinstance(given, str) and not isinstance(given, dg.EnvVar):
+            start_of(given)
+        return given
+
+    @field_validator("bootstrap_servers", mode="before")
+    @classmethod
+    def _check_servers(cls, given: object) -> object:
+        if isinstance(given, str) and not isinstance(given, dg.EnvVar):
+            problem = insecurity({"bootstrap.servers": given})
+            if problem is not None:
+                raise ConfigurationError(problem)
+        return given
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_branch_group(cls, values: object) -> object:
+        if is_branch_deployment() and isinstance(values, dict) and values.get("branch_group_id"):
+            return {**values, "group_id": values["branch_group_id"]}
+        return values
+
     @field_validator("client_config", mode="before")
     @classmethod
     def _as_texts(cls, given: object) -> object:
         return as_texts("client_config", given)
+
+    def setup_for_execution(self, context: dg.InitResourceContext) -> None:
+        """Let no run choose a function to be called: who may launch runs need not write code.
+
+        Raises:
+            ConfigurationError: The config of the run names one.
+        """
+        config = context.run.run_config if context.run else {}
+        named = sorted(_functions_in(config.get("resources")))
+        if named:
+            msg = (
+                f"the config of this run names a function for {named[0]} in client_config: only "
+                "code may. Name it where the resource is made, and wrap the resource in "
+                "FixedResource (docs/security.md)"
+            )
+            raise ConfigurationError(msg)
+
+    @property
+    def why_not_to_join(self) -> str:
+        """Why nothing here may become a member of the group; empty when it may."""
+        if not is_branch_deployment() or self.branch_group_id:
+            return ""
+        return (
+            f"this is a branch deployment: it does not join group {self.group_id}, for it would "
+            "take partitions away from production. To read here, give the KafkaConsumerResource "
+            "a branch_group_id"
+        )
 
     def consumer_config(self) -> dict[str, Any]:
         """The settings of the Kafka client, secrets included.
@@ -299,9 +372,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 raise ConfigurationError(msg)
         for name, value in self.client_config.items():
             if name in CALLBACKS:
-                config[name] = function_named(
-                    f"{name} in client_config of group {self.group_id}", value
-                )
+                config[name] = self._function(name)
             elif not name.startswith(_FOR_SPARK):
                 config[name] = value
         if validated(config, hold_limit_s=self.hold_limit_s).is_eager:
@@ -313,6 +384,20 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             raise ConfigurationError(msg)
         return config
+
+    def check_functions(self) -> None:
+        """Find the functions that `client_config` names, but for those that a variable names.
+
+        Raises:
+            ConfigurationError: One does not exist.
+        """
+        for name, value in self.client_config.items():
+            if name in CALLBACKS and not isinstance(value, dg.EnvVar):
+                self._function(name)
+
+    def _function(self, name: str) -> Function:
+        setting = f"{name} in client_config of group {self.group_id}"
+        return function_named(setting, self.client_config[name])
 
     def spark_options(self) -> dict[str, Any]:
         """What `read_ranges` takes, secrets included: the client's settings, and Spark's own.
@@ -374,6 +459,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if getattr(self, name) <= 0:
                 msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
                 raise ConfigurationError(msg)
+        if self.metrics_partitions < 0:
+            msg = (
+                f"metrics_partitions={self.metrics_partitions} of group {self.group_id} must be 0, "
+                "for no metric of a single partition, or above"
+            )
+            raise ConfigurationError(msg)
         if self.record_every_s < 0:
             msg = (
                 f"record_every_s={self.record_every_s:g} of group {self.group_id} must be 0, for a "
@@ -386,19 +477,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 f"{_SHORTEST_LAG_S:g}, or 0 for never: Dagster stores each observation"
             )
             raise ConfigurationError(msg)
-        if not self.topics:
-            msg = f"group {self.group_id} has no topics: name at least one in topics"
-            raise ConfigurationError(msg)
-        for topic in self.topics:
-            if not is_topic_name(topic):
-                msg = (
-                    f"topics of group {self.group_id} has {topic[:249]!r}, which cannot be the "
-                    "name of a topic: Kafka takes up to 249 "
-                    "letters, digits, dots, dashes and underscores (and a pattern cannot be given "
-                    "here)"
-                )
-                raise ConfigurationError(msg)
-        self._check_dead_letters()
+        try:
+            topics = Topics.of(self.topics)
+        except ConfigurationError as error:
+            msg = f"group {self.group_id}: {error}"
+            raise ConfigurationError(msg) from error
+        self._check_dead_letters(topics)
         return DriverSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,
@@ -426,7 +510,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             ),
         )
 
-    def _check_dead_letters(self) -> None:
+    def _check_dead_letters(self, topics: Topics) -> None:
         topic = self.dead_letter_topic
         problem = None
         if self.on_failure == "dead_letter" and topic is None:
@@ -441,11 +525,19 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
         elif topic is not None and not is_topic_name(topic):
             problem = f"dead_letter_topic={topic[:249]!r} cannot be the name of a topic"
-        elif topic in self.topics:
+        elif topic is not None and topics.have(topic):
             problem = (
-                f"dead_letter_topic={topic!r} is one of topics: what failed would be read again as "
-                "if it was work. Name another one"
+                f"dead_letter_topic={topic!r} is one of topics, or fits a pattern there: what "
+                "failed would be read again as if it was work. Name another one"
             )
         if problem is not None:
             msg = f"group {self.group_id}: {problem}"
             raise ConfigurationError(msg)
+
+
+def _functions_in(config: object) -> Iterator[str]:
+    """The settings that name functions in any `client_config` of a run's config."""
+    for name, value in config.items() if isinstance(config, Mapping) else ():
+        if name == "client_config" and isinstance(value, Mapping):
+            yield from CALLBACKS & value.keys()
+        yield from _functions_in(value)

@@ -6,14 +6,13 @@ observe anything for it while nothing happens.
 
 from __future__ import annotations
 
-import re
 import textwrap
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from dagster_rebalance.core.partition import OffsetRange, TopicPartition, named
+from dagster_rebalance.core.partition import OffsetRange, named, partitions_named
 from dagster_rebalance.core.roster import Kind, Roster, Said
 from dagster_rebalance.orchestration.run_links import run_links
 
@@ -26,7 +25,6 @@ _NEWEST_READ = 10
 _ROWS_SHOWN = 20
 _SHOWN = 300
 _HOLD_COLUMNS = ("member", "holds", "since", "waits for")
-_NAME = re.compile(r"(?P<topic>.+)-(?P<number>[0-9]{1,10})", re.DOTALL)
 _KINDS = {kind.value: kind for kind in Kind}
 
 
@@ -187,14 +185,6 @@ def _time(at: float) -> str:
 
 def _short(text: str) -> str:
     return textwrap.shorten(text, _SHOWN, placeholder=" ...")
-
-
-def partitions_named(names: object) -> Iterable[TopicPartition]:
-    """The partitions of an event; what is no name of one is left out."""
-    for name in _list(names):
-        named_one = _NAME.fullmatch(str(name))
-        if named_one is not None:
-            yield TopicPartition(named_one["topic"], int(named_one["number"]))
 
 
 def _list(value: object) -> list[object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import OrderedDict
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -69,6 +70,7 @@ _STOP_AGAIN_S = 5.0
 """How soon a launcher that could not stop a run is asked again; it adds to the run's log each
 time."""
 _STOPS_KEPT = 1_000
+_LONGEST_SILENCE = timedelta(days=2)
 RETRY_PATIENCE_S = 300.0
 """How long a failed run that Dagster announced to retry counts as live: a retry that never comes
 must not stall a partition."""
@@ -182,7 +184,7 @@ class RunLedger:
         if not wanted:
             return
         records = self._instance.get_run_records(dg.RunsFilter(run_ids=sorted(wanted)))
-        runs = {record.dagster_run.run_id: self._stream_seen(record) for record in records}
+        runs = {record.dagster_run.run_id: self._seen_alone(record) for record in records}
         outcomes = self._left.read(batches)
         for claim, batch in batches.items():
             run = runs.get(batch.run_id) or self._deleted_stream(batch.run_id)
@@ -190,9 +192,28 @@ class RunLedger:
 
     def streams(self, records: Iterable[dg.RunRecord]) -> tuple[RunSeen, ...]:
         """Streaming runs that Dagster has, whatever they claim."""
-        return tuple(map(self._stream_seen, records))
+        return tuple(map(self._seen_alone, records))
 
-    def _stream_seen(self, record: dg.RunRecord) -> RunSeen:
+    def written_off(self) -> tuple[RunSeen, ...]:
+        """The runs of the group that ended in Dagster, and whose process has not said so.
+
+        They are found by the group and their marks, whatever they have claimed. Only those that
+        ended in the last two days are looked at: any other was silent for long enough.
+        """
+        # In UTC, and Postgres may keep the time of another zone.
+        since = datetime.now(timezone.utc) - _LONGEST_SILENCE
+        records = self._instance.get_run_records(
+            dg.RunsFilter(
+                statuses=list(_UNSURE), tags={GROUP_TAG: self._group_id}, updated_after=since
+            ),
+            ascending=True,
+        )
+        seen = [self._seen_alone(r) for r in records if self._own_jobs.have(r.dagster_run)]
+        return tuple(
+            run for run in seen if not run.is_over and Mark.FINISHED not in self._marks(run.run_id)
+        )
+
+    def _seen_alone(self, record: dg.RunRecord) -> RunSeen:
         run = record.dagster_run
         marks = self._marks(run.run_id) if run.status in _ENDED else frozenset()
         signs = self._signs.read({run.run_id: record.storage_id})
@@ -436,6 +457,7 @@ class RunLedger:
             is_written_off=Mark.OVER in marks,
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
             refusal=run.tags.get(REFUSAL_TAG, ""),
+            ended_at=record.end_time if run.status in _ENDED else None,
         )
 
     def _will_be_retried(self, record: dg.RunRecord) -> bool:

@@ -19,11 +19,15 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.job_checks import check_executor, check_steps
+from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
+from dagster_rebalance.orchestration.meter import meter_of
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.parts import Parts
+from dagster_rebalance.orchestration.rerun_tick import look_after_reruns
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 
@@ -89,6 +93,8 @@ def build_kafka_batch_sensor(
     )
     def kafka_batches(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        if kafka.why_not_to_join:
+            return dg.SkipReason(kafka.why_not_to_join)
         spark: KafkaSparkResource | None = (
             getattr(context.resources, spark_key) if spark_key else None
         )
@@ -114,20 +120,29 @@ def build_kafka_batch_sensor(
         )
         for note in notes:
             context.log.info(note)
-        skip = "; ".join(mail.summary)
-        if not mail.offers:
+        ledger = RunLedger(
+            context.instance,
+            kafka.group_id,
+            stop_spark_work=spark.stop_abandoned_work if spark else None,
+        )
+        location = location_of(context)
+        reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
+        if reruns.runs:
+            end_dead_runs(context, ledger, reruns.runs, kafka.driver_settings().pulse)
+        skip = "; ".join((*mail.summary, *reruns.notes))
+        requests = [
+            dg.RunRequest(
+                run_key=offer.run_key,
+                tags=run_tags(offer, kafka.group_id),
+                run_config=run_config(offer, batch_key),
+            )
+            for offer in mail.offers
+        ]
+        requests += reruns.requests
+        if not requests:
             return dg.SkipReason(skip)
         context.log.info(skip)
-        return dg.SensorResult(
-            run_requests=[
-                dg.RunRequest(
-                    run_key=offer.run_key,
-                    tags=run_tags(offer, kafka.group_id),
-                    run_config=run_config(offer, batch_key),
-                )
-                for offer in mail.offers[:MOST_REQUESTS_PER_TICK]
-            ]
-        )
+        return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK])
 
     return kafka_batches
 
@@ -171,6 +186,8 @@ def _host(
         location=location_of(context), sensor=context.sensor_name, incarnation=uuid.uuid4().hex[:12]
     )
 
+    name = f"{host.location}:{host.sensor}"
+
     @contextmanager
     def parts() -> Iterator[Parts]:
         with ExitStack() as stack:
@@ -194,6 +211,8 @@ def _host(
                 topics=kafka.topics,
                 clock_with_suspension=_clock_with_suspension,
                 lag_limit=lag_limit,
+                log=MemberLog({"group_id": kafka.group_id, "member": name}),
+                meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
             )
 
     return HostedMember(

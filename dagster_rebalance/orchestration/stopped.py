@@ -9,15 +9,14 @@ looks at Kafka and the runs alone, so that it also answers while no member is th
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from dagster_rebalance.core.lag import Standing, why_missing
 from dagster_rebalance.core.partition import TopicPartition, named
-from dagster_rebalance.orchestration.bounds import read_bounds
 from dagster_rebalance.orchestration.checks import as_evaluation, group_check
-from dagster_rebalance.orchestration.group_look import errors_of, look_at_group, standstills
+from dagster_rebalance.orchestration.group_look import errors_of, look_by_hand
 from dagster_rebalance.orchestration.port import GroupRecords, RunError
 from dagster_rebalance.orchestration.run_links import run_links
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -33,13 +32,10 @@ _MOST_NAMES_CHARACTERS = 2_000
 
 
 def evaluation(
-    stopped: Mapping[TopicPartition, str],
-    ordered: Mapping[TopicPartition, str],
-    errors: Mapping[TopicPartition, RunError],
-    asset_key: dg.AssetKey,
+    standing: Standing, errors: Mapping[TopicPartition, RunError], asset_key: dg.AssetKey
 ) -> dg.AssetCheckEvaluation:
     """The state of the check, as a member reports it."""
-    return as_evaluation(_result(stopped, ordered, errors), STOPPED_CHECK, asset_key)
+    return as_evaluation(_result(standing, errors), STOPPED_CHECK, asset_key)
 
 
 def build_stopped_check(
@@ -57,13 +53,16 @@ def build_stopped_check(
 
     def no_partition_stopped(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
-        settings = kafka.driver_settings()
         ledger = RunLedger(context.instance, kafka.group_id)
         with kafka.connect() as consumer:
-            read = partial(read_bounds, consumer)
-            look = look_at_group(consumer, kafka.topics, read, settings.start_from)
-        standing = standstills(look, ledger, catalogue_of(context.instance), settings)
-        return _result(standing.stopped, standing.ordered, errors_of(standing, ledger))
+            _, standing = look_by_hand(
+                consumer,
+                kafka.topics,
+                ledger,
+                catalogue_of(context.instance),
+                kafka.driver_settings(),
+            )
+        return _result(standing, errors_of(standing, ledger))
 
     return group_check(
         STOPPED_CHECK,
@@ -74,22 +73,21 @@ def build_stopped_check(
     )
 
 
-def _result(
-    stopped: Mapping[TopicPartition, str],
-    ordered: Mapping[TopicPartition, str],
-    errors: Mapping[TopicPartition, RunError],
-) -> dg.AssetCheckResult:
+def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg.AssetCheckResult:
     """A person who pauses knows of it, so that is a warning, and no failure that pages anybody."""
+    stopped, ordered, missing = standing.stopped, standing.ordered, standing.missing
     reasons = dict(sorted(stopped.items())[:_REASONS_SHOWN])
-    shown = list(reasons.values())
-    if len(stopped) > len(shown):
-        shown.append(f"and {len(stopped) - len(shown)} more")
+    shown = [*map(why_missing, missing[:_REASONS_SHOWN]), *reasons.values()]
+    if len(stopped) > len(reasons):
+        shown.append(f"and {len(stopped) - len(reasons)} more")
     for why in list(dict.fromkeys(ordered.values()))[:_REASONS_SHOWN]:
         those = [partition for partition, said in ordered.items() if said == why]
         shown.append(f"{_names(those)}: {why}")
     return dg.AssetCheckResult(
-        passed=not stopped and not ordered,
-        severity=dg.AssetCheckSeverity.ERROR if stopped else dg.AssetCheckSeverity.WARN,
+        passed=not (stopped or missing or ordered),
+        severity=(
+            dg.AssetCheckSeverity.ERROR if stopped or missing else dg.AssetCheckSeverity.WARN
+        ),
         description="; ".join(shown) or "every partition goes on",
         metadata={
             "stopped": dg.MetadataValue.json(
@@ -98,6 +96,7 @@ def _result(
             "stopped_partitions": len(stopped),
             "partitions": dg.MetadataValue.text(_names(stopped)),
             "paused_partitions": len(ordered),
+            "missing_topics": len(missing),
             **{f"error of {p}": _error(found.error) for p, found in errors.items()},
             **run_links(found.run_id for found in errors.values()),
         },

@@ -1,29 +1,53 @@
-"""The step of a streaming run: all assets of its batches together."""
+"""The step of a streaming run: all assets of its batches together.
+
+A run of a rerun has the same job, so that it makes the same assets. It is no member: its batch is
+in its config, as in a run for each batch.
+"""
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotation of `context`.
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import dagster as dg
 
 from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.lineage import reading
 from dagster_rebalance.orchestration.stream_body import Body
 from dagster_rebalance.orchestration.stream_run import StreamRun
+
+
+class RerunKafkaBatch(KafkaBatch):
+    """The batch of a rerun. A streaming run has none: it takes its batches as a member."""
+
+    @contextmanager
+    def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator["KafkaBatch"]:
+        """Check that the run may work if it has a batch."""
+        if self.batch_id:
+            with super().yield_for_execution(context) as batch:
+                yield batch
+        else:
+            yield self
 
 
 def stream_asset(
     name: str,
     bodies: Sequence[Body],
+    topics: Sequence[dg.AssetKey],
     *,
     kafka_key: str,
+    rerun_key: str,
     spark_key: str | None,
     lag_limit: LagLimit,
 ) -> dg.AssetsDefinition:
     """The assets as one step, which calls their functions for each batch until its run ends."""
-    needed = frozenset({kafka_key}).union(*(body.required_keys for body in bodies))
+    needed = frozenset({kafka_key, rerun_key}).union(*(body.required_keys for body in bodies))
     # Nothing is an output of the step: each batch logs its own materialisations.
     specs = [
-        spec.replace_attributes(skippable=True) for body in bodies for spec in body.asset.specs
+        reading(spec, topics).replace_attributes(skippable=True)
+        for body in bodies
+        for spec in body.asset.specs
     ]
 
     @dg.multi_asset(
@@ -35,7 +59,13 @@ def stream_asset(
     def batches(context: dg.AssetExecutionContext) -> Iterator[dg.MaterializeResult[Any]]:
         kafka = getattr(context.resources, kafka_key)
         spark = getattr(context.resources, spark_key) if spark_key else None
-        StreamRun(context, kafka, spark, bodies, lag_limit).work()
-        yield from ()
+        rerun: KafkaBatch = getattr(context.resources, rerun_key)
+        if not rerun.batch_id:
+            StreamRun(context, kafka, spark, bodies, lag_limit).work()
+            return
+        shown = rerun.metadata()
+        for body in bodies:
+            for result in body(context, rerun, context.resources):
+                yield result._replace(metadata={**shown, **(result.metadata or {})})
 
     return batches

@@ -22,7 +22,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.driver import Driver
+from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.events import LeaveRequested
+from dagster_rebalance.core.known_logs import KnownLogs
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
@@ -33,13 +35,15 @@ from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.member_log import MemberLog
+from dagster_rebalance.orchestration.meter import meter_of
 from dagster_rebalance.orchestration.own_jobs import JobName
 from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.orchestration.stream_work import StreamWork
-from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.orchestration.tags import STREAM_TAG, spelled
 from dagster_rebalance.spark.jobs import settle_batch
 
 if TYPE_CHECKING:
@@ -105,6 +109,7 @@ class StreamRun:
         self._kafka = kafka
         self._bodies = bodies
         self._reader = kafka.reader()
+        self._logs = KnownLogs()
         self._run = context.run
         self._mailbox = Mailbox()
         self._heartbeat = Heartbeat(
@@ -137,9 +142,12 @@ class StreamRun:
         """Work until the member has left.
 
         Raises:
+            ConfigurationError: This is a branch deployment without a group of its own.
             DagsterExecutionInterruptedError: The run was cancelled, or others may do its work.
             DagsterRebalanceError: The member failed; the message says why and what to do.
         """
+        if self._kafka.why_not_to_join:
+            raise ConfigurationError(self._kafka.why_not_to_join)
         instance = self._context.instance
         self._heartbeat.begin()
         LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
@@ -155,12 +163,21 @@ class StreamRun:
                 self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
                 self._wake()
                 member.join(_JOIN_LIMIT_S)
-        if self._is_cancelled and self._failure is None:
+        if self._is_cancelled and self._failure is None and self._is_unwanted():
             self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
             # The records are not at fault: what was at work is no failed attempt.
             set_mark(instance, self._run, Mark.TAKEN_BACK)
             raise self._failure
+
+    def _is_unwanted(self) -> bool:
+        """Whether Dagster shows the run as cancelled.
+
+        A signal alone, as on a node that is drained, is no cancel and no failure: the run ends as
+        one that new code replaces, and the sensor starts the next one at once.
+        """
+        run = self._context.instance.get_run_by_id(self._run.run_id)
+        return run is None or run.status is not dg.DagsterRunStatus.STARTED
 
     def _take_batches(self, member: threading.Thread) -> None:
         progress = Progress(time.monotonic())
@@ -174,8 +191,10 @@ class StreamRun:
 
     def _process(self, batch: BegunBatch, progress: Progress) -> None:
         ranges = [spelled(range_) for range_ in batch.ranges]
+        generation = self._logs.generation(batch.logs)
         given = KafkaBatch(kafka=self._kafka, batch_id=batch.batch_id, ranges=ranges).read_by(
-            self._reader
+            self._reader,
+            "" if generation is None else f"dagster-run-{self._run.run_id}-{generation}",
         )
         outcome, error = Outcome.DROPPED, ""
         try:
@@ -307,6 +326,7 @@ class StreamRun:
             record_every_s=settings.record_every_s or _RECORD_EVERY_S,
         )
         producer = kafka.dead_letters()
+        name = run.tags.get(STREAM_TAG, run.job_name)
         with (
             dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
             kafka.connect() as consumer,
@@ -327,6 +347,10 @@ class StreamRun:
                 catalogue=StreamCatalogue(instance, kafka, run),
                 topics=kafka.topics,
                 lag_limit=self._lag_limit,
+                log=MemberLog(
+                    {"group_id": kafka.group_id, "member": name, "member_run_id": run.run_id}
+                ),
+                meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
             )
 
     def _beat(self) -> None:

@@ -17,14 +17,20 @@ import dagster as dg
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.rerun_tick import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.roster import told_last
 from dagster_rebalance.orchestration.runs import LIVE_STATUSES, RunLedger
-from dagster_rebalance.orchestration.sensor import is_real_tick, location_of
+from dagster_rebalance.orchestration.sensor import (
+    MOST_REQUESTS_PER_TICK,
+    is_real_tick,
+    location_of,
+)
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, VERSION_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
@@ -43,6 +49,7 @@ def build_kafka_stream_sensor(
     name: str,
     job: dg.UnresolvedAssetJobDefinition,
     fleet: Fleet,
+    rerun_key: str,
     kafka_key: str = "kafka",
     spark_key: str | None = None,
     minimum_interval_seconds: int = 5,
@@ -54,6 +61,7 @@ def build_kafka_stream_sensor(
         name: The name of the sensor.
         job: The job of the streaming runs.
         fleet: How many, and of which version.
+        rerun_key: The resource key of the batch of a rerun.
         kafka_key: The resource key of the `KafkaConsumerResource`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
             be stopped.
@@ -74,18 +82,30 @@ def build_kafka_stream_sensor(
     )
     def kafka_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         stream = f"{location_of(context)}:{name}"
-        is_real = is_real_tick(context)
+        is_real, reruns = is_real_tick(context), RerunTick()
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
+        if kafka.why_not_to_join:
+            return dg.SkipReason(kafka.why_not_to_join)
+        live = _live(context.instance, stream)
         if is_real:
             spark: KafkaSparkResource | None = (
                 getattr(context.resources, spark_key) if spark_key else None
             )
-            _end_dead_runs(context, stream, kafka, spark)
-        seen = streams_of(context.instance, stream)
+            ledger = RunLedger(
+                context.instance,
+                kafka.group_id,
+                stop_spark_work=spark.stop_abandoned_work if spark else None,
+            )
+            location = location_of(context)
+            reruns = look_after_reruns(context, location, kafka.group_id, ledger, rerun_key)
+            runs = (*ledger.streams(live), *reruns.runs)
+            ended = end_dead_runs(context, ledger, runs, kafka.driver_settings().pulse)
+            live = [record for record in live if record.dagster_run.run_id not in ended]
+        seen = streams_of(context.instance, stream, live)
         found = moves(fleet, seen, time.time())
         group = GroupAssets.of(kafka.group_id)
         told = told_last(context.instance, group.group, group.lag, time.time())
-        said = "; ".join([_shown(seen), *found.notes, *told])
+        said = "; ".join([_shown(seen), *found.notes, *told, *reruns.notes])
         if not is_real:
             return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
         for leave in found.leaves:
@@ -95,54 +115,21 @@ def build_kafka_stream_sensor(
                 context.log.info(
                     "%s is asked to leave: %s", named_runs([leave.run_id]), leave.reason
                 )
-        if not found.starts:
-            return dg.SkipReason(said)
-        return dg.SensorResult(
-            run_requests=[
-                dg.RunRequest(
-                    run_key=start.key,
-                    tags={
-                        STREAM_TAG: stream,
-                        SLOT_TAG: str(start.slot),
-                        VERSION_TAG: fleet.version,
-                    },
-                )
-                for start in found.starts
-            ]
-        )
+        requests = [
+            dg.RunRequest(
+                run_key=start.key,
+                tags={
+                    STREAM_TAG: stream,
+                    SLOT_TAG: str(start.slot),
+                    VERSION_TAG: fleet.version,
+                },
+            )
+            for start in found.starts
+        ]
+        requests += reruns.requests[:MOST_REQUESTS_PER_TICK]
+        return dg.SensorResult(run_requests=requests) if requests else dg.SkipReason(said)
 
     return kafka_streams
-
-
-def _end_dead_runs(
-    context: dg.SensorEvaluationContext,
-    stream: str,
-    kafka: KafkaConsumerResource,
-    spark: KafkaSparkResource | None,
-) -> None:
-    """End the runs that gave no sign of life for the time-out; nobody else may ever do so."""
-    ledger = RunLedger(
-        context.instance,
-        kafka.group_id,
-        stop_spark_work=spark.stop_abandoned_work if spark else None,
-    )
-    runs = ledger.streams(_live(context.instance, stream))
-    before = kafka.driver_settings().pulse.remembering(context.cursor)
-    pulse, dead = before.observe(runs, time.time())
-    context.update_cursor(pulse.memory)
-    for run_id in dead:
-        _end_dead(context, ledger, run_id, pulse.signs[run_id].run.heartbeat)
-
-
-def _end_dead(
-    context: dg.SensorEvaluationContext, ledger: RunLedger, run_id: str, sign: str
-) -> None:
-    shown = named_runs([run_id])
-    try:
-        if ledger.end_dead(run_id, sign):
-            context.log.warning("%s gave no sign of life, and is ended", shown)
-    except Exception:  # Spark may be away; the pulse names the run again
-        context.log.exception("%s gave no sign of life, and could not be ended", shown)
 
 
 def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
@@ -150,10 +137,18 @@ def _live(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
     return instance.get_run_records(wanted)
 
 
-def streams_of(instance: dg.DagsterInstance, stream: str) -> tuple[StreamSeen, ...]:
-    """The newest streaming runs of a sensor of a code location."""
+def streams_of(
+    instance: dg.DagsterInstance, stream: str, live: Iterable[dg.RunRecord]
+) -> tuple[StreamSeen, ...]:
+    """The newest streaming runs of a sensor of a code location, and all that are live.
+
+    Args:
+        instance: Where they are.
+        stream: The sensor.
+        live: The live ones, as they were read before.
+    """
     newest = instance.get_run_records(dg.RunsFilter(tags={STREAM_TAG: stream}), limit=_NEWEST)
-    records = {record.dagster_run.run_id: record for record in (*newest, *_live(instance, stream))}
+    records = {record.dagster_run.run_id: record for record in (*live, *newest)}
     return tuple(_seen(instance, record) for record in records.values())
 
 

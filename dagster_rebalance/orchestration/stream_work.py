@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.partition import Log, TopicPartition
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.stream_batches import Outcome
     from dagster_rebalance.orchestration.port import RunsPort
@@ -86,10 +86,15 @@ class StreamWork:
 
     # WorkPort
 
-    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
+    def begin(
+        self,
+        offers: Iterable[Offer],
+        claimed: Collection[str],
+        log_of: Callable[[TopicPartition], Log],
+    ) -> RunsRead | None:
         """Begin a batch if none is at work."""
         with self._lock:
-            batch = self._own.begin(offers, claimed)
+            batch = self._own.begin(offers, claimed, log_of)
             if batch is None:
                 return None
             self._todo.put(batch)

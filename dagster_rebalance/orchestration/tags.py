@@ -13,6 +13,7 @@ from dagster_rebalance.core.partition import OffsetRange
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.offers import Offer
+    from dagster_rebalance.core.rerun_batches import Rerun
 
 BATCH_TAG = "dagster_rebalance/batch"
 """The batch id: the one tag by which runs are looked up."""
@@ -24,6 +25,12 @@ SLOT_TAG = "dagster_rebalance/slot"
 """Which of the wanted streaming runs it is."""
 VERSION_TAG = "dagster_rebalance/version"
 """The version of the code that wanted a streaming run."""
+USER_TAG = "user"
+"""Dagster+ adds who launched a run. Elsewhere nobody knows."""
+RERUN_TAG = "dagster_rebalance/rerun"
+"""For people: the rerun that a run belongs to. Its batch id has it, too."""
+RERUN_BY_TAG = "dagster_rebalance/rerun_by"
+RERUN_REASON_TAG = "dagster_rebalance/rerun_reason"
 RANGES_TAG = "dagster_rebalance/ranges"
 """For people: the ranges in short. The run config has them in full."""
 REFUSED_TAG = "dagster_rebalance/refused"
@@ -51,6 +58,15 @@ def run_tags(offer: Offer, group_id: str) -> dict[str, str]:
         GROUP_TAG: group_id,
         ATTEMPT_TAG: str(offer.attempt),
         RANGES_TAG: ", ".join(shown),
+    }
+
+
+def rerun_tags(rerun: Rerun) -> dict[str, str]:
+    """What the tags of a run say beside `run_tags` when it belongs to a rerun."""
+    return {
+        RERUN_TAG: rerun.rerun_id,
+        RERUN_BY_TAG: rerun.by,
+        RERUN_REASON_TAG: rerun.reason,
     }
 
 

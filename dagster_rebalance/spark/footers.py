@@ -92,7 +92,7 @@ def _files(folder: Path) -> Iterator[Path]:
     return (file for file in folder.glob("*.parquet") if not file.name.startswith(("_", ".")))
 
 
-def _only_range(footer: Any) -> RangeKey | None:  # noqa: ANN401 - pyarrow has no types
+def _only_range(footer: Any) -> RangeKey | None:
     values: set[tuple[Any, ...]] = set()
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
@@ -111,7 +111,7 @@ def _only_range(footer: Any) -> RangeKey | None:  # noqa: ANN401 - pyarrow has n
     return RangeKey(topic, *numbers)
 
 
-def _only_value(statistics: Any) -> Any:  # noqa: ANN401
+def _only_value(statistics: Any) -> Any:
     """The value that all records have; None when there are several, or some have none."""
     if statistics is None or not statistics.has_min_max or not statistics.has_null_count:
         return None

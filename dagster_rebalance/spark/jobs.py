@@ -124,7 +124,7 @@ def make_interruptible(session: SparkSession) -> None:
         return
     send_command = client.send_command
 
-    def send_or_hang_up(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - py4j's own signature
+    def send_or_hang_up(*args: Any, **kwargs: Any) -> Any:
         try:
             return send_command(*args, **kwargs)
         except Exception:

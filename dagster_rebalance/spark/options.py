@@ -63,6 +63,12 @@ _SECURITY_PREFIXES = (
     "https.",
     "oauth",
 )
+_OF_OIDC = (_OIDC, "https.ca.")
+_AS_IN_JAVA = {
+    "enable.ssl.certificate.verification": frozenset({"true", "t", "1", "yes", "on"}),
+    f"{_OIDC}grant.type": frozenset({"client_credentials"}),
+}
+"""What a Java client does without being told."""
 _INSTEAD = {
     "enable.ssl.certificate.verification": (
         "leave certificates verified and name the authority with ssl.ca.location"
@@ -171,6 +177,14 @@ def _translated(key: str, value: str, config: Mapping[str, object]) -> dict[str,
 
     The result is empty for a setting that a read of exact offsets has no use for.
     """
+    if key.startswith(_OF_OIDC) and f"{_OIDC}method" not in config:
+        msg = (
+            f"the Kafka setting `{key}` has no effect without `{_OIDC}method`: set that to oidc, "
+            f"or remove `{key}`"
+        )
+        raise ConfigurationError(msg)
+    if value.lower() in _AS_IN_JAVA.get(key, ()):
+        return {}
     if key in _SAME_IN_JAVA:
         return {_SAME_IN_JAVA[key]: value}
     if key in _TRANSLATIONS:

@@ -14,11 +14,8 @@ from __future__ import annotations
 
 import os
 import re
-import threading
 import time
 import uuid
-from collections import OrderedDict
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -27,9 +24,10 @@ from dagster_rebalance.spark import publication
 from dagster_rebalance.spark.footers import COLUMNS, local_folder, ranges_by_file
 from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.ranges import IS_ONE_RANGE_A_TASK, READ_ID, explained_read_errors
+from dagster_rebalance.spark.reads import written_once
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -59,10 +57,7 @@ _AS_READ, _BY_RANGE = "as_read", "by_range"
 _STAGED = re.compile(rf"{_BY_RANGE}/{FOLDER}=([^/]+)/{_FILE}=(\d+-\d+)/[^/]+")
 # Longer than any write; far below the age at which another writer removes what was left over.
 _STAGING_LIMIT_S = publication.LEFT_OVER_AFTER_S / 2
-_READS_REMEMBERED = 1000
 
-_written: OrderedDict[str, set[str]] = OrderedDict()
-_written_lock = threading.Lock()
 _gathered: set[str] = set()
 """Outputs of which a file was not exactly one range: their records are gathered at once."""
 
@@ -132,7 +127,8 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
             "Nothing was changed in the output. Write smaller batches."
         )
         raise IllegalStateError(msg)
-    with _written_once(about_read.get(READ_ID), moves.values()):
+    places = {unquote(urlsplit(place).path) for place in moves.values()}
+    with written_once(about_read.get(READ_ID), places):
         publication.publish(session, root, moves, staging)
     return written or 0
 
@@ -207,7 +203,7 @@ def _write(frame: DataFrame, folder: str, *by: str) -> int:
     return int(counted_records)
 
 
-def _observed(frame: Any) -> tuple[DataFrame, Any]:  # noqa: ANN401 - of either kind of session
+def _observed(frame: Any) -> tuple[DataFrame, Any]:
     # pyspark's own choice between the two kinds goes by the process and not by the session.
     if is_connect(frame.sparkSession):
         from pyspark.sql.connect import functions, observation
@@ -217,7 +213,7 @@ def _observed(frame: Any) -> tuple[DataFrame, Any]:  # noqa: ANN401 - of either 
     return frame.observe(counted, functions.expr("count(1) AS records")), counted
 
 
-def _files_in(session: Any, folder: str) -> list[str]:  # noqa: ANN401
+def _files_in(session: Any, folder: str) -> list[str]:
     """The Parquet files in a folder as URIs, as Spark sees them: the client may not."""
     reader = session.read.format("binaryFile").option("recursiveFileLookup", "true")
     files: list[str] = reader.option("pathGlobFilter", "*.parquet").load(folder).inputFiles()
@@ -247,31 +243,3 @@ def _moves(files: Iterable[str], attempt: str) -> _Moves:
         )
         raise IllegalStateError(msg)
     return staging, root, moves
-
-
-@contextmanager
-def _written_once(read_id: str | None, places: Iterable[str]) -> Iterator[None]:
-    """Refuse to write a second part of one read over the first."""
-    if read_id is None:
-        yield
-        return
-    claimed = {unquote(urlsplit(place).path) for place in places}
-    with _written_lock:
-        known = _written.setdefault(read_id, set())
-        again = sorted(claimed & known)
-        if again:
-            msg = (
-                f"what was read by one read_ranges() was written before to {again[0]}: a second "
-                "part would replace the first. Write all of it in one call, or each part to a path "
-                "of its own. To write the same again, read it again."
-            )
-            raise IllegalStateError(msg)
-        known |= claimed
-        while len(_written) > _READS_REMEMBERED:
-            _written.popitem(last=False)
-    try:
-        yield
-    except BaseException:
-        with _written_lock:
-            known -= claimed
-        raise

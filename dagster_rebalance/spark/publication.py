@@ -123,7 +123,7 @@ def _are_seen(uris: Iterable[str]) -> bool:
     return all(Path(unquote(urlsplit(uri).path)).exists() for uri in uris)
 
 
-def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
+def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:
     from pyspark.sql.types import BooleanType
 
     columns = ["root", "sources", "places", "staging"]
@@ -145,12 +145,12 @@ def _publish_in_worker(session: Any, root: str, moves: Mapping[str, str], stagin
     return bool(row["is_old"])
 
 
-def _publish_on_hadoop(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
+def _publish_on_hadoop(session: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:
     jvm = session._jvm  # noqa: SLF001 - pyspark has no other way to Hadoop's file systems
     conf = session._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001
     hadoop = jvm.org.apache.hadoop.fs
 
-    def path(uri: str) -> Any:  # noqa: ANN401
+    def path(uri: str) -> Any:
         return hadoop.Path(jvm.java.net.URI(uri))
 
     context = hadoop.FileContext.getFileContext(jvm.java.net.URI(root), conf)
@@ -165,7 +165,7 @@ def _publish_on_hadoop(session: Any, root: str, moves: Mapping[str, str], stagin
     return False
 
 
-def _store(root: str) -> Any:  # noqa: ANN401
+def _store(root: str) -> Any:
     try:
         from pyarrow.fs import FileSystem
     except ImportError as error:
@@ -176,7 +176,7 @@ def _store(root: str) -> Any:  # noqa: ANN401
     return store
 
 
-def _publish_in_store(store: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:  # noqa: ANN401
+def _publish_in_store(store: Any, root: str, moves: Mapping[str, str], staging: str) -> bool:
     from pyarrow.fs import FileSelector
 
     def key(uri: str) -> str:

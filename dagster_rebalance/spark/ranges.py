@@ -7,8 +7,10 @@ asks Kafka which offsets there are, never commits, and never lets data loss pass
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import secrets
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -42,6 +44,10 @@ _LOST_RECORDS = re.compile(
 _LAST_START = "array_max(filter({}, bound -> bound <= offset))"
 _FIRST_UNTIL = "array_min(filter({}, bound -> bound > offset))"
 _NO_BOUND = "CAST(NULL AS BIGINT)"
+# Spark keeps its clients by the id of their group, in which they never join or commit.
+_CLIENTS = "kafka.group.id"
+# Drawn, because the options have secrets in them, and the id is seen by many.
+_DIGEST_KEY = secrets.token_bytes(16)
 _NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
 
 
@@ -52,6 +58,7 @@ def read_ranges(
     *,
     connector_options: Mapping[str, str] | None = None,
     allow_plaintext: bool = False,
+    clients: str = "",
 ) -> DataFrame:
     """A DataFrame over exactly the records of the ranges.
 
@@ -65,6 +72,9 @@ def read_ranges(
             `includeHeaders` or `minPartitions`.
         allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
             machine without TLS.
+        clients: Reads with the same text and the same options use the same Kafka clients in Spark,
+            which have fetched records ahead: give it where the logs are the same. By default each
+            read makes new ones.
 
     Returns:
         The connector's columns (`key`, `value`, `topic`, `partition`, `offset`, `timestamp`,
@@ -84,6 +94,8 @@ def read_ranges(
             **{key: value for key, value in further.items() if key.startswith("kafka.")},
         }
     )
+    if clients:
+        kafka = {_CLIENTS: _clients(clients, kafka), **kafka}
     options = hidden({**further, **kafka})
     if not allow_plaintext and any(map(is_secret, kafka)) and connects_in_the_clear(session):
         msg = (
@@ -103,6 +115,13 @@ def read_ranges(
     is_one = not are_split and all(len(span) == 1 for spans in rounds for span in spans)
     about = {READ_ID: uuid.uuid4().hex, IS_ONE_RANGE_A_TASK: is_one}
     return frame.withMetadata("range_start", about)
+
+
+def _clients(name: str, kafka: Mapping[str, str]) -> str:
+    """The id by which Spark finds its clients again; a new login must not find old ones."""
+    digest = hashlib.blake2b(digest_size=8, key=_DIGEST_KEY)
+    digest.update(json.dumps(sorted(kafka.items())).encode())
+    return f"{name}-{digest.hexdigest()}"
 
 
 def given_records(

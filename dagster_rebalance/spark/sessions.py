@@ -124,8 +124,9 @@ def stop_session(
     """End a session from any process: its work stops at once, and no client can submit more in it.
 
     A session that does not exist, or was ended before, is no error. A write that was already moving
-    its finished files into place may still end, after the replay of its range as well:
-    `write_parquet_by_range` bears that, another output must.
+    its finished files into place, or committing to a table, may still end, after the replay of its
+    range as well: `write_parquet_by_range`, `write_delta` and `write_iceberg` bear that, another
+    output must.
 
     Raises:
         ConfigurationError: The server did not answer, so the work may still run.

@@ -79,6 +79,15 @@ class DagsterUi:
         """Load the code of a location again, as "Reload definitions" does in the UI."""
         self._settle(_RELOAD, "reloadRepositoryLocation", location=location)
 
+    def broken_locations(self) -> list[str]:
+        """The code locations that show an error in place of their definitions."""
+        found = self.ask(_LOCATIONS)["workspaceOrError"].get("locationEntries", ())
+        return [
+            entry["name"]
+            for entry in found
+            if (entry["locationOrLoadError"] or {}).get("__typename") == "PythonError"
+        ]
+
     def launch(self, location: str, job: str, config: Mapping[str, object] | None = None) -> str:
         """Launch a job as the launchpad does, with a config.
 
@@ -243,6 +252,11 @@ $keys: [String!]!) {
   deleteDynamicPartitions(repositorySelector: $repository, \
 partitionsDefName: $definition, partitionKeys: $keys) {
     __typename ... on PythonError { message } ... on UnauthorizedError { message }
+  }
+}"""
+_LOCATIONS = """query {
+  workspaceOrError {
+    ... on Workspace { locationEntries { name locationOrLoadError { __typename } } }
   }
 }"""
 _RELOAD = """mutation($location: String!) {

@@ -88,11 +88,13 @@ class ChildProcess:
         finally:
             os.close(lifeline)
             os.close(report)
-        _RUNNING.add(
-            self
-        )  # from here on it is ended with this process, also when Ctrl-C comes before the pid does
-        self.pid = int(self._read_line())
-        os.set_blocking(self._report, False)
+        _RUNNING.add(self)  # from here on it is ended with this process
+        try:
+            self.pid = int(self._read_line())
+            os.set_blocking(self._report, False)
+        except BaseException:  # Ctrl-C: nobody else can end what has no name yet
+            self.stop_at_once()
+            raise
 
     def _read_line(self) -> bytes:
         line = b""

@@ -1,7 +1,8 @@
 """A Spark Connect server for tests and demos listens on a free port of 127.0.0.1.
 
-It has Spark's Kafka connector. This module owns the server's settings and its life. The server is
-the one that comes with the installed pyspark, and the connector has its version.
+It has Spark's Kafka connector, and on request Delta Lake and Iceberg. This module owns the server's
+settings and its life. The server is the one that comes with the installed pyspark, and the
+connector has its version.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from dagster_rebalance.testing.processes import ChildProcess
 from dagster_rebalance.testing.scratch import private_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -44,6 +45,41 @@ def kafka_connector() -> JarSet:
     return JarSet(
         f"spark-kafka-{spark}", (artifact,), excluded=("org.apache.hadoop", "org.scala-lang")
     )
+
+
+DELTA_LAKE = JarSet(
+    "delta-4.0.0",
+    (Coordinates("io.delta", "delta-spark_2.13", "4.0.0"),),
+    excluded=("org.antlr", "org.apache.spark", "org.scala-lang"),
+)
+"""Delta Lake for Spark 4.0."""
+
+ICEBERG = JarSet(
+    "iceberg-1.10.0",
+    (Coordinates("org.apache.iceberg", "iceberg-spark-runtime-4.0_2.13", "1.10.0"),),
+)
+"""Iceberg for Spark 4.0."""
+
+
+def table_settings(warehouse: Path) -> dict[str, str]:
+    """Spark settings for tables of both formats.
+
+    Tables of Delta Lake are in Spark's own catalog, or at a path; those of Iceberg are in the
+    catalog `lake`, which only one Spark may use at a time.
+
+    Args:
+        warehouse: The folder of Iceberg's tables.
+    """
+    return {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension,"
+        "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
+        "spark.sql.catalog.lake.type": "hadoop",
+        "spark.sql.catalog.lake.warehouse": warehouse.as_uri(),
+        # Delta Lake reads its log in 50 tasks, which is meant for larger tables.
+        "spark.databricks.delta.snapshotPartitions": "2",
+    }
 
 
 @dataclass
@@ -63,12 +99,14 @@ class SparkConnectServer:
         master: Where Spark works.
         memory: The driver's memory.
         settings: Spark settings; they win over those of this kit.
+        libraries: What the server has besides the Kafka connector, such as `DELTA_LAKE`.
         tell: Gets a sentence at each step of a first fetch of the jars.
     """
 
     master: str = "local[2]"
     memory: str = "1g"
     settings: Mapping[str, str] = field(default_factory=dict)
+    libraries: Sequence[JarSet] = ()
     tell: Callable[[str], None] = tell_on_stderr
     port: int = field(init=False, default_factory=free_port)
     _folder: Path | None = field(init=False, default=None)
@@ -101,14 +139,15 @@ class SparkConnectServer:
             DagsterRebalanceError: It did not start; the message holds the end of its log.
         """
         spark = pyspark_folder()
-        jars = [
+        found = [
             jar
-            for jar in fetch(kafka_connector(), tell=self.tell)
+            for jars in (kafka_connector(), *self.libraries)
+            for jar in fetch(jars, tell=self.tell)
             if not (spark / "jars" / jar.name).exists()
         ]
         self._folder = private_folder("spark")
         try:
-            self._launch = partial(self._launched, spark, jars, self._folder)
+            self._launch = partial(self._launched, spark, found, self._folder)
             self.restart()
         except BaseException:
             self.stop()

@@ -14,7 +14,6 @@ import time
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -36,6 +35,7 @@ from proofs.bench.streams import (
     committed_ranges,
     committed_records,
 )
+from proofs.witness.committed import longest_gap
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.spark_connect import SparkConnectServer
     from proofs.bench.deploy_work import Written
-    from proofs.bench.streams import Committed
 
 _PROJECT = "proofs.bench.deploy_project"
 _PARTITIONS, _PER_SECOND = 8, 1000
@@ -169,7 +168,8 @@ def measure_gap(
                 play.deploy()
                 until = time.time()
             commits = committed_ranges(kafka, f"{play.work.topic}-{form}")
-            gaps_s[form].append(longest_gap_s(commits, since, until))
+            gap_s, _ = longest_gap(((one.partition, one.at) for one in commits), since, until)
+            gaps_s[form].append(gap_s)
         step(f"stream_deploy_gap, Structured Streaming, run {run + 1} of {runs}")
         gaps_s[structured_streaming.NAME].append(_restart_gap_s(kafka, server))
     return gap_entries(gaps_s)
@@ -205,19 +205,6 @@ def has_settled(output: Iterable[Written], version: str) -> bool:
         len(found) == _PARTITIONS * _SETTLED
         and {one.version for one in found} == {version}
         and len({one.process for one in found}) >= _WORKERS
-    )
-
-
-def longest_gap_s(commits: Iterable[Committed], since: float, until: float) -> float:
-    """The longest time between two commits of a partition that is a part of this time."""
-    times = defaultdict(list)
-    for one in commits:
-        times[one.partition].append(one.at)
-    return max(
-        later - earlier
-        for ats in times.values()
-        for earlier, later in pairwise(ats)
-        if later > since and earlier < until
     )
 
 

@@ -23,6 +23,7 @@ from dagster_rebalance.core.errors import DagsterRebalanceError
 from proofs.chaos.parts import all_parts
 from proofs.chaos.play import Play
 from proofs.chaos.report import Report, make_report
+from proofs.chaos.sinks import Sink
 from proofs.chaos.stalls import clock
 from proofs.interrupts import Interrupts
 
@@ -65,6 +66,9 @@ def chaos(
     spark: Annotated[
         bool, typer.Option(help="Let the runs use Spark Connect, whose server is killed, too.")
     ] = False,
+    sink: Annotated[
+        Sink, typer.Option(help="Where Spark writes; a table of delta or iceberg means --spark.")
+    ] = Sink.PARQUET,
 ) -> None:
     """Kill, freeze and break real brokers, members, runs and Dagster by random draw.
 
@@ -79,12 +83,13 @@ def chaos(
         console.print(f"[dim]{clock(time.time())}[/dim]  {escape(text)}")
 
     code = 0
+    spark = spark or sink is not Sink.PARQUET
     try:
         with_postgres = storage is Storage.POSTGRES
         with all_parts(
             protocol=protocol.value,
             is_streaming=streaming,
-            with_spark=spark,
+            sink=sink if spark else None,
             with_postgres=with_postgres,
             step=say,
             at_end=interrupts.end,
@@ -101,6 +106,7 @@ def chaos(
                 "protocol": protocol.value,
                 "streaming": streaming,
                 "spark": spark,
+                "sink": sink.value if spark else "files",
                 "storage": storage.value,
             }
             said = report.as_json(played, seconds=time.monotonic() - began_at)

@@ -8,8 +8,9 @@ Owns the kinds and the list of what is under way. What a fault does to the parts
 from __future__ import annotations
 
 import enum
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,13 @@ from proofs.chaos.parts import MEMBERS
 if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Mapping
-    from concurrent.futures import Future
 
     import dagster as dg
 
     from proofs.chaos.parts import Parts
 
 _MOST_MEMBERS_AWAY = 2
+_LOOK_S = 0.2
 
 
 class Kind(enum.Enum):
@@ -94,13 +95,13 @@ class UnderWay:
         fault: Which.
         is_due: Whether it is time.
         mend: What mends it.
-        mending: That it is being mended.
+        mended_at: When that was done; its error, if something does not come back.
     """
 
     fault: Fault
     is_due: Callable[[], bool] = at_once
     mend: Callable[[], None] = nothing
-    mending: Future[None] | None = None
+    mended_at: Future[float] = field(default_factory=Future)
 
 
 @dataclass
@@ -154,7 +155,6 @@ class Faults:
         self.done: list[Fault] = []
         self._ground = ground
         self._strikes = strikes
-        self._menders = ThreadPoolExecutor(thread_name_prefix="mender")
 
     @property
     def under_way(self) -> list[UnderWay]:
@@ -175,22 +175,29 @@ class Faults:
         if one.mend is nothing and one.is_due is at_once:
             one.fault.mended_at = one.fault.began_at
         else:
+            # In a thread of its own: a strike may hang for as long as this fault lasts.
+            threading.Thread(target=_mend_in_time, args=(one,), daemon=True).start()
             self.under_way.append(one)
         return one.fault
 
-    def mend_what_is_due(self) -> list[Fault]:
-        """Begin to mend the faults whose time has come, and return those that are mended.
+    def take_mended(self) -> list[Fault]:
+        """Return the faults that were mended since the last call.
 
         Raises:
             DagsterRebalanceError: Something does not come back.
         """
-        for one in self.under_way:
-            if one.mending is None and one.is_due():
-                one.mending = self._menders.submit(one.mend)
-        mended = [one for one in self.under_way if one.mending is not None and one.mending.done()]
+        mended = [one for one in self.under_way if one.mended_at.done()]
         for one in mended:
             self.under_way.remove(one)
-            one.fault.mended_at = time.time()
-            if one.mending is not None:
-                one.mending.result()
+            one.fault.mended_at = one.mended_at.result()
         return [one.fault for one in mended]
+
+
+def _mend_in_time(one: UnderWay) -> None:
+    try:
+        while not one.is_due():
+            time.sleep(_LOOK_S)
+        one.mend()
+        one.mended_at.set_result(time.time())
+    except Exception as problem:  # noqa: BLE001 - the play raises it
+        one.mended_at.set_exception(problem)

@@ -32,7 +32,7 @@ _PASSED_ON = ("PATH", "HOME", "LANG", "PYTHONPYCACHEPREFIX")
 class RefusingLauncher(dg.DefaultRunLauncher):
     """Launches runs as Dagster does by default, or refuses."""
 
-    def launch_run(self, context: Any) -> None:  # noqa: ANN401 - Dagster exports no name for it
+    def launch_run(self, context: Any) -> None:
         """Launch a run.
 
         Raises:
@@ -61,7 +61,7 @@ class DetachedLauncher(dg.DefaultRunLauncher):
         self,
         env: dict[str, str],
         folder: str,
-        inst_data: Any = None,  # noqa: ANN401 - Dagster exports no name for it
+        inst_data: Any = None,
     ) -> None:
         super().__init__(inst_data)
         self._env = env
@@ -75,13 +75,13 @@ class DetachedLauncher(dg.DefaultRunLauncher):
     @classmethod
     def from_config_value(
         cls,
-        inst_data: Any,  # noqa: ANN401 - Dagster exports no name for it
-        config_value: Any,  # noqa: ANN401 - likewise
+        inst_data: Any,
+        config_value: Any,
     ) -> DetachedLauncher:
         """Build it as `dagster.yaml` says."""
         return cls(**config_value, inst_data=inst_data)
 
-    def launch_run(self, context: Any) -> None:  # noqa: ANN401 - Dagster exports no name for it
+    def launch_run(self, context: Any) -> None:
         """Launch a run."""
         run = context.dagster_run
         given = {

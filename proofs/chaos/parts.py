@@ -18,7 +18,12 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.scratch import private_folder
-from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from dagster_rebalance.testing.spark_connect import (
+    DELTA_LAKE,
+    ICEBERG,
+    SparkConnectServer,
+    table_settings,
+)
 from proofs.chaos.bystander import Bystander, wait_for_writes
 from proofs.chaos.exchange import (
     BROKERS_VARIABLE,
@@ -28,6 +33,7 @@ from proofs.chaos.exchange import (
     PROTOCOL_VARIABLE,
     ROLE_VARIABLE,
     RUNS,
+    SINK_VARIABLE,
     SPARK_VARIABLE,
     STREAMING,
     TOPIC,
@@ -35,6 +41,7 @@ from proofs.chaos.exchange import (
 )
 from proofs.chaos.fleeting import LOCATION as AMBER
 from proofs.chaos.fleeting import Fleeting
+from proofs.chaos.sinks import Sink
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
@@ -42,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import dagster as dg
+
 
 PARTITIONS = 6
 RECORDS_PER_SECOND = 60
@@ -78,6 +86,13 @@ def _settings(*, is_streaming: bool) -> dict[str, Any]:
     }
 
 
+def _spark_for(sink: Sink, output: Path, step: Callable[[str], None]) -> SparkConnectServer:
+    if sink is Sink.PARQUET:
+        return SparkConnectServer(tell=step)
+    libraries, settings = (DELTA_LAKE, ICEBERG), table_settings(output)
+    return SparkConnectServer(libraries=libraries, settings=settings, tell=step)
+
+
 def member_of(run_id: str) -> str:
     """What the catalogue calls the member in a streaming run."""
     return f"{STREAMS}/{run_id[:8]}"
@@ -96,6 +111,7 @@ class Parts:
         exchange: Where runs are seen and steered.
         fleeting: A second group, whose offsets and topic do not last; None beside streaming runs.
         spark: The Spark Connect server, if runs use Spark.
+        sink: Where the runs write with it.
         postgres: The server of Dagster's storage, unless that is SQLite.
         protocol: The group protocol.
         is_streaming: Whether streaming runs are the members.
@@ -109,6 +125,7 @@ class Parts:
     exchange: Exchange
     fleeting: Fleeting | None
     spark: SparkConnectServer | None
+    sink: Sink | None
     postgres: Postgres | None
     protocol: str
     is_streaming: bool
@@ -139,7 +156,7 @@ def all_parts(
     *,
     protocol: str,
     is_streaming: bool,
-    with_spark: bool,
+    sink: Sink | None,
     with_postgres: bool,
     step: Callable[[str], None],
     at_end: Callable[[], None],
@@ -149,7 +166,7 @@ def all_parts(
     Args:
         protocol: The group protocol.
         is_streaming: Whether streaming runs of one code location are the members.
-        with_spark: Whether the runs use Spark.
+        sink: Where the runs write with Spark; None if they do not use Spark.
         with_postgres: Whether Dagster's storage is on Postgres, and not on SQLite.
         step: Gets a sentence before each part is started.
         at_end: Called first when everything is to be ended.
@@ -173,10 +190,10 @@ def all_parts(
                 PROTOCOL_VARIABLE: protocol,
             }
             spark = None
-            if with_spark:
+            if sink is not None:
                 step("starting a Spark Connect server")
-                spark = stack.enter_context(SparkConnectServer(tell=step))
-                env[SPARK_VARIABLE] = spark.remote
+                spark = stack.enter_context(_spark_for(sink, exchange.output, step))
+                env |= {SPARK_VARIABLE: spark.remote, SINK_VARIABLE: sink.value}
             postgres = None
             if with_postgres:
                 step("starting Postgres")
@@ -232,6 +249,7 @@ def all_parts(
                 exchange,
                 fleeting,
                 spark,
+                sink,
                 postgres,
                 protocol,
                 is_streaming,

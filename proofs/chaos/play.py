@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from proofs.chaos.faults import UnderWay
     from proofs.chaos.parts import Parts
+    from proofs.witness.catalogue import Event
 
 _T = TypeVar("_T")
 BEGIN_LIMIT_S = 180.0
@@ -36,6 +37,7 @@ STORAGE_LIMIT_S = 120.0
 """A member that is suspended in the middle of a write keeps everybody from Dagster's storage, until
 it goes on."""
 _LOOK_EVERY_S = 0.25
+_SAME_MOMENT_S = 5.0
 _ANY: dict[Kind, Callable[[Ground], UnderWay | None]] = {
     Kind.CODE_SERVER_RELOADED: on_members.reload,
     Kind.BROKER_KILLED: on_kafka.kill_broker,
@@ -73,7 +75,41 @@ STREAMING_STRIKES = _ANY | {
 }
 """How each kind is done where a streaming run is a member."""
 _TOLD_EVERY_S = 20.0
+_LOAD_EVERY_S = 5.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+
+
+class Assigned:
+    """Who has which partitions, by what members have said.
+
+    What two members say within a moment may come in any order, and a member that is gone says
+    nothing more. So an assignment ends what another member was assigned long before it.
+    """
+
+    def __init__(self) -> None:
+        self._since: dict[str, dict[str, float]] = {}
+
+    @property
+    def members(self) -> list[str]:
+        """Those that have some."""
+        return [member for member, since in self._since.items() if since]
+
+    def of(self, member: str) -> frozenset[int]:
+        """The numbers of the partitions of a member."""
+        return frozenset(int(name.rpartition("-")[2]) for name in self._since.get(member, ()))
+
+    def take(self, event: Event) -> None:
+        """Take in what a member has said."""
+        mine = self._since.setdefault(event.member, {})
+        if event.kind == "assigned":
+            for since in self._since.values():
+                for name in event.partitions:
+                    if since.get(name, event.at) < event.at - _SAME_MOMENT_S:
+                        del since[name]
+            mine.update(dict.fromkeys(event.partitions, event.at))
+        elif event.kind == "hold":
+            for name in event.partitions:
+                mine.pop(name, None)
 
 
 class Play:
@@ -93,9 +129,10 @@ class Play:
     def __init__(self, parts: Parts, seed: int, say: Callable[[str], None]) -> None:
         self.catalogue = CatalogueReader(parts.instance, GROUP)
         self.ends: list[tuple[float, list[int]]] = []
+        self._assigned = Assigned()
         chance = random.Random(seed)  # noqa: S311 - no secret
         strikes = STREAMING_STRIKES if parts.is_streaming else STRIKES
-        self.faults = Faults(Ground(parts, chance, self._owned_by), strikes)
+        self.faults = Faults(Ground(parts, chance, self._assigned.of), strikes)
         missing = {
             Kind.SPARK_KILLED: parts.spark is None,
             Kind.STORAGE_HANGS: parts.postgres is None,
@@ -104,9 +141,9 @@ class Play:
         self._draw = Draw(kinds, chance)
         self._parts = parts
         self._say = say
-        self._owners: dict[str, str] = {}
         self._cancelled: set[str] = set()
         self._tell_at = 0.0
+        self._load_at = 0.0
         self._answered_at = time.monotonic()
 
     def run(self, faults: int) -> None:
@@ -121,7 +158,7 @@ class Play:
         members = RUNS if self._parts.is_streaming else len(self._parts.locations)
         self._until(
             "every member to have partitions",
-            lambda: len(set(self._owners.values())) == members,
+            lambda: len(self._assigned.members) == members,
             BEGIN_LIMIT_S,
         )
         if self._parts.fleeting is not None:
@@ -164,13 +201,14 @@ class Play:
         return fault is not None
 
     def _look(self) -> None:
-        for fault in self.faults.mend_what_is_due():
+        for fault in self.faults.take_mended():
             self._say(f"mended: {_told(fault)}")
         self.ends.append((time.time(), self._parts.producer.ends))
         for event in self._asked(self.catalogue.read) or ():
-            self._take(event.kind, event.member, event.partitions)
+            self._assigned.take(event)
             self._say(f"{event.member}: {event.text}")
         self._check_parts()
+        self._load_what_is_broken()
         if time.monotonic() >= self._tell_at:
             self._tell_at = time.monotonic() + _TOLD_EVERY_S
             self._say(self._state())
@@ -187,20 +225,21 @@ class Play:
         self._answered_at = time.monotonic()
         return answer
 
-    def _take(self, kind: str, member: str, partitions: tuple[str, ...]) -> None:
-        if kind == "assigned":
-            self._owners.update(dict.fromkeys(partitions, member))
-        elif kind == "hold":
-            self._owners = {
-                name: owner
-                for name, owner in self._owners.items()
-                if owner != member or name not in partitions
-            }
+    def _load_what_is_broken(self) -> None:
+        """Do what a person does who sees an error in place of a code location.
 
-    def _owned_by(self, member: str) -> frozenset[int]:
-        return frozenset(
-            int(name.rpartition("-")[2]) for name, owner in self._owners.items() if owner == member
-        )
+        Dagster's code server shows one until it is reloaded when the storage was locked while it
+        started.
+        """
+        is_storage_away = any(map(self._suffers, (Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS)))
+        if is_storage_away or time.monotonic() < self._load_at:
+            return
+        self._load_at = time.monotonic() + _LOAD_EVERY_S
+        with suppress(DagsterRebalanceError):  # the webserver is busy, or the code is still broken
+            for name in self._parts.dagster.ui.broken_locations():
+                if self._parts.dagster.locations[name].server.is_running:
+                    self._say(f"{name} could not be loaded, and is loaded again")
+                    self._parts.dagster.ui.reload(name)
 
     def _check_parts(self) -> None:
         self._parts.producer.check()
@@ -252,8 +291,8 @@ class Play:
             f"{name} by {lag}" for name, lag in sorted(lags.items(), key=lambda item: -item[1])[:4]
         )
         known = () if self._parts.is_streaming else self._parts.locations
-        members = sorted({*known, *self._owners.values()})
-        owners = "; ".join(f"{member} has {len(self._owned_by(member))}" for member in members)
+        members = sorted({*known, *self._assigned.members})
+        owners = "; ".join(f"{member} has {len(self._assigned.of(member))}" for member in members)
         live = self._asked(self._live_runs)
         runs = "Dagster's storage does not answer" if live is None else f"{len(live)} runs live"
         return (

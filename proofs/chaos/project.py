@@ -27,7 +27,7 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
-from dagster_rebalance.spark.output import RANGE_KEY, write_parquet_by_range
+from dagster_rebalance.spark.output import RANGE_KEY
 from proofs.chaos.exchange import (
     BROKERS_VARIABLE,
     FLEETING,
@@ -39,15 +39,18 @@ from proofs.chaos.exchange import (
     ROLE_VARIABLE,
     RUNS,
     SESSION_TIMEOUT_S,
+    SINK_VARIABLE,
     SPARK_VARIABLE,
     STREAMING,
     TOPIC,
     Exchange,
 )
 from proofs.chaos.journal import Journal
+from proofs.chaos.sinks import Sink
 
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
 ROLE = os.environ.get(ROLE_VARIABLE)
+SINK = Sink(os.environ.get(SINK_VARIABLE, Sink.PARQUET.value))
 LONGEST_WORK_S = 9.0
 LONGEST_STREAMED_WORK_S = 4.0
 LONGEST_CUT_OFF_S = 60.0
@@ -136,10 +139,8 @@ def copied_by_spark(
     run_id = context.run.run_id
     with step(run_id, kafka_batch, is_last=False), at_work(run_id):
         number = "from_json(string(value), 'number BIGINT').number AS number"
-        write_parquet_by_range(
-            kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number),
-            str(EXCHANGE.output),
-        )
+        frame = kafka_batch.dataframe(spark).selectExpr(*RANGE_KEY, "offset", number)
+        SINK.write(frame, EXCHANGE.output, kafka_batch.offset_ranges)
 
 
 @dg.asset

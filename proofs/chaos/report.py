@@ -10,7 +10,7 @@ import csv
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, permutations
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -21,10 +21,11 @@ from dagster_rebalance.orchestration.tags import BATCH_TAG, GROUP_TAG, ranges_in
 from proofs.chaos.exchange import GROUP, SENSOR, TOPIC
 from proofs.chaos.faults import Kind
 from proofs.chaos.reasons import Evidence, reasons
+from proofs.chaos.sinks import Sink
 from proofs.chaos.stalls import History, Judgement, RunSeen, judge
-from proofs.chaos.streams import Streams, claimed_by, range_of
+from proofs.chaos.streams import FREEZES, Streams, claimed_by, range_of
 from proofs.witness.offsets_topic import StoredOffset, commits_in, read_group
-from proofs.witness.output import Output, Row, compare_output, parquet_rows
+from proofs.witness.output import Output, Row, compare_output, parquet_rows, table_rows
 from proofs.witness.owners import changes_of_owner, stored_without_owning
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _TICKS = 10_000
 _AFTERWARDS_S = 10.0
 """What a member that was held up, or its successor, takes for a write once that is over."""
 _PAGE = 500
+_TWICE = 2
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ def make_report(parts: Parts, play: Play) -> Report:
     until = time.time()
     play.catalogue.read()
     log = read_group(parts.kafka.bootstrap_servers, GROUP)
-    output = compare_output(parts.producer.confirmed, _rows(parts))
+    produced = parts.producer.confirmed
+    output = compare_output(produced, _rows(parts))
     commits, went_back = commits_in(one for one in log if isinstance(one, StoredOffset))
     records = list(_runs(parts.instance))
     runs = [_seen(record) for record in records]
@@ -138,7 +141,10 @@ def make_report(parts: Parts, play: Play) -> Report:
     wrong += parts.fleeting.problems if parts.fleeting is not None else []
     wrong += [f"record {number} is lost" for number in output.lost]
     wrong += [f"record {number} is in the output more than once" for number in output.doubled]
-    wrong += [f"a row that nobody produced so: {row}" for row in output.wrong]
+    wrong += [
+        f"a row that nobody produced so: {row}, confirmed at {produced.get(row.number)}"
+        for row in output.wrong
+    ]
     wrong += [
         f"{count} offsets of {name} were worked on by two successful runs"
         for name, count in twice.items()
@@ -201,15 +207,11 @@ class Shown:
         commits, shown = Counter(made), Counter(one.range for one in recorded) - Counter(repeated)
         missing, extra = commits - shown, shown - commits
         problems = [f"not shown by Dagster: the commit of {one}" for one in missing.elements()]
-        for range_ in extra.elements():
-            by = ", ".join(
-                f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f}"
-                for one in recorded
-                if one.range == range_
-            )
-            problems.append(
-                f"shown by Dagster, and not committed, or not so often: {range_}, by {by}"
-            )
+        problems += [
+            f"shown by Dagster, and not committed, or not so often: {range_}, by "
+            + _recorders(one for one in recorded if one.range == range_)
+            for range_ in extra.elements()
+        ]
         return cls(missing.total(), extra.total(), len(repeated), problems)
 
     @classmethod
@@ -221,7 +223,10 @@ class Shown:
     ) -> Shown:
         shown = list((Counter(one.range for one in recorded) - Counter(repeated)).elements())
         missing = uncovered(shown, [(one.topic_partition, one.until) for one in made])
-        extra = [f"{count} offsets of {name}" for name, count in covered_twice(shown).items()]
+        extra = [
+            f"{count} offsets of {name}, by {_recorders(_overlapping(recorded, name))}"
+            for name, count in covered_twice(shown).items()
+        ]
         extra += uncovered(made, [(one.topic_partition, one.until) for one in shown])
         problems = [f"not shown by Dagster: the commit of {one}" for one in missing]
         problems += [
@@ -230,9 +235,30 @@ class Shown:
         return cls(len(missing), len(extra), len(repeated), problems)
 
 
+def _overlapping(recorded: Sequence[Recorded], name: str) -> list[Recorded]:
+    """The records of a partition that have offsets in common with another one."""
+    its = [one for one in recorded if str(one.range.topic_partition) == name]
+    return [
+        one
+        for number, one in enumerate(its)
+        if any(one.range.overlaps(other.range) for other in (*its[:number], *its[number + 1 :]))
+    ]
+
+
+def _recorders(recorded: Iterable[Recorded]) -> str:
+    return ", ".join(
+        f"{one.member}{' late' if one.is_late else ''} at {one.at:.2f} "
+        f"[{one.range.start}, {one.range.until})"
+        for one in recorded
+    )
+
+
 def _rows(parts: Parts) -> Iterator[Row]:
-    if parts.spark is not None:
-        yield from parquet_rows(parts.exchange.output)
+    if parts.spark is not None and parts.sink is not None:
+        if parts.sink is Sink.PARQUET:
+            yield from parquet_rows(parts.exchange.output)
+        else:
+            yield from table_rows(parts.spark.remote, parts.sink.table(parts.exchange.output))
         return
     for path in parts.exchange.output.glob("*.csv"):
         with path.open(newline="") as file:
@@ -287,17 +313,23 @@ def shown_again(recorded: Sequence[Recorded], faults: Sequence[Fault]) -> list[O
     Their member was held up after it had looked for them, and before it recorded them. Its
     successor recorded them late meanwhile, or as soon as the storage answered again.
     """
-    found = []
-    for late in (one for one in recorded if one.is_late):
-        first = [one.member for one in recorded if one.range == late.range and not one.is_late]
-        if len(first) == 1 and any(_holds_up(fault, first[0], late.at) for fault in faults):
-            found.append(late.range)
-    return found
+    by_range = defaultdict(list)
+    for one in recorded:
+        by_range[one.range].append(one)
+    return [range_ for range_, its in by_range.items() if _is_repeated(its, faults)]
+
+
+def _is_repeated(its: Sequence[Recorded], faults: Sequence[Fault]) -> bool:
+    return len(its) == _TWICE and any(
+        late.is_late and _holds_up(fault, first.member, late.at)
+        for first, late in permutations(its)
+        for fault in faults
+    )
 
 
 def _holds_up(fault: Fault, member: str, at: float) -> bool:
     """Whether a fault may have kept a member from ending a write until somebody else did it."""
-    its_own = fault.kind is Kind.MEMBER_FROZEN and fault.target == member
+    its_own = fault.kind in {Kind.MEMBER_FROZEN, *FREEZES} and fault.target == member
     if not its_own and fault.kind not in {Kind.STORAGE_LOCKED, Kind.STORAGE_HANGS}:
         return False
     return fault.began_at <= at <= (fault.mended_at or at) + _AFTERWARDS_S

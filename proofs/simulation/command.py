@@ -51,7 +51,7 @@ def simulate(
                 "\n".join(
                     [
                         *played.trace[-_SHOWN:],
-                        f"see all of it with: python -m proofs replay --seed {played.seed}",
+                        f"see all of it with: python -m proofs life --seed {played.seed}",
                     ]
                 )
             )

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _FOREIGN = "not a claim"
 _PAUSES = 3
+_PARTS = 20
 
 
 class Disturbances:
@@ -59,6 +60,7 @@ class Disturbances:
             self._a_run_is_cut_off,
             self._a_run_is_frozen,
             *([self._a_person_pauses] * _PAUSES if world.has_orders else []),
+            *([self._a_part_is_executed_again] * _PARTS if world.has_parts else []),
         )
         self._later()
 

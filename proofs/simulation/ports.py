@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, ShowHold, StoreDeadLetter
     from dagster_rebalance.core.control import Order
-    from dagster_rebalance.core.lag import GroupLag, LagLimit
+    from dagster_rebalance.core.lag import GroupLag, LagLimit, Standing
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from dagster_rebalance.core.receipts import Receipt
     from dagster_rebalance.core.runs import RunSeen
@@ -129,15 +129,10 @@ class SimulatedCatalogue:
         self._process.must_reach("dagster")
         return orders
 
-    def show_stopped(
-        self,
-        stopped: Mapping[TopicPartition, str],
-        ordered: Mapping[TopicPartition, str],
-        errors: Mapping[TopicPartition, RunError],
-    ) -> None:
+    def show_stopped(self, standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
         """Show what is stopped, and what people have paused."""
         self._process.must_reach("dagster")
-        self._dagster.stopped = {**ordered, **stopped}
+        self._dagster.stopped = {**standing.ordered, **standing.stopped}
         self._dagster.stopped_said_by = self._process.incarnation
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:

@@ -113,7 +113,8 @@ class Progress:
         is_right = in_force(self._dagster.orders, owned.partition) == order
         yield Wait("; resume with `", FOR_OTHERS if is_right else ORDERS_KNOWN_WITHIN_S)
         if owned.ledger is not None and owned.ledger.committable is not None:
-            yield Wait("", self._slack_s)
+            is_refused = owned.partition in self._group.forbidden
+            yield Wait("", FOR_OTHERS if is_refused else self._slack_s)
 
     def _of_work(self, driver: Driver, owned: OwnedPartition) -> Iterable[Wait]:
         for entry in owned.entries:

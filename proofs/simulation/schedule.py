@@ -56,10 +56,19 @@ def has_orders(seed: int) -> bool:
 
 
 def play(
-    seed: int, *, rough_s: float = _ROUGH_S, streams: bool = False, orders: bool = False
+    seed: int,
+    *,
+    rough_s: float = _ROUGH_S,
+    streams: bool = False,
+    orders: bool = False,
+    parts: bool = False,
 ) -> Played:
-    """Play the schedule of a seed, perhaps with streaming runs, and with people who pause."""
-    world = World(seed, streams=streams, orders=orders)
+    """Play the schedule of a seed.
+
+    Perhaps with streaming runs, with people who pause, and with people who execute parts of runs
+    again all the time.
+    """
+    world = World(seed, streams=streams, orders=orders, parts=parts)
     violation = ""
     try:
         with _quiet():

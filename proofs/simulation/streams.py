@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.events import RunsRead
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.own_work import BegunBatch
-    from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+    from dagster_rebalance.core.partition import Log, OffsetAndMetadata, TopicPartition
     from dagster_rebalance.orchestration.port import RunsPort
 
 _AGAIN_S = 0.5
@@ -222,9 +222,14 @@ class SimulatedWork(StreamWork):
         self._reach = reach
         self._may_begin = may_begin
 
-    def begin(self, offers: Iterable[Offer], claimed: Collection[str]) -> RunsRead | None:
+    def begin(
+        self,
+        offers: Iterable[Offer],
+        claimed: Collection[str],
+        log_of: Callable[[TopicPartition], Log],
+    ) -> RunsRead | None:
         """Begin a batch if none is at work."""
-        seen = super().begin(offers, claimed)
+        seen = super().begin(offers, claimed, log_of)
         batch = self.next(0.0)
         if batch is not None:
             for range_ in batch.ranges:

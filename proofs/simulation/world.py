@@ -35,9 +35,12 @@ _STREAMS = 0.7
 class World:
     """Everything, from one seed."""
 
-    def __init__(self, seed: int, *, streams: bool = False, orders: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, streams: bool = False, orders: bool = False, parts: bool = False
+    ) -> None:
         self.has_streams = streams
         self.has_orders = orders
+        self.has_parts = parts
         self.clockwork = Clockwork(seed)
         self.weather = Weather.drawn(self.clockwork)
         self.most_partitions = self.weather.partitions + 2
@@ -354,6 +357,8 @@ class World:
             stored, end = self.group.stored.get(partition), self.group.ends[partition]
             if not _is_at(stored, end) or (stored is not None and decode(stored).claims):
                 return False
+            if stored is None and self.dagster.recorded.get(partition):
+                return False  # it is stopped, and a person has to say where it goes on
         members = [process for process in self.processes if not process.is_gone]
         owned = [o for member in members for o in member.driver.partitions.values()]
         taken_in = {o.partition for o in owned if o.phase is not Phase.RESTORING}

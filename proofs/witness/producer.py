@@ -53,15 +53,19 @@ class NumberedProducer:
             "log_level": 0,
         }
         self._producer = Producer(settings)
-        self._confirmed: dict[int, tuple[int, int]] = {}
+        self._confirmed: dict[int, tuple[int, int | None]] = {}
         self._failure: str | None = None
         self._ends = [0] * partitions
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._main, name="producer", daemon=True)
 
     @property
-    def confirmed(self) -> dict[int, tuple[int, int]]:
-        """Partition and offset of each number that Kafka confirmed."""
+    def confirmed(self) -> dict[int, tuple[int, int | None]]:
+        """Partition and offset of each number that Kafka confirmed.
+
+        The offset is None where Kafka only said that it has the record already: the answer to the
+        first try was lost with its broker.
+        """
         return dict(self._confirmed)
 
     @property
@@ -155,7 +159,7 @@ class NumberedProducer:
                 self._failure = f"record {number}: {error.str()}"
                 return
             partition, offset = int(message.partition() or 0), int(message.offset() or 0)
-            self._confirmed[number] = (partition, offset)
+            self._confirmed[number] = (partition, offset if offset >= 0 else None)
             self._ends[partition] += 1
 
         value = json.dumps({"number": number, "cents": 100 + number * 37 % 9900})

@@ -52,6 +52,13 @@ def test_a_partition_is_paused_and_resumed(shop: OrderBook) -> None:
     assert [order.partitions for order in shop.read()] == ["*"]
 
 
+def test_a_partition_may_be_named_as_tables_show_it(shop: OrderBook) -> None:
+    """As for `status`, `explain` and `reset`; the order is kept in the one form."""
+    said = typed("pause", "orders-1", "--group", "shop", "-r", "away", "--by", "a")
+    assert "orders-1 paused by a since " in said.output
+    assert shop.read()[-1].partitions == "orders:1"
+
+
 def test_who_gives_an_order_is_the_login_unless_it_is_said(
     shop: OrderBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:

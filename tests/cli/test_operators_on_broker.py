@@ -17,16 +17,20 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Dagst
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs import RunLedger
+from dagster_rebalance.orchestration.signs import spelled_partitions
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.cli.typed import typed
-from tests.orchestration.parts import make_run, offer
+from tests.orchestration.parts import give_sign, make_run, offer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.testing.broker import KafkaCluster
     from dagster_rebalance.testing.fixtures import TopicFactory
     from dagster_rebalance.testing.secured import SecuredKafka
@@ -46,6 +50,7 @@ class Shop:
             bootstrap_servers=kafka.bootstrap_servers, group_id=topic, topics=[topic]
         )
         self.partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+        self._committed: dict[int, OffsetAndMetadata] = {}
 
     def catalogue(self, location: str) -> Catalogue:
         """What a member reports to."""
@@ -100,7 +105,10 @@ class Shop:
 
     def commit(self, number: int, stored: OffsetAndMetadata) -> None:
         """Commit an offset in the name of the group, which has no members."""
-        self.resource.group().move({self.partitions[number]: stored})
+        partition = self.partitions[number]
+        shown = {partition: self._committed.get(number)}
+        self.resource.group().move({partition: stored}, shown=shown)
+        self._committed[number] = stored
 
     def stored(self, number: int) -> OffsetAndMetadata | None:
         """What the group has committed."""
@@ -210,6 +218,47 @@ def test_reset_waits_for_who_is_at_work(shop: Shop) -> None:
         shop.said("reset", "--all", "--to-latest", "--yes")
     run = shop.rows()[0]["runs"]
     assert run == [record.run_id for record in shop.instance.get_runs()]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_reset_sees_a_run_that_was_written_off_while_nobody_can_read_the_claims(
+    shop: Shop, *, streams: bool
+) -> None:
+    """Its claim is lost, Dagster shows it as failed, and its process may be at work."""
+    shop.commit(0, OffsetAndMetadata(0, "not ours"))
+    work = offer("b-1", OffsetRange(shop.topic, 1 if streams else 0, 0, 3))
+    run = make_run(shop.instance, work, dg.DagsterRunStatus.STARTED, group_id=shop.topic)
+    says = f"0/60.0 {spelled_partitions(shop.partitions[:1])} " if streams else "0/60.0 "
+    give_sign(shop.instance, run, f"{says}elsewhere")
+    set_mark(shop.instance, run, Mark.BEGAN)
+    shop.instance.report_run_failed(run, "its node is gone")
+    move = ("reset", f"{shop.topic}:0", "--to-latest", "--yes")
+    with pytest.raises(
+        ConfigurationError,
+        match=f"run {run.run_id[:8]} may be at work on .*It counts as dead in 1[12][0-9] s",
+    ):
+        shop.said(*move)
+    assert shop.stored(0) == OffsetAndMetadata(0, "not ours")
+    set_mark(shop.instance, run, Mark.FINISHED)
+    assert f"Moved {shop.topic}-0." in shop.said(*move)
+
+
+def test_what_was_committed_since_it_was_shown_is_not_overwritten(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member may have come and gone while a person read."""
+    shop.commit(0, OffsetAndMetadata(1))
+    read = RunLedger.written_off
+
+    def meanwhile(ledger: RunLedger) -> tuple[RunSeen, ...]:
+        shop.commit(0, encode(StoredPartition(2, (Claim(3, "b-2"),))))
+        return read(ledger)
+
+    monkeypatch.setattr(RunLedger, "written_off", meanwhile)
+    with pytest.raises(BrokerError, match=r"has changed since it was shown.*run the command again"):
+        shop.said("reset", f"{shop.topic}:0", f"{shop.topic}:1", "--to-latest", "--yes")
+    assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-2"),)))
+    assert shop.stored(1) is None
 
 
 def test_reset_finds_the_place_of_a_time(shop: Shop) -> None:

@@ -82,6 +82,7 @@ def test_who_asks_may_say_where_kafka_is(tmp_path: Path) -> None:
         (["status", "--group", "older"], "have not left word of their brokers: give --bootstrap-s"),
         (["produce", "orders", "5"], "say where Kafka is: --bootstrap-server"),
         (["reset", "--all", "orders", "--to-latest"], "say which partitions to move"),
+        (["reset", "--all", "--to-latest", "-r", "x" * 301], "a reason may have 300 characters"),
     ],
 )
 def test_a_slip_of_the_hand_is_answered_with_a_sentence(arguments: list[str], problem: str) -> None:

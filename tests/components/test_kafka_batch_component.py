@@ -90,6 +90,8 @@ default_status: RUNNING
 job_tags: {team: etl}
 lag_within_records: 1000
 lag_within_s: 60.5
+commit_within_s: 600
+show_topics: false
 spark:
   remote: "{{ env.SPARK_REMOTE }}"
   app_name: shop
@@ -106,6 +108,8 @@ ARGUMENTS: dict[str, Any] = {
     "job_tags": {"team": "etl"},
     "lag_within_records": 1000,
     "lag_within_s": 60.5,
+    "commit_within_s": 600.0,
+    "show_topics": False,
     "spark": KafkaSparkResource(
         remote=dg.EnvVar("SPARK_REMOTE"),
         app_name="shop",

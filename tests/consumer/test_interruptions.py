@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_rebalance.consumer import fetcher as fetcher_module
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
@@ -357,10 +358,16 @@ def test_a_signal_handler_that_raises_at_any_step_leaves_a_consumer_that_works(
     assert not group.members
 
 
+@pytest.mark.parametrize("asks", [False, True], ids=["few records", "many records"])
 def test_a_signal_handler_that_raises_at_any_step_loses_no_record_and_repeats_none(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, *, asks: bool
 ) -> None:
-    """Not even when partitions come and go, or are paused, in the very poll that it interrupts."""
+    """Not even when partitions come and go, or are paused, in the very poll that it interrupts.
+
+    Behind many records the fetcher asks the client for its positions.
+    """
+    if asks:
+        monkeypatch.setattr(fetcher_module, "_RECORDS_FOR_A_POSITION", 0)
     moment, was_interrupted = 0, True
     while was_interrupted:
         log = fake_log(group, monkeypatch, {0: 7, 1: 3})
@@ -397,14 +404,17 @@ def by_partition(records: list[Message]) -> dict[int, list[int]]:
     }
 
 
+@pytest.mark.parametrize("asks", [False, True], ids=["few records", "many records"])
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_records_that_the_client_drops_are_read_again(
-    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, reset: str
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, reset: str, *, asks: bool
 ) -> None:
     """confluent-kafka runs signal handlers before it returns.
 
     If a handler raises, the client's position is past records that no caller was given.
     """
+    if asks:
+        monkeypatch.setattr(fetcher_module, "_RECORDS_FOR_A_POSITION", 0)
     log = fake_log(group, monkeypatch, {0: 5, 1: 5})
     consumer = RebalanceAwareConsumer(
         {**CONFIG, "auto.offset.reset": reset},

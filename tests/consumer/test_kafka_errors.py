@@ -5,9 +5,12 @@ The class of each error says what has become of the ownership.
 
 from __future__ import annotations
 
-import pytest
-from confluent_kafka import KafkaError, KafkaException
+import traceback
 
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException
+
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     answered,
@@ -230,6 +233,28 @@ def test_refused_settings_keep_the_words_of_the_client() -> None:
     assert isinstance(error, ConfigurationError)
     assert '"nope"' in str(error)
     assert "group.id must be set" in str(configuration_error(ValueError("group.id must be set")))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"group.protocol": "hunter2"},
+        {"isolation.level": "hunter2"},
+        {"debug": 'a "hunter2" for configuration property'},
+        {"session.timeout.ms": "1000000007"},
+        {"sasl.mechanism": "hunter2", "security.protocol": "SASL_SSL"},
+    ],
+)
+def test_the_value_of_a_setting_that_the_client_refuses_is_not_shown(
+    setting: dict[str, str],
+) -> None:
+    """It may be a password that stands in the wrong place."""
+    with pytest.raises(ConfigurationError, match="refuses its settings") as refused:
+        made(Consumer, {"bootstrap.servers": "a:1", "group.id": "g", **setting})
+    (value, *_) = setting.values()
+    shown = "".join(traceback.format_exception(refused.value))
+    assert value not in shown
+    assert "hunter2" not in shown
 
 
 def test_an_exception_without_an_error_is_kept_too() -> None:

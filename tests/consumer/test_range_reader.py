@@ -21,7 +21,7 @@ from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.kafka_node import admin_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from confluent_kafka import Message
 
@@ -189,6 +189,33 @@ def test_deleted_offsets_are_an_error_and_none_is_skipped(
     assert offsets(reader.read([OffsetRange(topic, 0, 60, 100)])) == {
         (topic, 0): list(range(60, 100))
     }
+
+
+def test_deleted_offsets_are_named_also_when_their_leader_answers_late(
+    reader: RangeReader,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy broker the read ended with the client's word, which names no offsets."""
+    topic = kafka_topic()
+    produce(kafka_broker, topic, 100)
+    admin = admin_of(kafka_broker.bootstrap_servers)
+    admin.delete_records([KafkaPartition(topic, 0, 60)])[KafkaPartition(topic, 0)].result()
+    ask, asked = reader._cluster.high_watermarks, []
+
+    def late(
+        partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, int]:
+        asked.append(partitions)
+        if len(asked) == 1:
+            message = "no answer"
+            raise BrokerError(message, retriable=True)
+        return ask(partitions, timeout_s)
+
+    monkeypatch.setattr(reader._cluster, "high_watermarks", late)
+    with pytest.raises(BrokerError, match=r"begins at 60: the offsets \[50, 60\) were deleted"):
+        list(reader.read([OffsetRange(topic, 0, 50, 100)]))
 
 
 def test_offsets_deleted_during_a_read_are_an_error(

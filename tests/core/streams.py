@@ -52,7 +52,7 @@ class Stream(Member):
         self.world.now += seconds
         self.pass_time()
         self._tell()
-        begun = self.work.begin(self.driver.offers, self.driver.claimed)
+        begun = self.work.begin(self.driver.offers, self.driver.claimed, self.driver.log_of)
         if begun is not None:
             self._feed_own(begun.batch_id)
         return begun

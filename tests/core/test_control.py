@@ -15,8 +15,8 @@ from dagster_rebalance.core.control import (
     how_to_resume,
     in_force,
     out_of_date,
+    selection,
     selector_of,
-    unmatched,
 )
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
@@ -112,7 +112,21 @@ def test_the_command_to_resume_can_be_pasted() -> None:
 
 def test_a_name_that_nothing_matches_is_answered_with_what_there_is() -> None:
     """A slip of the hand is mended from the message."""
-    assert str(unmatched("order", PARTITIONS, "shop")).startswith(
-        "order matches no partition of group shop, which has orders-0, orders-1, orders-11, "
-        "pay-0, pay-1, pay-11. Write topic:number for a partition"
-    )
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^order matches no partition of group shop, which has orders-0, orders-1, "
+        r"orders-11, pay-0, pay-1, pay-11\. Write topic:number for a partition",
+    ):
+        selection("order", PARTITIONS, "shop")
+
+
+def test_a_partition_may_be_named_as_tables_show_it() -> None:
+    """People copy it from there."""
+    assert selection("orders-1", PARTITIONS, "shop") == ("orders:1", (PARTITIONS[1],))
+    assert selection("ord*:1", PARTITIONS, "shop") == ("ord*:1", (PARTITIONS[1],))
+    both = [TopicPartition("orders", 3), TopicPartition("orders-3", 0)]
+    with pytest.raises(
+        ConfigurationError,
+        match=r"orders-3 is a topic, and .*write orders-3:\* for the topic, or orders:3 for the",
+    ):
+        selection("orders-3", both, "shop")

@@ -9,10 +9,12 @@ import pytest
 from dagster_rebalance.core.commands import ReadStoredOffsets, RecordCommit
 from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.explain import explain_hold, explain_partition, summary
+from dagster_rebalance.core.forecast import Forecast
 from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition, named
+from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.runs import (
     DeadLettered,
@@ -27,7 +29,7 @@ from dagster_rebalance.core.runs import (
     Trouble,
 )
 from dagster_rebalance.core.setbacks import NEVER
-from dagster_rebalance.core.settings import HoldBudget
+from dagster_rebalance.core.settings import DriverSettings, HoldBudget
 from dagster_rebalance.core.transactions import OpenTransaction
 from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
@@ -46,7 +48,7 @@ def draining(number: int, *work: tuple[str, int, object], **more: object) -> Own
 
 def said(*partitions: OwnedPartition, now: float = 112.0, hold: Hold = HOLD) -> str:
     """The sentence of the hold of orders-4 and orders-5."""
-    return explain_hold(hold, {owned.partition: owned for owned in partitions}, now)
+    return explain_hold(hold, {owned.partition: owned for owned in partitions}, now, Forecast())
 
 
 def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
@@ -54,6 +56,29 @@ def test_a_hold_says_which_runs_it_waits_for_and_how_long() -> None:
     assert said(draining(4, ("b", 240, InFlight((RUN,)))), owned(5, phase=Phase.DRAINED)) == (
         "holding orders-4, orders-5 for 12 s: waiting for run ab12cd34 on orders-4 [0, 240); 278 s "
         "left"
+    )
+
+
+def test_a_hold_says_how_long_it_is_likely_to_take() -> None:
+    """By the last batches of the member, so that a person knows whether to wait."""
+    world = World(records=85)
+    member = world.member(
+        owns=1, settings=DriverSettings(limits=BatchLimits(max_records_per_range=10))
+    )
+    for _ in range(3):
+        (run_id,) = member.tick()
+        world.start(run_id)
+        world.wait(30, member)
+        world.succeed(run_id)
+        world.wait(1, member)
+    (run_id,) = member.tick()
+    world.start(run_id)
+    member.feed(RevokeRequested((tp(0),)))
+    world.wait(12, member)
+    (_, hold, *_) = summary(member.driver, world.now)
+    assert hold == (
+        "holding orders-0 for 12 s: waiting for run run4 on orders-0 [30, 40), likely for 18 s "
+        "more (batches took 30 s); 278 s left"
     )
 
 
@@ -365,6 +390,19 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
             "Dagster's queue"
         ),
         "orders-3: being taken in, reads its committed offset",
+    )
+
+
+def test_without_a_member_nothing_is_said_to_be_under_way() -> None:
+    """Whoever looks from outside would wait for it."""
+    exhausted = stopped(due(35.0, Exhausted((RUN,))))
+    said = explain_partition(exhausted, 10.0, has_members=False)
+    assert said == "orders-4: stopped: no way; [0, 9) is tried again by the next member"
+    created = RunSeen(RUN, "b", (span(4, 0, 9),), RunState.CREATED, attempt=1)
+    partition = owned(4, ("b", 9, InFlight((RUN,), (RUN,), unsubmitted=created)))
+    assert explain_partition(partition, 10.0, has_members=False) == (
+        "orders-4: run ab12cd34 for [0, 9) is created but not submitted, and waits for the next "
+        "member"
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.group_status import (
@@ -16,7 +18,7 @@ from dagster_rebalance.core.group_status import (
 )
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, OffsetAndMetadata
-from dagster_rebalance.core.runs import InFlight
+from dagster_rebalance.core.runs import InFlight, Setback, ToRequest, Trouble
 from tests.core.test_offers import owned
 from tests.core.world import span, tp
 
@@ -45,6 +47,29 @@ def test_an_owner_has_the_name_of_its_code_location() -> None:
     assert Owners((BLUE,)).owner(tp(0)) == "rdkafka@10.0.0.1"
     assert owners.owned_by("p1") == {tp(0)}
     assert owners.owned_by("p2") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("progress", "says"),
+    [
+        (ToRequest(), "[0, 10) is claimed by batch b; the next member works on it (attempt 1)"),
+        (
+            ToRequest(3, 2, Trouble(Setback.FAILED, 2, RUN)),
+            (
+                "[0, 10) is claimed by batch b, and 2 runs failed; the next member works on it "
+                "(attempt 3)"
+            ),
+        ),
+    ],
+)
+def test_a_claim_without_a_member_is_requested_by_nobody(progress: ToRequest, says: str) -> None:
+    """It waits for the next member, however long that takes."""
+    partition = owned(0, ("b", 10, progress))
+    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    alone = status_of(partition, found, Owners(()), now=0.0)
+    assert alone.sentence == f"orders-0: {says}"
+    there = status_of(owned(0, ("b", 10, ToRequest())), found, Owners((BLUE,)), now=0.0)
+    assert "is requested" in there.sentence
 
 
 def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:

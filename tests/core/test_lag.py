@@ -17,6 +17,7 @@ from dagster_rebalance.core.lag import (
     Standing,
     group_lag,
     is_late,
+    looks_for_topics,
     observes,
 )
 from dagster_rebalance.core.partition import (
@@ -183,6 +184,25 @@ def test_the_owner_of_the_first_partition_observes() -> None:
     first = TopicPartition("a", 0)
     assert observes({first, tp(3)}, ["orders", "a"])
     assert not observes({TopicPartition("a", 1), tp(0)}, ["orders", "a"])
+    assert not observes(set(), [])
+
+
+def test_who_may_come_to_observe_looks_which_topics_there_are() -> None:
+    """The first topic may be deleted, and all of them."""
+    assert looks_for_topics({tp(0)}, ["orders", "a"])
+    assert looks_for_topics(set(), ["orders", "a"])
+    assert not looks_for_topics({tp(1)}, ["orders", "a"])
+
+
+def test_a_missing_topic_is_told_and_its_lag_exceeds_any_limit_but_none() -> None:
+    """It says what to do, and hides nothing of the others."""
+    lag = group_lag(
+        [tp(0)], {tp(0): found(3, 9)}, Standing(missing=("a",)), start_from=StartFrom.EARLIEST
+    )
+    assert str(lag).startswith("lag 6 in 1 partition; topic a does not exist, or the principal may")
+    assert "Create it, grant the ACL READ on it, or take it out of `topics`" in str(lag)
+    assert LagLimit(6).exceeded(lag) == ("the lag of a is not known",)
+    assert NO_LIMIT.exceeded(lag) == ()
 
 
 def test_the_lag_is_looked_up_at_its_pace_and_never_when_it_is_off() -> None:

@@ -27,16 +27,18 @@ from dagster_rebalance.core.setbacks import NEVER
 from tests.core.world import span, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 Offer = offers.Offer
 NOW = 100.0
 
 
-def offers_of(partitions: Iterable[OwnedPartition], *, most_runs: int = 4) -> tuple[Offer, ...]:
+def offers_of(
+    partitions: Iterable[OwnedPartition], *, most_runs: int = 4, orders: Sequence[Order] = ()
+) -> tuple[Offer, ...]:
     """What is offered now."""
-    return offers.offers_of(partitions, NOW, most_runs=most_runs)
+    return offers.offers_of(partitions, NOW, most_runs=most_runs, orders=orders)
 
 
 def owned(
@@ -163,12 +165,18 @@ def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key
 
 
 def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_again() -> None:
-    """Dagster would submit it with all of its ranges. It is cancelled instead."""
+    """Dagster would submit it with all of its ranges. It is cancelled instead.
+
+    The paused partition may be another member's.
+    """
     run = RunSeen("r1", "b", (span(0, 0, 9), span(1, 0, 5)), RunState.CREATED)
     again = InFlight(("r1",), ("r1",), unsubmitted=run)
-    order = Order(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
-    paused = replace(owned(1, ("b", 5, again)), order=order)
-    assert offers_of([owned(0, ("b", 9, again)), paused]) == ()
+    pause = Order(Action.PAUSE, "orders:1", "ada", NOW, "the table is moved")
+    mine, paused = owned(0, ("b", 9, again)), replace(owned(1, ("b", 5, again)), order=pause)
+    assert offers_of([mine, paused], orders=[pause]) == ()
+    assert offers_of([mine], orders=[pause]) == ()
+    resume = replace(pause, action=Action.RESUME)
+    assert offers_of([mine], orders=[pause, resume]) == (Offer("b", 0, run.ranges),)
 
 
 def test_a_batch_with_a_claim_still_being_written_is_not_offered() -> None:

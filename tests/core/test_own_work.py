@@ -4,22 +4,27 @@ from __future__ import annotations
 
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.own_work import OwnWork
+from dagster_rebalance.core.partition import Log
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.stream_batches import Outcome
-from tests.core.world import span
+from tests.core.world import span, tp
 
 FIRST, SECOND = "s.r1.1.1", "s.r1.2.3"
 RANGE, OTHER = span(0, 0, 5), span(1, 0, 5)
+LOGS = {tp(0): Log("an id", 1), tp(1): Log("an id", 2)}
 
 
 def test_one_batch_is_at_work_at_a_time() -> None:
     """The worker is one thread."""
     work = OwnWork("r1")
-    assert work.begin([], set()) is None
-    begun = work.begin([Offer(FIRST, 1, (RANGE,)), Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND})
+    assert work.begin([], set(), LOGS.__getitem__) is None
+    begun = work.begin(
+        [Offer(FIRST, 1, (RANGE,)), Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__
+    )
     assert begun is not None
     assert begun.batch_id == FIRST
-    assert work.begin([Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}) is None
+    assert begun.logs == {tp(0): LOGS[tp(0)]}
+    assert work.begin([Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__) is None
 
 
 def test_an_end_without_a_batch_changes_nothing() -> None:
@@ -30,7 +35,7 @@ def test_an_end_without_a_batch_changes_nothing() -> None:
 def test_its_sign_changes_with_each_look() -> None:
     """So the member never takes its own run for dead."""
     work = OwnWork("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     signs = {work.read([FIRST], ())[-1].heartbeat for _ in range(3)}
     assert len(signs) == 3
 
@@ -47,13 +52,13 @@ def test_a_claim_that_was_not_begun_shows_the_attempts_before_it_alone() -> None
 def test_what_is_not_claimed_any_more_is_forgotten_unless_others_must_hear_of_it() -> None:
     """Memory does not grow with the batches."""
     work = OwnWork("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
     work.leave([(FIRST, RANGE)])
-    work.begin([], set())
+    work.begin([], set(), LOGS.__getitem__)
     assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
     work.told([(FIRST, RANGE)])
-    work.begin([], set())
+    work.begin([], set(), LOGS.__getitem__)
     assert work.untold == {}
     (seen,) = work.read([FIRST], [(FIRST, RANGE)])
     assert seen.state is RunState.SUCCEEDED, "the partition may come back with the claim"
@@ -63,10 +68,10 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
     """Kafka may refuse one of its claims for a while: the rest must not be done again."""
     work = OwnWork("r1")
     claims = [(FIRST, RANGE), (FIRST, OTHER)]
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.SUCCEEDED)
     assert [run.ranges for run in work.read([FIRST], claims)] == [(RANGE,)]
-    work.begin([Offer(FIRST, 1, (OTHER,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (OTHER,))], {FIRST}, LOGS.__getitem__)
     assert [(run.ranges, run.state) for run in work.read([FIRST], claims)] == [
         ((RANGE,), RunState.SUCCEEDED),
         ((OTHER,), RunState.STARTED),
@@ -80,7 +85,7 @@ def test_a_batch_that_is_begun_in_parts_is_known_by_all_of_them() -> None:
 def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
     """Until then the next owner waits."""
     work = OwnWork("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.leave([(FIRST, RANGE), (SECOND, OTHER), (FIRST, OTHER)])
     assert work.untold == {(SECOND, OTHER): Outcome.DROPPED, (FIRST, OTHER): Outcome.DROPPED}
     work.end(Outcome.SUCCEEDED)
@@ -90,7 +95,7 @@ def test_others_hear_of_a_claim_when_its_work_has_ended() -> None:
 def test_what_is_still_at_work_is_not_taken_for_told() -> None:
     """An older answer of the storage says nothing about a newer claim."""
     work = OwnWork("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.leave([(FIRST, RANGE)])
     work.told([(FIRST, RANGE)])
     work.end(Outcome.SUCCEEDED)
@@ -100,6 +105,6 @@ def test_what_is_still_at_work_is_not_taken_for_told() -> None:
 def test_a_failure_is_told_at_once() -> None:
     """Whoever shows what is stopped in the whole group has to see it."""
     work = OwnWork("r1")
-    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST})
+    work.begin([Offer(FIRST, 1, (RANGE,))], {FIRST}, LOGS.__getitem__)
     work.end(Outcome.FAILED)
     assert work.untold == {(FIRST, RANGE): Outcome.FAILED}

@@ -8,7 +8,14 @@ import sys
 import pytest
 
 from dagster_rebalance.core.errors import BrokerError, PartitionLostError, RebalanceInProgressError
-from dagster_rebalance.core.partition import MAX_OFFSET, OffsetRange, is_topic_name, next_offset
+from dagster_rebalance.core.partition import (
+    MAX_OFFSET,
+    OffsetRange,
+    TopicPartition,
+    is_topic_name,
+    next_offset,
+    partitions_named,
+)
 from tests.core.world import span, tp
 
 
@@ -87,3 +94,10 @@ def test_the_core_imports_neither_dagster_nor_kafka_nor_spark() -> None:
 def test_the_offset_to_commit_is_that_of_the_next_record() -> None:
     """Off by one, the last record is read again, or one is skipped."""
     assert next_offset(0) == 1
+
+
+def test_names_of_partitions_are_read_and_all_else_is_left_out() -> None:
+    """People and other programs write beside ours."""
+    names = ["orders-3", "a-b-0", "orders", 7, "orders-x", "-1", "orders-12345678901"]
+    assert list(partitions_named(names)) == [tp(3), TopicPartition("a-b", 0)]
+    assert list(partitions_named("orders-3")) == list(partitions_named(None)) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import pytest
 
 from dagster_rebalance.core.claims import decode
@@ -9,12 +12,21 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.events import Found
 from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, OffsetAndMetadata
-from dagster_rebalance.core.reset import moves, obstacles
+from dagster_rebalance.core.reset import AtWork, moves, unreadable
 from dagster_rebalance.core.restoring import ForeignMetadata, judge
 from dagster_rebalance.core.runs import RunSeen, RunState
 from tests.core.world import span, tp
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 FOUND = Found(OffsetAndMetadata(50), Bounds(10, 100, leader_epoch=3), topic_id="AAAA")
+NOBODY = Owners(())
+
+
+def at_work(*runs: RunSeen, owners: Owners = NOBODY, written_off: Sequence[RunSeen] = ()) -> AtWork:
+    """What is known 40 s after the end of `WRITTEN_OFF`."""
+    return AtWork(owners, runs, written_off, now_s=1040.0, heartbeat_timeout_s=60.0)
 
 
 def moved(offset: int, found: Found | None = FOUND, claims: int = 0) -> str:
@@ -64,10 +76,58 @@ def test_members_and_runs_at_work_are_in_the_way() -> None:
         RunSeen("elsewhere", "b", (span(1, 0, 9),), RunState.STARTED),
         RunSeen("stream01", "", (), RunState.STARTED, may_work_on=frozenset({tp(0)})),
     )
-    found = list(obstacles([tp(0)], Owners(members, known), runs))
+    found = list(at_work(*runs, owners=Owners(members, known)).obstacles([tp(0)]))
     assert len(found) == 3
     assert found[0].startswith("the group has 2 members (blue, c@d): turn its sensor off")
     assert found[1] == ("run ab12cd34 may be at work on orders-0: wait for its end, or cancel it")
     assert found[2].startswith("run stream01 may be at work on orders-0")
-    assert next(obstacles([], Owners(members[1:]), ())).startswith("the group has 1 member (c@d)")
-    assert not list(obstacles([tp(0)], Owners(()), ()))
+    alone = next(at_work(owners=Owners(members[1:])).obstacles([]))
+    assert alone.startswith("the group has 1 member (c@d)")
+    assert not list(at_work().obstacles([tp(0)]))
+
+
+WRITTEN_OFF = RunSeen(
+    "ab12cd34", "b", (span(0, 0, 9),), RunState.FAILED, is_over=False, ended_at=1000.0
+)
+
+
+@pytest.mark.parametrize(
+    ("run", "says"),
+    [
+        (WRITTEN_OFF, "has not said so. It counts as dead in 80 s"),
+        (replace(WRITTEN_OFF, ranges=()), "It counts as dead in 80 s"),
+        (replace(WRITTEN_OFF, heartbeat_timeout_s=90), "It counts as dead in 140 s"),
+        (replace(WRITTEN_OFF, state=RunState.DELETED, ended_at=None), "Turn the sensor on until"),
+        (replace(WRITTEN_OFF, awaits_retry=True), "wait for its end, or cancel it"),
+    ],
+)
+def test_a_run_that_was_written_off_is_in_the_way(run: RunSeen, says: str) -> None:
+    """Dagster's word ends no run: its process may write its output now."""
+    (found,) = at_work(run, written_off=[run]).obstacles([tp(0)])
+    assert found.startswith("run ab12cd34 may be at work on orders-0")
+    assert says in found
+
+
+def test_a_run_that_was_written_off_is_dead_some_time_later() -> None:
+    """Nothing may be in the way for ever; what a server does for it nobody has stopped."""
+    gone, late = replace(WRITTEN_OFF, is_gone=True), replace(WRITTEN_OFF, ended_at=880.0)
+    for run in (gone, late):
+        assert not list(at_work(run, written_off=[run]).obstacles([tp(0)]))
+        (doubt,) = at_work(written_off=[run]).doubts([tp(0)])
+        assert doubt.startswith("run ab12cd34 ended in Dagster without a word of its process")
+    both = at_work(written_off=[gone, replace(late, run_id="ef56")])
+    assert "runs ab12cd34, ef56 ended in Dagster without a word of their" in next(
+        both.doubts([tp(0)])
+    )
+    assert not list(at_work(written_off=[gone]).doubts([tp(1)]))
+    assert not list(at_work(written_off=[WRITTEN_OFF]).doubts([tp(0)]))
+
+
+def test_a_text_that_cannot_be_read_is_known() -> None:
+    """It hides which runs were deleted while they worked."""
+    found = {
+        tp(0): FOUND,
+        tp(1): replace(FOUND, stored=OffsetAndMetadata(5, "not ours")),
+        tp(2): replace(FOUND, stored=None),
+    }
+    assert unreadable(found) == (tp(1),)

@@ -9,6 +9,7 @@ import pytest
 from dagster_rebalance.core.claims import Claim, LastCommit, StoredPartition, encode
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.events import Found, LastRecorded
+from dagster_rebalance.core.occurrences import Occurred
 from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.partition import ANY_BOUNDS, Bounds, Log, LogPosition, OffsetAndMetadata
 from dagster_rebalance.core.restoring import (
@@ -115,10 +116,14 @@ def test_an_offset_that_somebody_moved_is_obeyed_and_said() -> None:
     owned = taken(OffsetAndMetadata(50), LastRecorded(120))
     assert isinstance(owned, OwnedPartition)
     assert owned.unrecorded is None
-    assert moved_offset(owned, LastRecorded(120)) == (
+    note = moved_offset(owned, LastRecorded(120))
+    assert note is not None
+    assert note.text == (
         "orders-0 continues at offset 50, which was set by somebody else: the last recorded commit "
         "ended at 120"
     )
+    assert note.what is Occurred.OFFSETS_MOVED
+    assert note.fields == {"topic": "orders", "partition": 0, "recorded_until": 120, "offset": 50}
 
 
 @pytest.mark.parametrize(
@@ -291,6 +296,7 @@ def test_foreign_metadata_is_refused_with_what_to_do() -> None:
         "orders-0: the metadata 'host-7' was not written by dagster_rebalance"
     )
     assert "give this one a group of its own" in refused.reason
+    assert "run dagster-rebalance reset orders:0 --to-current --yes" in refused.reason
 
 
 def test_foreign_metadata_is_overwritten_only_when_asked_for() -> None:

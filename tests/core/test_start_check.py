@@ -9,8 +9,9 @@ import pytest
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.core.runs import RunSeen, RunState
-from dagster_rebalance.core.start_check import refusal
+from dagster_rebalance.core.start_check import refusal, rerun_refusal
 from tests.core.world import span, tp
 
 S = RunState
@@ -135,3 +136,64 @@ def test_a_run_that_was_written_off_keeps_nobody_from_working() -> None:
     rival = replace(ME, run_id="other", state=S.SUCCEEDED)
     assert "has succeeded" in (check(ME, rival) or "")
     assert check(ME, replace(rival, is_written_off=True)) is None
+
+
+# Runs of a rerun
+
+RERUN_ME = RunSeen("me", "r.abc.1", (span(0, 10, 20), span(1, 0, 5)), S.STARTED)
+PLANNED = RerunBatch(Rerun("abc", "ada", "the fix", 1.0), 1, RERUN_ME.ranges)
+COMMITTED: Stored = {tp(0): OffsetAndMetadata(20), tp(1): OffsetAndMetadata(7)}
+
+
+def rerun_check(
+    *others: RunSeen,
+    me: RunSeen = RERUN_ME,
+    committed: Stored = COMMITTED,
+    planned: RerunBatch | None = PLANNED,
+) -> str:
+    """The check of a run of a rerun; empty when it may work."""
+    return rerun_refusal(me, [me, *others], committed, planned) or ""
+
+
+def test_a_run_of_a_rerun_works_on_what_the_group_has_committed() -> None:
+    """Beside a run of the group that works further ahead."""
+    ahead = RunSeen("ahead", "b-1", (span(0, 20, 30),), S.STARTED)
+    assert rerun_check(ahead) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        RunSeen("other", "b-1", (span(0, 15, 30),), S.STARTED),
+        RunSeen("other", "r.abc.1", (span(0, 10, 20),), S.STARTED),
+        RunSeen("other", "r.abc.1", RERUN_ME.ranges, S.SUCCEEDED),
+        RunSeen("other", "r.xyz.1", (span(1, 0, 5),), S.STARTED),
+    ],
+)
+def test_a_run_of_a_rerun_works_alone(other: RunSeen) -> None:
+    """A run of the group, of its own batch, or of another rerun has a range of it."""
+    assert "run other of " in rerun_check(other)
+    # And the other way round: the group's own run does not begin beside one of a rerun.
+    rival = RunSeen("rerun", "r.abc.1", (span(0, 15, 30),), S.STARTED)
+    assert check(ME, rival) == "run rerun of batch r.abc.1 has started on orders-0 [10, 20)"
+
+
+@pytest.mark.parametrize(
+    ("stored", "said"),
+    [
+        (None, "the group has no committed offset, so it will process orders-0 [10, 20) itself"),
+        (OffsetAndMetadata(19), "the group is at offset 19, so it will process orders-0 [10, 20)"),
+    ],
+)
+def test_a_run_of_a_rerun_leaves_alone_what_the_group_will_process(
+    stored: OffsetAndMetadata | None, said: str
+) -> None:
+    """Somebody has moved the committed offset back since the rerun was asked for."""
+    assert said in rerun_check(committed={**COMMITTED, tp(0): stored})
+
+
+@pytest.mark.parametrize("planned", [None, replace(PLANNED, ranges=PLANNED.ranges[:1])])
+def test_only_what_a_person_has_asked_for_is_processed_again(planned: RerunBatch | None) -> None:
+    """A cancelled rerun, a run that is executed again after all, or a config of one's own."""
+    assert "no rerun is to process these ranges" in rerun_check(planned=planned)
+    assert "could not see" in rerun_check(me=replace(RERUN_ME, state=S.CANCELING))

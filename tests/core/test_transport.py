@@ -29,6 +29,23 @@ def test_a_login_needs_a_protocol_with_a_login(protocol: dict[str, object]) -> N
     assert "hidden" not in problem
 
 
+@pytest.mark.parametrize("name", ["bootstrap.servers", "metadata.broker.list"])
+def test_a_login_among_the_brokers_is_refused_without_being_shown(name: str) -> None:
+    """Brokers are named in each error."""
+    problem = insecurity({name: "kafka:9092,me:hunter2@kafka:9092"})
+    assert problem is not None
+    assert problem.startswith(f"'{name}' has an @ in it: write each broker as host:port")
+    assert "hunter2" not in problem
+
+
+def test_a_protocol_that_kafka_does_not_have_is_refused_without_being_shown() -> None:
+    """It may be a password that stands in the wrong place."""
+    problem = insecurity({"security.protocol": "hunter2", "sasl.username": "me"})
+    assert problem == (
+        "'security.protocol' must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"
+    )
+
+
 def test_a_function_that_gives_tokens_is_a_login_too() -> None:
     """Without a protocol that asks it, the client connects in the clear."""
     assert "'oauth_cb' is set" in str(insecurity({"oauth_cb": print}))

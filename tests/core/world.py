@@ -4,21 +4,25 @@ Kafka is a dictionary with read-before-write, Dagster is a table of runs, and th
 
 Every command can be made to fail, or to be carried out without an answer. It asserts what must
 never happen, wherever it happens: a write for an epoch that is over, a commit that goes back, and a
-commit that neither a successful run nor a dead letter covers.
+commit that neither a successful run nor a dead letter covers. Each occurrence has the fields that
+its name promises, and all of them fit into JSON.
 """
 
 from __future__ import annotations
 
+import json
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.events import Found, LastRecorded
+from dagster_rebalance.core.observing import observed
+from dagster_rebalance.core.occurrences import KINDS, plain
 from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, OffsetRange, TopicPartition
 from dagster_rebalance.core.restoring import position_to_verify
 from dagster_rebalance.core.runs import RunSeen, RunState
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.control import Order
+    from dagster_rebalance.core.occurrences import Occurred, Occurrence
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.receipts import Receipt
 
@@ -178,6 +183,7 @@ class Member:
         self.fails: set[type[do.Command]] = set()
         self.unanswered: set[type[do.Command]] = set()
         self.done: list[do.Command] = []
+        self.told: list[Occurrence] = []
         self.over: set[tuple[TopicPartition, int]] = set()
         self.to_be_revoked: set[TopicPartition] = set()
         self.is_fenced = False
@@ -194,7 +200,12 @@ class Member:
         first = len(self.done)
         while todo:
             epochs = {partition: owned.epoch for partition, owned in self.driver.partitions.items()}
-            for command in self.driver.handle(todo.popleft(), self.world.now):
+            commands, told = observed(self.driver, todo.popleft(), self.world.now)
+            for occurrence in told:
+                assert tuple(occurrence.fields) == KINDS[occurrence.what].fields, occurrence
+                json.dumps({name: plain(value) for name, value in occurrence.fields.items()})
+            self.told += told
+            for command in commands:
                 self.done.append(command)
                 if type(command) in self.fails:
                     continue
@@ -219,6 +230,10 @@ class Member:
     def given(self, kind: type[do.Command]) -> list[do.Command]:
         """All commands of a kind so far."""
         return [command for command in self.done if isinstance(command, kind)]
+
+    def said(self, what: Occurred) -> list[dict[str, Any]]:
+        """The fields of all occurrences of a name so far."""
+        return [dict(one.fields) for one in self.told if one.what is what]
 
     @property
     def receipts(self) -> list[Receipt]:

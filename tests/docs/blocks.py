@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from textwrap import dedent
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,3 +21,53 @@ def block_with(file: str, language: str, text: str) -> str:
     """The one block that contains a text."""
     (found,) = [block for block in blocks(file, language) if text in block]
     return found
+
+
+def run_block(page: str, source: str, names: dict[str, object]) -> None:
+    """Run a block of a page, as its reader would, with these names and for them."""
+    exec(compile(source, page, "exec"), names)  # noqa: S102 - the project's own documentation
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page.
+
+    Attributes:
+        page: The file, from the root of the project.
+        line: The line of its opening fence.
+        language: What stands behind that fence.
+        text: What it has, without its fences and the indentation of a list.
+        file: The file that the words before it give as its place, or nothing.
+    """
+
+    page: str
+    line: int
+    language: str
+    text: str
+    file: str
+
+    def __str__(self) -> str:
+        """Where it is found."""
+        return f"{self.page}:{self.line}"
+
+
+_FENCED = re.compile(
+    r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<text>.*?)^(?P=indent)```$",
+    re.DOTALL | re.MULTILINE,
+)
+_FILE = re.compile(r"`([\w./-]+\.\w+)`:\s*\Z")
+
+
+def all_blocks(page: str) -> list[Block]:
+    """All blocks of a page, in their order."""
+    text = (ROOT / page).read_text()
+    return [
+        Block(
+            page,
+            text.count("\n", 0, found.start()) + 1,
+            found["language"],
+            dedent(found["text"]),
+            file[1] if (file := _FILE.search(text, 0, found.start())) else "",
+        )
+        for found in _FENCED.finditer(text)
+    ]

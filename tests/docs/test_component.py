@@ -10,7 +10,7 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from dagster_rebalance import KafkaBatchComponent
 from dagster_rebalance.components.batch_asset import BatchAsset
-from tests.docs.blocks import ROOT, block_with, blocks
+from tests.docs.blocks import ROOT, block_with, blocks, run_block
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -69,7 +69,7 @@ def test_the_python_form_loads() -> None:
 def test_a_component_of_ones_own_takes_its_attributes_from_yaml() -> None:
     """With those of the component that it is derived from."""
     names: dict[str, Any] = {"__name__": "pasted"}
-    exec(compile(block_with(PAGE, "python", "class TableComponent"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block_with(PAGE, "python", "class TableComponent"), names)
     kafka = {"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["sales"]}
     component = names["TableComponent"].from_attributes_dict(
         attributes={"table": "sales", "kafka": kafka}

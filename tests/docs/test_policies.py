@@ -13,7 +13,7 @@ from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
 from dagster_rebalance.core.settings import DeadlinePolicy, LossPolicy
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
-from tests.docs.blocks import ROOT, block_with
+from tests.docs.blocks import ROOT, block_with, run_block
 from tests.orchestration.parts import span
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class NoSpark(KafkaSparkResource):
 def executed(text: str) -> dict[str, Any]:
     """The names that the block with a text defines."""
     names: dict[str, Any] = {}
-    exec(compile(block_with(PAGE, "python", text), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block_with(PAGE, "python", text), names)
     return names
 
 

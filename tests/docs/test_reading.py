@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import Message
 
 from dagster_rebalance import KafkaBatch, OffsetRange
-from tests.docs.blocks import block_with
+from tests.docs.blocks import block_with, run_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ RANGES = (OffsetRange("orders", 0, 5, 8), OffsetRange("orders", 1, 0, 10))
 def pasted(block: str, folder: Path) -> dict[str, Any]:
     """The names of a block as a user pastes it, with `/data` elsewhere."""
     names: dict[str, Any] = {"__name__": "pasted"}
-    exec(compile(block.replace('"/data', f'"{folder}'), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block.replace('"/data', f'"{folder}'), names)
     return names
 
 

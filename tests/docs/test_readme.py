@@ -22,7 +22,7 @@ from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fake_group import FakeGroup
-from tests.docs.blocks import ROOT, block_with, blocks
+from tests.docs.blocks import ROOT, block_with, blocks, run_block
 
 README = "README.md"
 MOST_LINES = 30
@@ -31,7 +31,7 @@ MOST_LINES = 30
 def _run(block: str) -> dict[str, Any]:
     """Execute a block as a module, and give back its names."""
     names: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(block, README, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(README, block, names)
     return names
 
 
@@ -149,8 +149,8 @@ def test_the_extras_of_the_readme_exist() -> None:
 @pytest.mark.parametrize(
     "file",
     [
-        *("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md"),
-        *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")),
+        *(path.name for path in ROOT.glob("*.md")),
+        *(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")),
     ],
 )
 def test_links_between_the_projects_files_lead_somewhere(file: str) -> None:

@@ -6,6 +6,8 @@ It also has the rights and keys of the tests on a secured Kafka.
 from __future__ import annotations
 
 import re
+import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -19,9 +21,10 @@ from dagster_rebalance import (
 )
 from dagster_rebalance.consumer.credentials import Credentials
 from dagster_rebalance.consumer.msk_iam import token
+from dagster_rebalance.consumer.tokens import Tokens
 from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
 from tests.consumer.test_security import KEY_FORM, LEAST
-from tests.docs.blocks import ROOT, block_with, blocks
+from tests.docs.blocks import ROOT, block_with, blocks, run_block
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +35,7 @@ PAGE = "docs/security.md"
 def _made(text: str) -> KafkaConsumerResource:
     """The resource of the block that contains a text."""
     names: dict[str, Any] = {"dg": dg, "KafkaConsumerResource": KafkaConsumerResource}
-    exec(compile(block_with(PAGE, "python", text), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block_with(PAGE, "python", text), names)
     made: KafkaConsumerResource = names["kafka"]
     return made
 
@@ -100,8 +103,19 @@ def test_the_functions_of_the_examples_return_what_is_asked_for(tmp_path: Path) 
     names: dict[str, Any] = {}
     (tmp_path / "password").write_text("hunter2\n")
     text = block_with(PAGE, "python", "def kafka()").replace("/etc/kafka", str(tmp_path))
-    exec(compile(text, PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, text, names)
     assert Credentials(names["kafka"]).current() == ("etl", "hunter2")
+
+
+def test_the_function_of_the_example_gives_a_token_that_is_taken() -> None:
+    """With the time at which it expires behind it."""
+    expires_at = time.time() + 100
+    issuer = SimpleNamespace(
+        token_for=lambda config: SimpleNamespace(text=f"for {config}", expires_at=expires_at)
+    )
+    names: dict[str, Any] = {"my_issuer": issuer}
+    run_block(PAGE, block_with(PAGE, "python", "my_issuer"), names)
+    assert Tokens(names["token"])("etl") == ("for etl", expires_at)
 
 
 def test_the_settings_for_a_certificate_are_those_of_the_tests() -> None:
@@ -163,7 +177,7 @@ def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
 ) -> None:
     """It takes the place of the translated one, and may stand in the code."""
     names: dict[str, Any] = {"dg": dg, "KafkaSparkResource": KafkaSparkResource}
-    exec(compile(block_with(PAGE, "python", "config.providers"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block_with(PAGE, "python", "config.providers"), names)
 
     @dg.asset
     def orders(kafka_batch: KafkaBatch) -> None:
@@ -189,7 +203,7 @@ def test_the_login_that_the_server_looks_up_has_no_secret_in_it(
 def test_the_resources_of_ones_own_definitions_are_closed_to_runs() -> None:
     """As those of `build_kafka_batch_defs` are."""
     names: dict[str, Any] = {"dg": dg, "kafka": _made("SCRAM-SHA-512")}
-    exec(compile(block_with(PAGE, "python", "FixedResource"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block_with(PAGE, "python", "FixedResource"), names)
 
     @dg.op(required_resource_keys={"kafka", "spark"})
     def look() -> None:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance import KafkaConsumerResource
-from tests.docs.blocks import ROOT, block_with
+from tests.docs.blocks import ROOT, block_with, run_block
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -19,7 +19,7 @@ def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None
     """As a user pastes it."""
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
     names: dict[str, Any] = {"__name__": "pasted"}
-    exec(compile(block_with(PAGE, "python", "build_kafka_stream_defs"), PAGE, "exec"), names)  # noqa: S102 - the project's own documentation
+    run_block(PAGE, block_with(PAGE, "python", "build_kafka_stream_defs"), names)
     defs: dg.Definitions = names["defs"]
     assert defs.resolve_job_def("kafka_stream").name == "kafka_stream"
     assert defs.resolve_sensor_def("kafka_stream_sensor").name == "kafka_stream_sensor"

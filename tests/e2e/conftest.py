@@ -39,7 +39,7 @@ def _curtain(stage: Stage) -> Iterator[None]:
     stage.turn_off()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # what idles beside all other tests makes them slower
 def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Kafka and Dagster with `blue` and `green`, which serve every scenario of `SHARED`."""
     root = tmp_path_factory.mktemp("e2e")

@@ -151,14 +151,18 @@ class Group:
         return self.stage.dagster.ui.ticks(location, self.sensor)
 
     def wait(
-        self, what: str, condition: Callable[[Group], object], timeout_s: float = PATIENCE_S
+        self,
+        what: str,
+        condition: Callable[[Group], object],
+        timeout_s: float = PATIENCE_S,
+        interval_s: float = 0.5,
     ) -> None:
         """Wait for something, and say how things stand if it does not come."""
         wait_until(
             lambda: condition(self) or None,
             timeout_s=timeout_s,
             what=lambda: f"{self.name}: {what}; {self.state()}",
-            interval_s=0.5,
+            interval_s=interval_s,
         )
 
     def state(self) -> str:
@@ -277,7 +281,7 @@ class Group:
 
         Every commit is recorded once.
         """
-        company = [path.name for path in (self.folder / "company").iterdir()]
+        company = [path.read_text() for path in (self.folder / "company").iterdir()]
         assert not company, f"a run began beside a process at work on the same range: {company}"
         for asset in assets or ("work",):
             written = self.output(asset)

@@ -167,13 +167,12 @@ def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(st
     ended: dict[str, set[str]] = {}
     for group in groups:
         (group.folder / "lingers").touch()
-        group.turn_on("blue")
-    for group in groups:
         end = (
             stage.dagster.ui.delete_run
             if group.protocol == "consumer"
             else stage.dagster.ui.force_terminate
         )
+        group.turn_on("blue")
         for status in (_STATUS.QUEUED, _STATUS.STARTING):
             end(_caught(group, status))
     for group in groups:
@@ -266,7 +265,7 @@ def _caught(group: Group, status: dg.DagsterRunStatus) -> str:
         found.extend(group.in_state(status))
         return bool(found)
 
-    group.wait(f"a run to be {status.value}", is_seen)
+    group.wait(f"a run to be {status.value}", is_seen, interval_s=0.1)
     return found[0]
 
 

@@ -123,6 +123,42 @@ class Stream:
         runs = instance.get_runs(dg.RunsFilter(job_name=self.name))
         return [run for run in runs if not run.is_finished]
 
+    def seen(self, instance: dg.DagsterInstance) -> str:
+        """Its live runs, and what each of them said last."""
+        return "; ".join(
+            f"run {run.run_id} is {run.status.value}: {instance.all_logs(run.run_id)[-1].message}"
+            for run in self.live(instance)
+        )
+
+    def wait(
+        self, instance: dg.DagsterInstance, what: str, condition: Callable[[Stream], object]
+    ) -> None:
+        """Wait for something that the stream does."""
+        wait_until(
+            lambda: condition(self) or None,
+            timeout_s=150,
+            what=lambda: f"{self.name}: {what}; {self.seen(instance)}",
+            interval_s=0.5,
+        )
+
+    def stop(self, instance: dg.DagsterInstance) -> list[str]:
+        """Turn the sensor off and cancel the runs. Returns their ids.
+
+        A tick that is at work goes on, and would start a run in the place of each that is
+        cancelled.
+        """
+        sensor = f"{self.name}_sensor"
+        self.dagster.ui.stop_sensor("shop", sensor)
+        wait_until(
+            lambda: self.dagster.ui.ticks("shop", sensor, limit=1)[0]["status"] != "STARTED",
+            timeout_s=60,
+            what=f"the last tick of {sensor}",
+        )
+        cancelled = [run.run_id for run in self.live(instance)]
+        for run_id in cancelled:
+            self.dagster.ui.cancel(run_id)
+        return cancelled
+
     def works(self, instance: dg.DagsterInstance, version: str) -> bool:
         """Whether two runs of a version, and no others, share the partitions and have no lag."""
         live = self.live(instance)
@@ -183,12 +219,7 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
 
         def each(what: str, condition: Callable[[Stream], object]) -> None:
             for stream in streams:
-                wait_until(
-                    lambda stream=stream: condition(stream) or None,  # type: ignore[misc]
-                    timeout_s=150,
-                    what=f"{stream.name}: {what}",
-                    interval_s=0.5,
-                )
+                stream.wait(instance, what, condition)
 
         for stream in streams:
             dagster.ui.start_sensor("shop", f"{stream.name}_sensor")
@@ -225,9 +256,7 @@ def test_streaming_runs_share_the_work_through_a_deploy_and_a_kill(
         )
         for stream in streams:
             _check_output(stream, instance)
-            dagster.ui.stop_sensor("shop", f"{stream.name}_sensor")
-            for run in stream.live(instance):
-                dagster.ui.cancel(run.run_id)
+            stream.stop(instance)
         each("its runs to end", lambda stream: not stream.live(instance))
         for stream in streams:
             assert _recorded(instance, stream.name) == stream.produced
@@ -260,10 +289,7 @@ def test_runs_on_a_cluster_share_the_work_and_leave_when_dagster_shows_that_they
         said = " ".join(entry.message for entry in instance.all_logs(killed))
         assert "gave no sign of life" in said
 
-        detached.ui.stop_sensor("shop", f"{DETACHED}_sensor")
-        cancelled = [run.run_id for run in stream.live(instance)]
-        for run_id in cancelled:
-            detached.ui.cancel(run_id)
+        cancelled = stream.stop(instance)
         wait("the cancelled runs to leave", lambda: not stream.live(instance))
         ends = {run.run_id: run.status for run in instance.get_runs()}
         assert {ends[run_id] for run_id in cancelled} == {dg.DagsterRunStatus.CANCELED}

@@ -33,7 +33,7 @@ from tests.consumer.fake_producer import FakeProducer
 from tests.orchestration.parts import give_sign, make_run, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from dagster_rebalance.core import commands as do
     from dagster_rebalance.core.events import LastRecorded
@@ -137,6 +137,7 @@ class Bench:
         records: int = 10,
         settings: DriverSettings = SETTINGS,
         topic: str = "orders",
+        others: Sequence[str] = (),
         start: Callable[[str, Callable[[], None]], None] = at_once,
         group: FakeGroup | None = None,
         lag_limit: LagLimit = NO_LIMIT,
@@ -173,7 +174,7 @@ class Bench:
             self.driver,
             ledger,
             self.catalogue,
-            [topic],
+            [*others, topic],
             self.group.clock,
             letters,
             start,

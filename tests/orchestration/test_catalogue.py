@@ -10,6 +10,7 @@ import pytest
 
 from dagster_rebalance.core.commands import RecordCommit, ShowHold
 from dagster_rebalance.core.events import LastRecorded
+from dagster_rebalance.core.lag import Standing
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
@@ -319,13 +320,13 @@ def test_assignments_and_departures_are_observed(shown: Shown) -> None:
 
 def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> None:
     """The reason is visible in the UI for as long as any partition stands still."""
-    shown.catalogue.show_stopped({tp(1): "orders-1: offsets were deleted"}, {}, {})
+    shown.catalogue.show_stopped(Standing({tp(1): "orders-1: offsets were deleted"}), {})
     check = shown.check()
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
     assert check.description == "orders-1: offsets were deleted"
     assert check.metadata["stopped"].value == {"orders-1": "orders-1: offsets were deleted"}
-    shown.catalogue.show_stopped({}, {}, {})
+    shown.catalogue.show_stopped(Standing(), {})
     assert shown.check().passed
 
 

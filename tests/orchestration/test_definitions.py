@@ -5,6 +5,7 @@ The tests also show what it refuses before anything runs.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -14,6 +15,7 @@ from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
+from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
@@ -98,13 +100,16 @@ def test_the_offsets_are_an_asset_behind_the_others_with_a_partition_for_each_to
 
 
 @dg.asset
-def streamed(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+def streamed(kafka_batch: KafkaBatch) -> None:
     """Never executed."""
 
 
-@pytest.mark.parametrize(
+both_forms = pytest.mark.parametrize(
     ("build", "made"), [(build_kafka_batch_defs, asset()), (build_kafka_stream_defs, streamed)]
 )
+
+
+@both_forms
 def test_a_group_has_its_lag_as_an_asset_and_a_check_of_it_once_there_is_a_limit(
     build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
 ) -> None:
@@ -123,6 +128,64 @@ def test_a_group_has_its_lag_as_an_asset_and_a_check_of_it_once_there_is_a_limit
         assert graph.asset_check_keys - usual == {dg.AssetCheckKey(group.lag, LAG_CHECK)}
     with pytest.raises(ConfigurationError, match="lag_within_s=-1 must be a number above 0"):
         build(kafka=kafka(), assets=[made], lag_within_s=-1)
+
+
+@both_forms
+def test_the_topics_are_upstream_of_the_assets(
+    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lineage begins where the records come from. A second group of a topic has the same."""
+    monkeypatch.setenv("TOPIC", "returns")
+    resource = KafkaConsumerResource(
+        bootstrap_servers="kafka:9092",
+        group_id="etl",
+        topics=["orders", dg.EnvVar("TOPIC"), dg.EnvVar("NOT_SET")],
+    )
+    other = build_kafka_batch_defs(
+        kafka=kafka("other"),
+        assets=[asset("second", "b2")],
+        name="other",
+        kafka_key="k",
+        batch_key="b2",
+    )
+    graph = dg.Definitions.merge(build(kafka=resource, assets=[made]), other).resolve_asset_graph()
+    topics = {dg.AssetKey(["kafka_topics", topic]) for topic in ("orders", "returns")}
+    assert {key for key in graph.get_all_asset_keys() if key.path[0] == "kafka_topics"} == topics
+    assert {kind for key in topics for kind in graph.get(key).kinds} == {"kafka"}
+    assert graph.get(made.key).parent_keys == topics
+    assert graph.get(GroupAssets.of("etl").offsets).parent_keys == {made.key}
+
+
+@both_forms
+def test_the_topics_can_be_left_out(
+    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
+) -> None:
+    """Dagster changes the deps of an asset only once, and somebody may have to."""
+    graph = build(kafka=kafka(), assets=[made], show_topics=False).resolve_asset_graph()
+    assert not graph.get(made.key).parent_keys
+
+
+def test_an_asset_whose_deps_were_changed_has_no_topics_upstream() -> None:
+    """Dagster changes them only once."""
+    changed = asset().map_asset_specs(lambda spec: spec.merge_attributes(deps=["customers"]))
+    graph = build_kafka_batch_defs(kafka=kafka(), assets=[changed]).resolve_asset_graph()
+    assert graph.get(changed.key).parent_keys == {dg.AssetKey("customers")}
+
+
+@both_forms
+def test_the_committed_offsets_are_stale_after_a_while_if_that_is_wanted(
+    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
+) -> None:
+    """Dagster's own alerts go by it."""
+
+    def offsets(**settings: float) -> dg.FreshnessPolicy | None:
+        graph = build(kafka=kafka(), assets=[made], **settings).resolve_asset_graph()
+        return graph.get(GroupAssets.of("etl").offsets).freshness_policy
+
+    assert offsets() is None
+    assert offsets(commit_within_s=90) == dg.FreshnessPolicy.time_window(timedelta(seconds=90))
+    with pytest.raises(ConfigurationError, match="commit_within_s=59 must be at least 60"):
+        offsets(commit_within_s=59)
 
 
 def test_two_groups_live_in_one_code_location() -> None:

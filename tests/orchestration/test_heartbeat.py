@@ -192,7 +192,7 @@ def test_a_run_that_is_being_cancelled_still_gives_signs(
     run = make_run(instance, offer(batch_id), Status.CANCELING)
     with begun(instance, run):
         wait_until(
-            lambda: not sign(instance, run).startswith("0 "), timeout_s=30, what="another beat"
+            lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="another beat"
         )
     assert not interrupts
 
@@ -205,7 +205,7 @@ class HangingStorage:
         real = SignsOfLife.give
 
         def give(signs: SignsOfLife, run: dg.DagsterRun, number: int, text: str) -> None:
-            if not text.startswith("0 "):
+            if not text.startswith("0/"):
                 self.hangs.set()
                 self.goes_on.wait(60)
             real(signs, run, number, text)
@@ -366,5 +366,5 @@ def test_a_beat_that_fails_is_tried_again(
 
     monkeypatch.setattr(SignsOfLife, "give", give)
     with heartbeat:
-        wait_until(lambda: not sign(instance, run).startswith("0 "), timeout_s=30, what="a beat")
+        wait_until(lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="a beat")
     assert caplog.text.count("could not give a sign of life") == 2

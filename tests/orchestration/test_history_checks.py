@@ -86,8 +86,8 @@ def test_what_a_person_has_skipped_with_reset_fails_no_check(
     assets = GroupAssets.of("etl")
     catalogue = member(instance, assets)
     catalogue.record_commit(COMMIT)
-    forward = Move(tp(0), 10, OffsetAndMetadata(25, ""))
-    back = Move(tp(1), 9, OffsetAndMetadata(3, ""))
+    forward = Move(tp(0), OffsetAndMetadata(10), OffsetAndMetadata(25, ""))
+    back = Move(tp(1), OffsetAndMetadata(9), OffsetAndMetadata(3, ""))
     catalogue.record_moves([forward, back], by="ada", reason="bad records")
     for strange in ("text", ["orders-0"], {"orders-0": 7, "orders": [0, 90], "orders-1": ["", 9]}):
         event = dg.AssetObservation(assets.group, metadata={"moves": dg.JsonMetadataValue(strange)})

@@ -15,6 +15,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.lag import LAG_CHECK, build_lag_check
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.bench import Bench
 from tests.orchestration.parts import GROUPS, kafka_in_memory, tp
 
@@ -120,6 +121,29 @@ def test_one_member_observes_and_another_one_when_it_is_gone(
     assert tp(0) in bench.driver.partitions
 
 
+def test_a_missing_topic_is_told_and_hides_nothing_of_the_others(
+    instance: dg.DagsterInstance,
+) -> None:
+    """It may be the first one, whose owner observes; and it may come back."""
+    bench = Bench(instance, records=10, others=["a"])
+
+    def told() -> str:
+        found = instance.event_log_storage.get_asset_check_execution_history(
+            dg.AssetCheckKey(bench.assets.offsets, STOPPED_CHECK), limit=1
+        )
+        return str(found[0].evaluation.description) if found and found[0].evaluation else ""
+
+    bench.until(lambda: "topic a does not exist" in told())
+    assert any("stopped: topic a does not exist" in line for line in bench.mailbox.mail.summary)
+    bench.until(lambda: observed(instance, bench.assets.lag))
+    last = observed(instance, bench.assets.lag)[-1]
+    assert figures(last, "lag", "partitions", "missing_topics") == [10, 1, 1]
+    assert "topic a does not exist" in str(last.description)
+    bench.group.add_partitions("a", 1)
+    bench.until(lambda: told() == "every partition goes on", 1000)
+    assert not any("topic a" in line for line in bench.mailbox.mail.summary)
+
+
 def test_a_group_where_nothing_changes_is_observed_seldom(instance: dg.DagsterInstance) -> None:
     """Dagster stores each observation for ever."""
     bench = Bench(instance, records=0)
@@ -149,11 +173,11 @@ def test_a_question_about_lag_that_kafka_refuses_ends_no_member(
     bench = Bench(instance)
     bench.turn(450)
 
-    def refuse(_topic: str, _timeout_s: float = 10.0) -> object:
+    def refuse(_timeout_s: float = 10.0) -> object:
         message = "the topic may not be described"
         raise BrokerError(message)
 
-    monkeypatch.setattr(bench.consumer, "partitions_for", refuse)
+    monkeypatch.setattr(bench.consumer, "list_topics", refuse)
     bench.turn(700)
     give(instance, "etl", Wanted(Action.PAUSE, ("*",), "ada", "away"))
     bench.turn(100)

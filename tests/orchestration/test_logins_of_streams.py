@@ -87,8 +87,7 @@ def test_a_streaming_run_goes_on_with_a_new_password(
         job = build_kafka_stream_defs(kafka=group, assets=[orders], name="rotated").resolve_job_def(
             "rotated"
         )
-        with pytest.raises(dg.DagsterExecutionInterruptedError):
-            job.execute_in_process(instance=instance)
+        job.execute_in_process(instance=instance)
         assert values == [b"before", b"after"]
 
 
@@ -129,7 +128,6 @@ def test_a_streaming_run_logs_in_with_the_tokens_of_a_function(
     job = build_kafka_stream_defs(kafka=group, assets=[orders], name="bearer").resolve_job_def(
         "bearer"
     )
-    with pytest.raises(dg.DagsterExecutionInterruptedError):
-        job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance)
     assert values == [b"a"]
     assert set(given) == {"region=here"}

@@ -129,12 +129,9 @@ def test_a_commit_of_any_topic_is_recorded_and_found_again(
     }
 
 
-@pytest.mark.parametrize("topic", ["", "..", "^orders.*", "orders:0", "a/b", 'a"b', "x" * 250])
+@pytest.mark.parametrize("topic", ["", "..", "orders.*", "orders:0", "a/b", 'a"b', "x" * 250])
 def test_what_can_be_no_topic_is_refused_at_the_start(topic: str) -> None:
-    """The client takes a name that begins with ^ for a pattern.
-
-    It would subscribe to whatever matches the pattern.
-    """
+    """A member would wait for it for ever. A pattern begins with ^."""
     kafka = KafkaConsumerResource(
         bootstrap_servers="kafka:9092", group_id="etl", topics=["orders", topic]
     )

@@ -11,6 +11,7 @@ from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
+from dagster_rebalance.orchestration.bounds import READ_LIMIT_S
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.group_settings import GroupSettings, told
@@ -30,7 +31,10 @@ from tests.orchestration.parts import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from dagster_rebalance.core.group_status import PartitionStatus
+    from dagster_rebalance.core.partition import TopicPartition
 
 Status = dg.DagsterRunStatus
 NOBODY_THERE = Owners(())
@@ -131,10 +135,25 @@ def test_a_leader_that_is_away_hides_its_own_partitions_only(scene: Scene) -> No
     assert seen.notes
 
 
+def test_a_person_waits_longer_for_a_leader_than_a_member(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy broker takes more than 1.5 s, and nothing else has to go on meanwhile."""
+    log_ends, waits = scene.group.log_ends, []
+
+    def slow(partitions: Collection[TopicPartition], timeout_s: float) -> object:
+        waits.append(timeout_s)
+        return log_ends(partitions, timeout_s)
+
+    monkeypatch.setattr(scene.group, "log_ends", slow)
+    scene.look()
+    assert set(waits) == {READ_LIMIT_S}
+
+
 def test_a_topic_that_is_gone_is_told(scene: Scene) -> None:
     """The other topics are shown all the same."""
     seen = scene.look(NOBODY_THERE, "payments")
-    assert seen.missing_topics == ["payments"]
+    assert seen.missing_topics == ("payments",)
     assert list(seen.statuses) == [tp(0), tp(1)]
 
 

@@ -165,7 +165,7 @@ def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_i
     [
         (("orders:7",), "orders:7 matches no partition of group .*, which has orders-0..2"),
         (("orders:0", "payments"), "payments matches no partition of group"),
-        (("orders-0",), "orders-0 matches no partition of group .* Write topic:number"),
+        (("orders-7",), "orders-7 matches no partition of group .* Write topic:number"),
         ((), "say which partitions to pause: orders:3, a topic, a pattern, or all"),
         (("orders 1",), "'orders 1' cannot name partitions"),
     ],

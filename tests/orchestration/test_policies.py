@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.lag import Standing
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DeadlinePolicy, DriverSettings, HoldBudget, LossPolicy
 from dagster_rebalance.orchestration import pump as pump_module
@@ -134,13 +135,17 @@ def test_the_words_of_the_settings_reach_the_core(
         ({"dead_letter_topic": "dead"}, "has no effect with on_failure='pause'"),
         ({"on_failure": "dead_letter", "dead_letter_topic": "orders"}, "is one of topics"),
         (
+            {"on_failure": "dead_letter", "dead_letter_topic": "dead", "topics": ["^d"]},
+            "fits a pattern there",
+        ),
+        (
             {"on_failure": "dead_letter", "dead_letter_topic": "no topic"},
             "cannot be the name of a topic",
         ),
     ],
 )
 def test_dead_letters_that_could_not_work_are_refused_at_the_start(
-    settings: dict[str, str], words: str
+    settings: dict[str, Any], words: str
 ) -> None:
     """Not when the first range has failed."""
     with pytest.raises(ConfigurationError, match=words) as problem:
@@ -201,7 +206,7 @@ def test_a_range_that_fails_too_often_is_in_the_topic_before_its_offset_is_commi
     bench.until(lambda: bench.producer.sent)
     bench.turn(50)
     assert bench.offset() == 0, "not confirmed yet"
-    bench.catalogue.show_stopped({tp(0): "as another member has seen it meanwhile"}, {}, {})
+    bench.catalogue.show_stopped(Standing({tp(0): "as another member has seen it meanwhile"}), {})
     ((topic, key, value),) = bench.producer.sent
     assert (topic, key) == ("dead", "orders-0-0-10")
     letter = json.loads(value)

@@ -29,7 +29,7 @@ from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import new_on_postgres, status_of, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
@@ -418,6 +418,63 @@ def test_a_command_that_storage_did_not_take_is_given_again(instance: dg.Dagster
     assert notes.count("RecordCommit failed and is tried again: database is locked") == 3
 
 
+class SlowStorage:
+    """Starts what needs Dagster's storage at once, until a commit is to be recorded."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.bench = Bench(instance, start=self.start)
+
+    def start(self, _name: str, work: Callable[[], None]) -> None:
+        """Do it, or let it wait."""
+        owned = self.bench.driver.partitions.get(tp(0))
+        if owned is None or owned.unrecorded is None:
+            work()
+        else:
+            self.waiting.append(work)
+
+    def until_it_waits(self) -> Bench:
+        """Turn until a commit waits to be recorded."""
+        self.bench.offers()
+        self.bench.run(Status.SUCCESS)
+        self.bench.until(lambda: self.waiting)
+        assert self.bench.offset() == 10
+        return self.bench
+
+    def answer(self) -> None:
+        """Do what waits."""
+        for work in self.waiting:
+            work()
+
+
+def test_a_commit_of_a_lost_partition_is_recorded_by_its_next_owner_alone(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The next owner finds that nobody has recorded it, and would show it a second time."""
+    storage = SlowStorage(instance)
+    bench = storage.until_it_waits()
+    bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
+    bench.turn()
+    storage.answer()
+    assert bench.materialised() == []
+
+
+def test_a_member_that_has_left_records_no_commit(instance: dg.DagsterInstance) -> None:
+    """Its partitions have their next owner by then. It leaves so when its run is taken for dead."""
+    storage = SlowStorage(instance)
+    bench = storage.until_it_waits()
+    close = bench.consumer.close
+
+    def close_before_the_storage_answers(timeout_s: float = 10.0) -> None:
+        close(timeout_s)
+        storage.answer()
+
+    bench.consumer.close = close_before_the_storage_answers  # type: ignore[method-assign]
+    bench.mailbox.is_abandoned = True
+    bench.pump.run()
+    assert bench.materialised() == []
+
+
 def test_events_without_weight_may_fail(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -532,6 +589,14 @@ def test_a_member_that_drains_for_a_deploy_hands_over_when_its_successor_joins(
     before = bench.group.clock()
     bench.until(lambda: bench.pump._left)
     assert bench.group.clock() - before < 5
+
+
+def test_a_pattern_that_fits_no_topic_yet_is_waited_for(instance: dg.DagsterInstance) -> None:
+    """A topic that fits may come; a name that is not there may be wrong."""
+    bench = Bench(instance, topic="^later", records=0)
+    bench.ticks = False
+    bench.pump.run()
+    assert "has not ticked for 40 s" in str(bench.observed()[-1]["reason"])
 
 
 def test_a_topic_that_does_not_exist_ends_it_before_it_joins(instance: dg.DagsterInstance) -> None:

@@ -18,6 +18,7 @@ from dagster_rebalance.core.events import (
     PartitionsLost,
     RevokeRequested,
 )
+from dagster_rebalance.core.lag import Standing
 from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
@@ -106,20 +107,33 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     show, asked = bench.catalogue.show_stopped, 0
 
-    def fail_once(
-        stopped: Mapping[TopicPartition, str],
-        ordered: Mapping[TopicPartition, str],
-        errors: Mapping[TopicPartition, RunError],
-    ) -> None:
+    def fail_once(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> None:
         nonlocal asked
-        asked += bool(stopped)
+        asked += bool(standing.stopped)
         if asked == 1:
             message = "database is locked"
             raise OSError(message)
-        show(stopped, ordered, errors)
+        show(standing, errors)
 
     monkeypatch.setattr(bench.catalogue, "show_stopped", fail_once)
     bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))
+
+
+def test_a_member_that_stood_still_shows_nothing_before_it_knows_what_it_has_lost(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Its partition had gone to another member, which had shown that it is stopped.
+
+    The member woke up, still had it, and showed that it goes on. The simulator found it.
+    """
+    bench = Bench(instance)
+    bench.offers()
+    bench.group.clock.advance(12)
+    bench.catalogue.show_stopped(Standing({tp(0): "as its new owner sees it"}), {})
+    bench.pump._report.add_news()
+    bench.turn()
+    assert not evaluations(instance, bench)[0].passed
+    bench.until(lambda: evaluations(instance, bench)[0].passed)
 
 
 def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(

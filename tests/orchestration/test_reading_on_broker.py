@@ -113,8 +113,7 @@ def test_a_streaming_run_reads_batch_after_batch_with_one_client(
     job = build_kafka_stream_defs(kafka=shop.kafka, assets=[orders], name="stream").resolve_job_def(
         "stream"
     )
-    with pytest.raises(dg.DagsterExecutionInterruptedError):
-        job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance)
     assert shop.values == [b"pen", b"cup", b"cup"]
     assert len(clients) == 3
     assert len(set(clients)) == 1
@@ -158,6 +157,5 @@ def test_a_group_begins_at_a_time(
     job = build_kafka_stream_defs(kafka=kafka, assets=[orders], name="timed").resolve_job_def(
         "timed"
     )
-    with pytest.raises(dg.DagsterExecutionInterruptedError):
-        job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance)
     assert values == [b"at once", b"later", b"new"]

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
 from pydantic import ValidationError
 
+from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.start_from import StartTime
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from tests.orchestration import vault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SECRET = "hunter2-is-secret"  # noqa: S105 - the secret that must not be seen
 
@@ -136,6 +142,82 @@ def test_a_name_that_leads_to_no_function_is_refused_at_the_start(text: str, mes
     assert SECRET not in str(problem.value)
 
 
+@dg.asset(required_resource_keys={"kafka_batch"})
+def batch_by_batch() -> None:
+    """Never executed."""
+
+
+@dg.asset
+def in_a_stream(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
+    """Never executed."""
+
+
+@pytest.mark.parametrize(
+    ("build", "asset"),
+    [(build_kafka_batch_defs, batch_by_batch), (build_kafka_stream_defs, in_a_stream)],
+)
+def test_a_name_that_leads_to_no_function_is_refused_when_the_code_is_loaded(
+    build: Callable[..., dg.Definitions], asset: dg.AssetsDefinition
+) -> None:
+    """Not minutes later, in a tick; a variable may say another thing elsewhere."""
+
+    def load(name: str) -> None:
+        build(kafka=resource(client_config={"error_cb": name}), assets=[asset])
+
+    with pytest.raises(ConfigurationError, match=r"module 'os\.path' does not have, or not yet"):
+        load("os.path:no_such")
+    load("builtins:print")
+    load(dg.EnvVar("TOKENS"))
+
+
+def test_the_config_of_a_run_chooses_no_function() -> None:
+    """Who may launch a run could have any function of the environment called."""
+    calls = []
+
+    @dg.op
+    def look(kafka: KafkaConsumerResource) -> None:
+        calls.append(kafka.consumer_config())
+
+    @dg.job(resource_defs={"kafka": resource(client_config={"error_cb": "builtins:print"})})
+    def looks() -> None:
+        look()
+
+    assert looks.execute_in_process().success
+    assert calls[0]["error_cb"] is print
+    given = {
+        "bootstrap_servers": "kafka:9092",
+        "group_id": "etl",
+        "topics": ["orders"],
+        "client_config": {"client.id": "mine"},
+    }
+
+    def launch() -> None:
+        looks.execute_in_process(run_config={"resources": {"kafka": {"config": given}}})
+
+    launch()
+    assert calls[1]["client.id"] == "mine"
+    given["client_config"] = {"error_cb": "os:system"}
+    with pytest.raises(dg.DagsterError) as refused:
+        launch()
+    assert "names a function for error_cb in client_config: only code may" in "".join(
+        traceback.format_exception(refused.value)
+    )
+    assert len(calls) == 2
+
+
+def test_a_path_may_stand_in_client_config() -> None:
+    """Python code has its files as such."""
+    kafka = resource(client_config={"ssl.key.location": Path("/etc/kafka/key.pem")})
+    assert kafka.client_config == {"ssl.key.location": "/etc/kafka/key.pem"}
+
+
+def test_a_login_among_the_brokers_is_refused_without_being_shown() -> None:
+    """Other systems write it there, and brokers are named in each error."""
+    with pytest.raises(ConfigurationError, match="has an @ in it: write each broker") as refused:
+        resource(bootstrap_servers=f"etl:{SECRET}@kafka:9092")
+    assert SECRET not in str(refused.value)
+
+
 def test_a_user_and_a_password_in_place_of_a_name_are_not_shown() -> None:
     """They look like a module and a function."""
     given = {"credentials_cb": "etl:hunter2"}
@@ -239,7 +321,9 @@ def test_a_group_can_begin_at_a_time() -> None:
     assert kafka.consumer_config()["auto.offset.reset"] == "error"
     assert resource(start_from="latest").consumer_config()["auto.offset.reset"] == "latest"
     with pytest.raises(ConfigurationError, match="start_from='yesterday' must be earliest"):
-        resource(start_from="yesterday").driver_settings()
+        resource(start_from="yesterday")
+    late = resource(start_from=dg.EnvVar("START"))
+    assert late.start_from == dg.EnvVar("START")
 
 
 def test_topics_must_be_named() -> None:

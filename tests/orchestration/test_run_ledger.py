@@ -162,6 +162,32 @@ def test_live_runs_of_the_group_are_read_when_asked_for(
     assert [run.run_id for run in ledger.read([], live_too=True)] == [old.run_id, mine.run_id]
 
 
+def test_runs_that_were_written_off_are_found_without_their_claims(
+    instance: dg.DagsterInstance,
+) -> None:
+    """The text beside the offset may be lost, and then nothing names their batches."""
+    group = unique_name("group")
+    found = []
+    for status, marks, is_found in (
+        (Status.FAILURE, [Mark.BEGAN], True),
+        (Status.CANCELED, [Mark.BEGAN, Mark.TAKEN_BACK], True),
+        (Status.FAILURE, [Mark.BEGAN, Mark.FINISHED], False),
+        (Status.FAILURE, [Mark.BEGAN, Mark.OVER], False),
+        (Status.FAILURE, [Mark.BEGAN, Mark.REFUSED], False),
+        (Status.FAILURE, [], False),
+        (Status.STARTED, [Mark.BEGAN], False),
+    ):
+        run = make_run(instance, offer(unique_name("b")), status, group_id=group)
+        for mark in marks:
+            set_mark(instance, run, mark)
+        found += [run.run_id] * is_found
+    other = make_run(instance, offer("b"), Status.FAILURE, group_id=unique_name("other"))
+    set_mark(instance, other, Mark.BEGAN)
+    seen = RunLedger(instance, group).written_off()
+    assert [run.run_id for run in seen] == found
+    assert {run.ranges for run in seen} == {(span(0),)}
+
+
 def test_a_run_without_a_readable_config_is_seen_without_ranges(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:

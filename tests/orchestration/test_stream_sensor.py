@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pytest
@@ -13,15 +13,28 @@ from dagster_rebalance.core.commands import ShowHold
 from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag
 from dagster_rebalance.core.receipts import Cause
+from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.control import Wanted, give
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.stream_sensor import streams_of
-from dagster_rebalance.orchestration.tags import GROUP_TAG, SLOT_TAG, STREAM_TAG, VERSION_TAG
+from dagster_rebalance.orchestration.tags import (
+    BATCH_TAG,
+    GROUP_TAG,
+    RERUN_TAG,
+    SLOT_TAG,
+    STREAM_TAG,
+    VERSION_TAG,
+    ranges_in,
+)
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import kafka_in_memory, nothing, tp
+from tests.orchestration.parts import kafka_in_memory, nothing, span, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Status = dg.DagsterRunStatus
 
@@ -201,7 +214,35 @@ def test_the_same_name_in_another_code_location_is_another_stream(sensor: Sensor
     sensor.instance.create_run_for_job(
         _job, status=Status.STARTED, tags={STREAM_TAG: f"green:{sensor.name}_sensor"}
     )
-    assert streams_of(sensor.instance, sensor.stream) == ()
+    assert streams_of(sensor.instance, sensor.stream, ()) == ()
+
+
+def test_a_tick_reads_the_live_runs_once(sensor: Sensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy instance has many."""
+    read, asked = sensor_module._live, []
+
+    def counted(instance: dg.DagsterInstance, stream: str) -> Sequence[dg.RunRecord]:
+        asked.append(stream)
+        return read(instance, stream)
+
+    monkeypatch.setattr(sensor_module, "_live", counted)
+    sensor.tick()
+    assert asked == [sensor.stream]
+
+
+def test_the_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) -> None:
+    """They have the same job and a batch in their config; they take no slot."""
+    group = GroupAssets.of(sensor.kafka.group_id)
+    ranges = (span(0, 0, 10), span(0, 10, 20))
+    batch = RerunBatch(Rerun("abc", "ada", "the fix", 1.0), 1, ranges)
+    RerunBook(sensor.instance, group.rerun_book_name).add([batch])
+    assert not [r for r in sensor.tick(real=False).run_requests or () if RERUN_TAG in r.tags]
+    *_, request = sensor.tick().run_requests
+    assert request.tags[BATCH_TAG] == "r.abc.1"
+    assert STREAM_TAG not in request.tags
+    assert ranges_in(request.run_config, "r.abc.1") == ranges
+    assert list(request.run_config["resources"]) == [f"{sensor.name}_rerun_batch"]
+    assert len(sensor.runs()) == 2
 
 
 def test_each_run_of_the_job_is_one_of_its_group(sensor: Sensor) -> None:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, Message
 
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from proofs.bench import hold, idle, poll, stream_spark, structured_streaming
-from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled, longest_gap_s
+from proofs.bench.deploy import duplicates_entries, gap_entries, has_settled
 from proofs.bench.deploy_work import BLOCKING, POLLED, Work, Written, lost_and_doubled, ranges_of
 from proofs.bench.entries import Entry, Goal, Sample, write_json
 from proofs.bench.hold import PAIRS, Played, entries_of
@@ -359,14 +359,6 @@ def test_a_deploy_is_told_by_all_that_was_lost_and_done_twice() -> None:
         (0, 0, True),
         (2, 15, False),
     ]
-
-
-def test_a_gap_is_between_two_commits_of_one_partition_around_the_deploy() -> None:
-    """One that began before it, or ends behind it, is what a reader sees; other ones are not."""
-    times = [(0, 0), (1, 1), (0, 9), (1, 11), (0, 12), (0, 14), (1, 15.5), (1, 40)]
-    commits = [Committed(number, 1, "a", 0.0, at) for number, at in times]
-    assert longest_gap_s(commits, 11.5, 13.0) == 4.5
-    assert longest_gap_s(commits, 10.0, 13.0) == 10.0
 
 
 def test_the_longest_gap_of_all_turns_counts() -> None:

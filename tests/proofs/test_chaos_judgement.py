@@ -18,6 +18,7 @@ from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from proofs.chaos.bystander import SQLITE_FILES, Bystander, wait_for_writes
 from proofs.chaos.draw import Draw
 from proofs.chaos.faults import Fault, Kind
+from proofs.chaos.play import Assigned
 from proofs.chaos.reasons import Evidence, reasons
 from proofs.chaos.report import covered_twice, failures_in, shown_again, uncovered
 from proofs.chaos.spans import Span, without
@@ -433,6 +434,9 @@ def test_a_commit_is_shown_again_only_if_its_member_was_held_up_when_it_was_reco
     assert shown_again(
         pair, [replace(freeze, kind=Kind.STORAGE_LOCKED, target="all databases")]
     ) == [commit]
+    assert shown_again(pair, [replace(freeze, kind=Kind.RUN_FROZEN_LONG)]) == [commit]
+    both_late = [replace(one, is_late=True) for one in pair]
+    assert shown_again(both_late, [freeze]) == [commit], "its member had it from another one"
     assert shown_again(pair[1:], [freeze]) == [], "shown once"
     assert shown_again([pair[0], replace(pair[1], is_late=False)], [freeze]) == []
     assert shown_again([*pair, pair[0]], [freeze]) == [], "its member recorded it twice"
@@ -457,3 +461,29 @@ def test_a_member_that_ends_with_an_error_is_told_with_it() -> None:
         "the member blue/kafka_batches_sensor failed: reading offsets failed for numbers-0",
         log[-1],
     ]
+
+
+def _said(kind: str, member: str, numbers: range, at: float) -> Event:
+    return Event(kind, member, "", tuple(f"numbers-{number}" for number in numbers), {}, at)
+
+
+def test_who_has_what_does_not_hang_on_the_order_in_which_members_say_it() -> None:
+    """Blue gave 2 to 5 up, and purple said that it has 3 and 4 before blue said anything."""
+    assigned = Assigned()
+    for event in (
+        _said("assigned", "purple", range(3, 5), 50.2),
+        _said("assigned", "blue", range(6), 50.3),
+        _said("hold", "blue", range(2, 6), 51.0),
+    ):
+        assigned.take(event)
+    assert assigned.members == ["purple", "blue"]
+    assert (assigned.of("purple"), assigned.of("blue")) == (frozenset({3, 4}), frozenset({0, 1}))
+
+
+def test_what_a_member_had_that_was_killed_belongs_to_the_next_owner() -> None:
+    """It does not say that it has nothing any more."""
+    assigned = Assigned()
+    assigned.take(_said("assigned", "blue", range(2), 50.0))
+    assigned.take(_said("assigned", "green", range(2), 95.0))
+    assert assigned.members == ["green"]
+    assert assigned.of("blue") == frozenset()

@@ -198,7 +198,10 @@ def test_what_dagster_shows_of_joined_commits_is_compared_by_offset() -> None:
         ([joined], "not shown by Dagster: the commit of numbers-0 [20, 30)"),
         (
             [joined, joined, late],
-            "shown by Dagster, and not committed, or not so often: 20 offsets of numbers-0",
+            (
+                "shown by Dagster, and not committed, or not so often: 20 offsets of numbers-0, "
+                "by blue at 0.00 [0, 20), blue at 0.00 [0, 20)"
+            ),
         ),
     ):
         assert Shown.of(made, shown, [], is_joined=True).problems == [problem]

@@ -55,6 +55,14 @@ def test_an_output_with_a_fault_fails_and_names_it(rows: list[Row], sentence: st
     assert _output(rows) == Check("every record exactly once", passed=False, detail=sentence)
 
 
+def test_a_record_that_kafka_confirmed_without_an_offset_is_where_no_other_one_is() -> None:
+    """The answer to the first try of the producer was lost with its broker."""
+    produced = {**PRODUCED, 2: (0, None)}
+    assert not compare_output(produced, ROWS).wrong
+    for elsewhere in (Row(2, 1, 1, 0, 2), Row(2, 0, 0, 0, 2)):
+        assert compare_output(produced, [elsewhere]).wrong == (elsewhere,)
+
+
 def test_many_faults_are_counted_and_some_named() -> None:
     """A list of thousands helps nobody."""
     assert (

@@ -15,9 +15,10 @@ from proofs.demo.checks import Check
 from proofs.demo.streaming.acts import Act
 from proofs.demo.streaming.board import StreamBoard
 from proofs.demo.streaming.checks import check_deploy, check_recorded
-from proofs.demo.streaming.figures import ActFigures, Waits, figures_of, longest_gap
+from proofs.demo.streaming.figures import ActFigures, Waits, figures_of
 from proofs.demo.streaming.state import Lane, Life, Snapshot, StreamingRun
 from proofs.demo.streaming.work_log import Done, InHand, WorkLog
+from proofs.witness.committed import longest_gap
 from proofs.witness.offsets_topic import MemberAssigned, StoredOffset
 from proofs.witness.output import Row, json_rows
 
@@ -79,20 +80,22 @@ COMMITS = [
 
 
 @pytest.mark.parametrize(
-    ("act", "gap"),
+    ("since", "until", "gap"),
     [
-        (Act("before all", 90.0, 95.0), (pytest.approx(10.3), 1)),
-        (Act("quiet", 100.25, 100.28), (pytest.approx(0.8), 0)),
-        (Act("within the gap", 103.0, 104.0), (pytest.approx(6.1), 1)),
-        (Act("all", 100.0, 107.0), (pytest.approx(6.1), 1)),
-        (Act("nobody commits any more", 106.5, 130.0), (pytest.approx(23.6), 1)),
+        pytest.param(90.0, 95.0, (10.3, 1), id="before all"),
+        pytest.param(100.25, 100.28, (0.8, 0), id="quiet"),
+        pytest.param(103.0, 104.0, (6.1, 1), id="within the gap"),
+        pytest.param(100.0, 107.0, (6.1, 1), id="all"),
+        pytest.param(106.5, 130.0, (23.6, 1), id="nobody commits any more"),
     ],
 )
 def test_the_longest_gap_is_that_of_the_partition_that_waited_longest(
-    act: Act, gap: tuple[float, int]
+    since: float, until: float, gap: tuple[float, int]
 ) -> None:
     """An average, or a gap of all partitions together, would hide a partition that stands still."""
-    assert longest_gap(act, COMMITS) == gap
+    commits = [(one.range.partition, one.at) for one in COMMITS]
+    found_s, partition = longest_gap(commits, since, until)
+    assert (round(found_s, 3), partition) == gap
 
 
 def test_an_act_counts_the_records_that_were_produced_in_it() -> None:

@@ -58,7 +58,7 @@ def test_no_record_is_no_file(tmp_path: Path) -> None:
 def test_a_file_that_is_not_known_to_be_one_range_is_none(
     tmp_path: Path, rows: list[tuple[Any, ...]], options: dict[str, Any]
 ) -> None:
-    """Published as one, it would be replaced by a replay of a part of it."""
+    """Published as one, it would be replaced by a second write of a part of it."""
     write(tmp_path / "1.parquet", rows, **options)
     assert ranges_by_file(tmp_path, len(rows)) is None
 

@@ -227,10 +227,13 @@ def test_a_login_by_an_issuer_of_tokens_is_translated(tmp_path: Path) -> None:
         ),
         ({"sasl.kerberos.keytab": "/k"}, "sasl.kerberos.keytab.*kafka.sasl.jaas.config"),
         (
-            {"sasl.oauthbearer.grant.type": "jwt-bearer"},
+            {"sasl.oauthbearer.grant.type": "jwt-bearer", "sasl.oauthbearer.method": "oidc"},
             "sasl.oauthbearer.grant.type.*kafka.sasl.oauthbearer.grant.type",
         ),
         ({"sasl.oauthbearer.method": "default"}, "only oidc can.*kafka.sasl.jaas.config"),
+        ({"sasl.oauthbearer.client.id": "etl"}, "client.id.*no effect without.*method.*oidc"),
+        ({"sasl.oauthbearer.scope": "kafka"}, "scope.*no effect without.*method.*oidc"),
+        ({"https.ca.pem": CERTIFICATE}, "https.ca.pem.*no effect without.*method.*oidc"),
         ({"oauth_cb": print}, "oauth_cb.*Java cannot call it.*callback.handler.class"),
         ({"sasl.username": "me", "sasl.mechanism": "GSSAPI"}, "GSSAPI.*SCRAM-SHA-256"),
         ({"ssl.ca.location": "/no/such/file"}, "ssl.ca.location.*/no/such/file"),
@@ -250,6 +253,24 @@ def test_what_cannot_be_translated_says_which_setting_and_what_to_set_instead(
     """
     with pytest.raises(ConfigurationError, match=says):
         spark_kafka_options({**SECURED, **setting})
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"enable.ssl.certificate.verification": True},
+        {"enable.ssl.certificate.verification": "true"},
+        {
+            "sasl.mechanism": "OAUTHBEARER",
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.grant.type": "client_credentials",
+        },
+    ],
+)
+def test_what_java_does_without_being_told_needs_no_option(setting: dict[str, object]) -> None:
+    """It is written out by people who want to be sure."""
+    options = spark_kafka_options({**SECURED, **setting})
+    assert not [name for name in options if "verification" in name or "grant" in name]
 
 
 def test_a_ca_file_without_a_certificate_is_refused(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def gathered(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_ranges_that_are_in_a_task_each_are_written_as_they_come_and_in_the_same_places(
     session: SparkSession, tmp_path: Path, topic: str, gathered: list[str]
 ) -> None:
-    """A replay whose records had to be gathered must replace the very same files."""
+    """A second write whose records had to be gathered must replace the very same files."""
     out = tmp_path / "out"
     assert write_parquet_by_range(one_range_a_task(session, topic), str(out)) == 10
     assert gathered == []
@@ -121,7 +121,7 @@ def test_records_that_are_not_seen_here_are_gathered_by_spark(
     assert len(gathered) == 1
 
 
-def test_a_replay_without_records_replaces_nothing_and_leaves_nothing_behind(
+def test_a_second_write_without_records_replaces_nothing_and_leaves_nothing_behind(
     session: SparkSession, tmp_path: Path
 ) -> None:
     """Each batch of a filter that lets nothing through would leave a folder."""
@@ -187,7 +187,7 @@ def test_topics_that_differ_by_capitals_have_folders_that_do_not(
 def test_a_range_that_is_written_again_is_replaced_and_its_neighbour_is_not(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """A replay, with mended code, must leave nothing of what it replaces."""
+    """A second write, with mended code, must leave nothing of what it replaces."""
     out = tmp_path / "out"
     write_parquet_by_range(records(session, "orders"), str(out))
     neighbour = (out / "topic_partition=orders-p0/5-10.parquet").stat()
@@ -244,7 +244,7 @@ def test_a_second_part_of_one_read_is_refused_and_the_first_stays(
 
 
 def test_an_output_of_the_first_version_is_refused(session: SparkSession, tmp_path: Path) -> None:
-    """Spark cannot read both layouts in one folder, and a replay would replace nothing."""
+    """Spark cannot read both layouts in one folder, and a second write would replace nothing."""
     (tmp_path / "out" / "topic=orders").mkdir(parents=True)
     with pytest.raises(IllegalStateError, match=r"version 0\.1\.0"):
         write_parquet_by_range(records(session, "orders"), str(tmp_path / "out"))
@@ -276,7 +276,7 @@ def test_a_frame_with_a_column_of_the_paths_is_refused(
 def test_output_without_the_bounds_of_its_ranges_is_refused(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    """Keyed by less than the range, a replay would erase its neighbours."""
+    """Keyed by less than the range, a second write would erase its neighbours."""
     with pytest.raises(IllegalStateError, match=r"range_start, range_until"):
         write_parquet_by_range(
             session.sql("SELECT 't' AS topic, 0 AS partition"), str(tmp_path / "out")

@@ -115,7 +115,33 @@ def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
     assert list(caught.value.partitions) == [TopicPartition(topic, 0)]
 
 
-def test_a_replay_overwrites_its_ranges_and_no_other(
+def test_kept_clients_are_those_of_one_log(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+) -> None:
+    """They give what they have fetched ahead, also of a topic that is not there any more.
+
+    So a topic that was made anew, and a log that was cut off, must get clients of another name.
+    """
+    topic = kafka_topic()
+    kafka = produce(kafka_broker, topic, 20)
+
+    def values(start: int, until: int, clients: str) -> list[str]:
+        frame = read_ranges(session, [OffsetRange(topic, 0, start, until)], kafka, clients=clients)
+        return [row[0] for row in frame.selectExpr("CAST(value AS STRING)").collect()]
+
+    assert values(0, 10, "the run-0") == [str(number) for number in range(10)]
+    kafka_broker.delete_topic(topic)
+    kafka_broker.create_topic(topic, 1)
+    producer = Producer(kafka)
+    for _ in range(20):
+        producer.produce(topic, "new", partition=0)
+    assert producer.flush(30) == 0
+    assert values(10, 15, "the run-0") == [str(number) for number in range(10, 15)], "kept"
+    assert values(10, 20, "the run-1") == ["new"] * 10
+    assert values(15, 20, "") == ["new"] * 5
+
+
+def test_a_second_write_overwrites_its_ranges_and_no_other(
     session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
 ) -> None:
     """Runs write side by side into one folder.

@@ -59,7 +59,10 @@ def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
     assert producer.flush(30) == 0
     secured_kafka.add_user(user, PASSWORD)
     secured_kafka.allow(user, "READ", topic=topic)
-    frame = read_ranges(session, [OffsetRange(topic, 0, 2, 7)], secured_kafka.client_config(user))
+    config, range_ = secured_kafka.client_config(user), OffsetRange(topic, 0, 2, 7)
+    kept = read_ranges(session, [range_], config, clients="a group without any right")
+    assert kept.count() == 5
+    frame = read_ranges(session, [range_], config)
     assert sorted(int(row["value"]) for row in frame.select("value").collect()) == [2, 3, 4, 5, 6]
     output = tmp_path / "a" / "out"
     write_parquet_by_range(frame, str(output))

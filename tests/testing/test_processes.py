@@ -132,6 +132,24 @@ def test_stop_ends_a_suspended_child(tmp_path: Path) -> None:
     assert child.exit_code == -signal.SIGTERM
 
 
+def test_ctrl_c_while_a_child_starts_ends_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner has no name for it yet, and removes its folder, which it would make again."""
+    started = []
+
+    def interrupted(child: ChildProcess) -> bytes:
+        started.append(child)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ChildProcess, "_read_line", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        ChildProcess("sleep", SLEEP, log=tmp_path / "log")
+    (child,) = started
+    assert child.is_gone
+
+
 def test_stop_twice_is_stop_once(tmp_path: Path) -> None:
     """Clean-up code may run after a test has stopped the child itself."""
     child = start(SLEEP, tmp_path)

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.docs.blocks import block_with
+from tests.docs.blocks import block_with, run_block
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.secured import SecuredKafka
@@ -71,7 +71,7 @@ def test_the_example_of_the_documentation_works(
     )
     names: dict[str, Any] = {}
     block = block_with("docs/security.md", "python", "SecuredKafka")
-    exec(compile(block, "docs/security.md", "exec"), names)  # noqa: S102 - our own
+    run_block("docs/security.md", block, names)
     for config in ("client_config", "mutual_tls"):
         consumer = Consumer({**names[config], "log_level": 0})
         assert set(consumer.list_topics(timeout=10).topics) == {"orders"}

@@ -6,10 +6,10 @@ stored when. Must not start, read or write anything.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from proofs.witness.committed import longest_gap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,7 +69,8 @@ def figures_of(
         for offset in range(one.range.start, one.range.until)
         if act.began_at <= (at := produced_at[one.range.partition][offset]) < act.ended_at
     ]
-    longest_gap_s, gap_partition = longest_gap(act, done)
+    commits = [(one.range.partition, one.at) for one in done]
+    longest_gap_s, gap_partition = longest_gap(commits, act.began_at, act.ended_at)
     return ActFigures(
         act.name,
         round(act.ended_at - act.began_at, 1),
@@ -78,26 +79,6 @@ def figures_of(
         round(longest_gap_s, 2),
         gap_partition,
     )
-
-
-def longest_gap(act: Act, done: Sequence[Done]) -> tuple[float, int]:
-    """The longest time between two commits of a partition, and which partition.
-
-    A gap counts whole in each act that it touches, since it is what a reader of the output sees. To
-    a partition without a commit before or behind it, the act itself is the bound.
-    """
-    times: dict[int, list[float]] = defaultdict(list)
-    for one in done:
-        times[one.range.partition].append(one.at)
-    gaps = [
-        (after - before, number)
-        for number, commits in times.items()
-        for before, after in pairwise(
-            [min(act.began_at, commits[0]), *commits, max(act.ended_at, commits[-1])]
-        )
-        if before < act.ended_at and after > act.began_at
-    ]
-    return max(gaps, default=(0.0, 0))
 
 
 def claim_to_commit(done: Sequence[Done]) -> Waits:

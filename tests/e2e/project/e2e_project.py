@@ -81,7 +81,9 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
     @dg.asset(name=f"{group}_{name}", required_resource_keys={batch_key})
     def work(context: dg.AssetExecutionContext) -> None:
         batch = getattr(context.resources, batch_key)
-        with _at_work(folder, name, [range_.key for range_ in batch.offset_ranges]):
+        with _at_work(
+            folder, name, [range_.key for range_ in batch.offset_ranges], context.run.run_id
+        ):
             (folder / "working" / context.run.run_id).write_text(str(os.getpid()))
             while (folder / "closed").exists():
                 time.sleep(0.1)
@@ -97,24 +99,40 @@ def _asset(group: str, name: str, batch_key: str) -> dg.AssetsDefinition:
 
 
 @contextmanager
-def _at_work(folder: Path, name: str, keys: list[str]) -> Iterator[None]:
+def _at_work(folder: Path, name: str, keys: list[str], run_id: str) -> Iterator[None]:
     """Show that this process works on ranges, and note all others that do.
 
     One that is interrupted lingers if the test says so.
     """
-    mine = [folder / "at_work" / f"{name}.{key}.{os.getpid()}" for key in keys]
+    process = f"{os.getpid()}.{_started(os.getpid())}.{run_id}"
+    mine = [folder / "at_work" / f"{name}.{key}.{process}" for key in keys]
     for path in mine:
         path.touch()
     for path in mine:
-        for other in path.parent.glob(f"{path.stem}.*"):
-            if other not in mine and Path("/proc", other.suffix[1:]).exists():
-                (folder / "company" / f"{path.name} beside {other.suffix[1:]}").touch()
+        _, key, *_ = path.name.split(".")
+        for other in path.parent.glob(f"{name}.{key}.*"):
+            _, _, pid, started, _ = other.name.split(".")
+            if other not in mine and _started(pid) == started:
+                (folder / "company" / path.name).write_text(
+                    f"{path.name} beside {other.name} at {time.time():.1f}"
+                )
     try:
         yield
     finally:
         time.sleep(LINGER_S if (folder / "lingers").exists() else 0.0)
         for path in mine:
             path.unlink()
+
+
+def _started(pid: int | str) -> str:
+    """When a process was started; empty when there is none.
+
+    Its id alone is not enough: the system gives it again, also to threads.
+    """
+    try:
+        return Path("/proc", str(pid), "stat").read_text().rpartition(")")[2].split()[19]
+    except OSError:
+        return ""
 
 
 def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Definitions:

@@ -50,7 +50,7 @@ def test_schedules_that_nobody_has_played_break_no_promise() -> None:
         for seed in range(first, first + FRESH)
     ]
     assert [(one.seed, one.violation) for one in played if one.violation] == [], (
-        "see all of it with python -m proofs replay --seed"
+        "see all of it with python -m proofs life --seed"
     )
 
 
@@ -90,7 +90,7 @@ def test_simulate_writes_its_figures(tmp_path: Path) -> None:
     assert figures["transitions"]["owned, give-up requested"] > 0
 
 
-def test_a_violation_is_told_with_its_seed_and_replayed_with_its_trace(
+def test_a_violation_is_told_with_its_seed_and_played_again_with_its_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever finds one must be able to see it again, step by step."""
@@ -100,15 +100,15 @@ def test_a_violation_is_told_with_its_seed_and_replayed_with_its_trace(
         "--schedules",
         "1",
         "--seed",
-        "11",
+        "5",
         "--output",
         str(tmp_path / "sim.json"),
     ]
     found = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), options)
     assert found.exit_code == 1
-    assert "replay --seed 11" in found.output
+    assert "life --seed 5" in found.output
     assert "works on what" in found.output
-    again = CliRunner().invoke(build_app(COMMANDS, ["replay"]), ["replay", "--seed", "11"])
+    again = CliRunner().invoke(build_app(COMMANDS, ["life"]), ["life", "--seed", "5"])
     assert again.exit_code == 1
     assert "VIOLATION" in again.output
     assert "member a.1: starts" in again.output

@@ -1,4 +1,4 @@
-"""`python -m proofs replay`: one schedule of the simulator again, with all that happened in it."""
+"""`python -m proofs life`: one schedule of the simulator again, with all that happened in it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from proofs.simulation.schedule import has_orders, has_streams, play
 
 
-def replay(
+def life(
     *, seed: Annotated[int, typer.Option(min=0, help="The seed that `simulate` named.")]
 ) -> None:
     """Play one schedule again and print its trace."""

@@ -1,0 +1,181 @@
+"""`dagster-rebalance rerun`: past ranges are processed again, with the code of today.
+
+Owns what is asked for and what is told. What may be repeated is decided in `core.reruns`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dagster_rebalance.cli.target import (
+    BootstrapServer,
+    By,
+    CommandConfig,
+    Everything,
+    Group,
+    Partitions,
+    Reason,
+    login,
+    open_target,
+)
+from dagster_rebalance.core.control import EVERYTHING
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.rerun import (
+    RECORDS_PER_RUN,
+    RUNS_AT_ONCE,
+    Reruns,
+    Wanted,
+    span_of,
+)
+
+if TYPE_CHECKING:
+    from dagster_rebalance.orchestration.rerun import Planned
+
+_NO_REASON = ""
+_WIDE = 160
+_ROWS_SHOWN = 100
+
+
+def rerun(
+    partitions: Partitions = None,
+    *,
+    from_offset: Annotated[
+        int | None,
+        typer.Option(min=0, help="The first offset, of one partition.", show_default=False),
+    ] = None,
+    until_offset: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            help="The offset behind the last one. By default all that is committed.",
+            show_default=False,
+        ),
+    ] = None,
+    since: Annotated[
+        str,
+        typer.Option(
+            help="What was committed from this time on: 2026-11-23T14:00 (UTC) or "
+            "2026-11-23T14:00+01:00.",
+            show_default=False,
+        ),
+    ] = "",
+    until: Annotated[
+        str, typer.Option(help="Until this time. By default until now.", show_default=False)
+    ] = "",
+    everything: Everything = False,
+    reason: Reason = _NO_REASON,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show it, as without --yes.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do it.")] = False,
+    runs_at_once: Annotated[
+        int, typer.Option(min=1, help="How many runs may be at work at the same time.")
+    ] = RUNS_AT_ONCE,
+    records_per_run: Annotated[
+        int, typer.Option(min=1, help="How many offsets one run processes.")
+    ] = RECORDS_PER_RUN,
+    cancel: Annotated[
+        str, typer.Option(help="End the rerun with this id.", show_default=False)
+    ] = "",
+    group: Group = "",
+    by: By = "",
+    bootstrap_server: BootstrapServer = "",
+    command_config: CommandConfig = None,
+) -> None:
+    """Process past ranges again, with the code of today. What is written by range is replaced.
+
+    The group goes on meanwhile, and its committed offsets stay as they are. Recorded ranges are
+    repeated as a whole, with the same bounds. Without anything, it lists the reruns that are not
+    finished.
+
+    \b
+    dagster-rebalance rerun orders:3 --from-offset 1200 --until-offset 5000 -r "fix of 1.4"
+    dagster-rebalance rerun orders --since 2026-11-23T14:00 --until 2026-11-23T16:00 -r "fix" --yes
+    dagster-rebalance rerun --cancel 3f2a91c0
+    """  # noqa: D301 - click keeps the lines behind \b as they are
+    spanned = (from_offset, until_offset, since or None, until or None)
+    selectors = [EVERYTHING] if everything else partitions or []
+    _check(
+        selectors,
+        is_spanned=any(part is not None for part in spanned),
+        is_both=everything and bool(partitions),
+        yes_and_dry=yes and dry_run,
+        cancel=cancel,
+    )
+    with open_target(group, bootstrap_server, command_config) as target:
+        reruns = Reruns(target.instance, target.kafka)
+        if cancel:
+            typer.echo(reruns.cancel(cancel))
+            return
+        if not selectors:
+            typer.echo("\n".join(reruns.open_ones()) or "no rerun is under way")
+            return
+        span = span_of(from_offset, until_offset, since, until)
+        planned = reruns.plan(
+            Wanted(selectors, span, by or login(), reason, records_per_run, runs_at_once)
+        )
+        _show(planned)
+        typer.echo(reruns.begin(planned) if yes else "Nothing was started: --yes does it.")
+
+
+def _check(
+    selectors: list[str], *, is_spanned: bool, is_both: bool, yes_and_dry: bool, cancel: str
+) -> None:
+    """Check that it is clear what is asked for.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    if yes_and_dry:
+        msg = "give either --yes or --dry-run, not both"
+        raise ConfigurationError(msg)
+    if is_both:
+        msg = "give either partitions or --all, not both"
+        raise ConfigurationError(msg)
+    if cancel and (selectors or is_spanned):
+        msg = "--cancel ends a rerun as a whole: give neither partitions nor offsets nor times"
+        raise ConfigurationError(msg)
+    if is_spanned and not selectors:
+        msg = "say which partitions: orders:3, a topic, a pattern, or --all"
+        raise ConfigurationError(msg)
+
+
+def _show(planned: Planned) -> None:
+    widened = set(planned.selection.widened)
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("partition", "from", "until", "offsets", "run", "note"):
+        table.add_column(column, justify="left" if column in {"partition", "note"} else "right")
+    rows = [
+        (
+            str(range_.topic_partition),
+            str(range_.start),
+            str(range_.until),
+            str(len(range_)),
+            str(batch.number),
+            "the whole range, of which a part was asked for" if range_ in widened else "",
+        )
+        for batch in planned.batches
+        for range_ in batch.ranges
+    ]
+    for row in rows[:_ROWS_SHOWN]:
+        table.add_row(*map(Text, row))
+    console = Console(width=None if sys.stdout.isatty() else _WIDE)
+    console.print(table)
+    hidden = len(rows) - _ROWS_SHOWN
+    if hidden > 0:
+        console.print(Text(f"and {hidden} more ranges"))
+    left_out = planned.selection.left_out
+    for one in left_out[:_ROWS_SHOWN]:
+        console.print(Text(f"left out: {one}"))
+    if len(left_out) > _ROWS_SHOWN:
+        console.print(Text(f"left out: {len(left_out) - _ROWS_SHOWN} more"))
+    offsets = sum(map(len, planned.selection.ranges))
+    counts = {"range": len(rows), "offset": offsets, "run": planned.rerun.batches}
+    said = ", ".join(f"{count} {what}{'s' * (count > 1)}" for what, count in counts.items())
+    console.print(Text(said))

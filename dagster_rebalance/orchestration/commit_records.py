@@ -1,0 +1,128 @@
+"""What the materialisations of the offsets asset say: the commits of a group, and so its past.
+
+Owns how a record is read back, whoever wrote it: people report materialisations, too, and these say
+nothing. A record may stand for several commits.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.commands import recorded_commits
+from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.reruns import Processed, parts_of
+from dagster_rebalance.orchestration.tags import ranges_in
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from dagster_rebalance.core.partition import TopicPartition
+
+_RECORDS_PER_QUERY = 1_000
+_SHOWN_READ = 1_000
+"""A late record stands for the last commits of a run, which may have had others after them."""
+
+
+def metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
+    """The metadata of a materialisation."""
+    event = record.asset_materialization
+    return {} if event is None else {name: value.value for name, value in event.metadata.items()}
+
+
+def commits_in(metadata: Mapping[str, object]) -> Iterator[tuple[int, int, str]]:
+    """The commits of a record: where they begin together, where each ends, and its run.
+
+    There are none in what somebody else has reported.
+    """
+    start, until, run_id, joined = (
+        metadata.get(name) for name in ("start", "until", "run", "joined")
+    )
+    if isinstance(start, int) and isinstance(until, int) and isinstance(run_id, str):
+        ends = [
+            (each[0], str(each[1]))
+            for each in (joined if isinstance(joined, list) else ())
+            if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int)  # noqa: PLR2004 - a pair
+        ]
+        yield from recorded_commits(start, (*ends, (until, run_id)))
+
+
+def processed(
+    instance: dg.DagsterInstance,
+    offsets: dg.AssetKey,
+    partition: TopicPartition,
+    *,
+    start: int = 0,
+    since: float = 0.0,
+) -> Iterator[Processed]:
+    """The committed ranges of a partition, newest first.
+
+    Args:
+        instance: Where they are recorded.
+        offsets: The offsets asset of the group.
+        partition: The partition.
+        start: Nothing is read that lies behind commits which reach back to this offset.
+        since: Nothing is read that was recorded more than a second before this time, in seconds
+            since 1970.
+    """
+    these = dg.AssetRecordsFilter(
+        asset_key=offsets,
+        asset_partitions=[str(partition)],
+        # Only what is recorded after it passes, and storages round times.
+        after_timestamp=max(0.0, since - 1.0),
+    )
+    lowest: int | None = None
+    cursor: str | None = None
+    has_more = True
+    while has_more:
+        page = instance.fetch_materializations(these, limit=_RECORDS_PER_QUERY, cursor=cursor)
+        for record in page.records:
+            for one in _processed_in(instance, record, partition):
+                yield one
+                if lowest is None or one.range.until >= lowest:
+                    lowest = one.range.start if lowest is None else min(lowest, one.range.start)
+        cursor, has_more = page.cursor, page.has_more and (lowest is None or lowest > start)
+
+
+def _processed_in(
+    instance: dg.DagsterInstance, record: dg.EventLogRecord, partition: TopicPartition
+) -> Iterator[Processed]:
+    """The ranges of one record, newest first."""
+    metadata = metadata_of(record)
+    said = sorted(commits_in(metadata))
+    ends = [said[0][0], *(until for _, until, _ in said)] if said else []
+    try:
+        ranges = [
+            OffsetRange(partition.topic, partition.partition, start, until)
+            for start, until in pairwise(ends)
+        ]
+    except ValueError:  # people report what they like
+        return
+    is_whole = True
+    if ranges and metadata.get("recorded_late") is True:
+        parts = _parts(instance, ranges[-1], metadata)
+        is_whole, ranges = bool(parts), [*(parts or ranges)]
+    for range_ in reversed(ranges):
+        yield Processed(range_, record.timestamp, is_whole)
+
+
+def _parts(
+    instance: dg.DagsterInstance, commit: OffsetRange, metadata: Mapping[str, object]
+) -> tuple[OffsetRange, ...]:
+    """The ranges that a late commit stands for, as its run says; empty when that is not known."""
+    run = instance.get_run_by_id(str(metadata.get("run")))
+    if run is None:
+        return ()
+    given = ranges_in(run.run_config, str(metadata.get("batch")))
+    if given:
+        return (commit,) if commit in given else ()
+    # A streaming run has shown the ranges of each batch before it committed them.
+    shown = instance.get_records_for_run(
+        run.run_id,
+        of_type=dg.DagsterEventType.ASSET_MATERIALIZATION,
+        limit=_SHOWN_READ,
+        ascending=False,
+    ).records
+    return parts_of(commit, [str(metadata_of(record).get("ranges")) for record in shown])

@@ -1,0 +1,250 @@
+"""The meter: hands what `core.metrics` measures to OpenTelemetry.
+
+Nothing of it may harm a member. OpenTelemetry, and the exporter that somebody has configured, are
+foreign code, which may raise and may hang: so a thread of its own imports and calls it. A member
+leaves numbers in a queue that has an end, and never waits for it but for a moment when it leaves.
+Gauges are read from a state that members leave here, by whoever exports.
+
+Without opentelemetry-api there is no meter, and nothing of it is imported. Without an SDK, the API
+itself does nothing with what it is given.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+import time
+from dataclasses import dataclass
+from importlib.metadata import version
+from queue import Full, Queue
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from dagster_rebalance.core.metrics import (
+    GROUP,
+    MEMBER,
+    SYSTEM,
+    Form,
+    Measurement,
+    MemberState,
+    Metric,
+    gauge,
+    measured,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from opentelemetry.metrics import CallbackOptions, Meter, MeterProvider, Observation
+
+    from dagster_rebalance.core.occurrences import Occurrence
+
+    _Numbers: TypeAlias = "tuple[tuple[Measurement, ...], Mapping[str, str]]"
+
+logger = logging.getLogger(__name__)
+_MOST_WAITING = 10_000
+"""How many occurrences may wait for an exporter that hangs. What comes then is dropped."""
+_FAREWELL_S = 1.0
+"""How long a member that has left may wait for its last numbers to be taken."""
+_TELL_AGAIN_S = 300.0
+"""How often people are told that numbers are lost."""
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """What the gauges of one member are read from."""
+
+    attributes: Mapping[str, str]
+    state: MemberState
+    most_partitions: int
+    clock: Callable[[], float]
+
+
+class Meters:
+    """The meters of all members of a process.
+
+    Args:
+        provider: What makes instruments; None for the one that the process is configured with.
+    """
+
+    def __init__(self, provider: MeterProvider | None = None) -> None:
+        self._provider = provider
+        self._queue: Queue[_Numbers | threading.Event] = Queue(_MOST_WAITING)
+        self._shown: dict[str, _Shown] = {}
+        self._instruments: dict[Metric, Any] = {}
+        self._lost = 0
+        self._told_at = float("-inf")
+        self._start = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def of(self, group_id: str, member: str, *, most_partitions: int) -> MemberMeter:
+        """The meter of one member.
+
+        Args:
+            group_id: Its group.
+            member: What it is called: no id of a run, or each would be a new series.
+            most_partitions: With more partitions than this, there is no lag of each.
+        """
+        attributes = {SYSTEM: "kafka", GROUP: group_id, MEMBER: member}
+        return MemberMeter(self, attributes, most_partitions)
+
+    def add(self, occurrences: Iterable[Occurrence], attributes: Mapping[str, str]) -> None:
+        """Take what happened to a member. Waits for nobody, and raises nothing."""
+        found = tuple(one for occurrence in occurrences for one in measured(occurrence))
+        if found:
+            self._put((found, attributes))
+
+    def show(self, shown: _Shown) -> None:
+        """Take what the gauges of a member are read from.
+
+        One that was abandoned, because it hangs, has the name of the one in its place.
+        """
+        self._shown[_name(shown.attributes)] = shown
+        self._run()
+
+    def forget(self, attributes: Mapping[str, str]) -> None:
+        """A member has left: its gauges end, and its last numbers are handed on."""
+        self._shown.pop(_name(attributes), None)
+        taken = threading.Event()
+        if self._thread is not None and self._put(taken):
+            taken.wait(_FAREWELL_S)
+
+    def _put(self, item: _Numbers | threading.Event) -> bool:
+        self._run()
+        try:
+            self._queue.put_nowait(item)
+        except Full:
+            self._lose("whoever exports them does not take them")
+            return False
+        return True
+
+    def _run(self) -> None:
+        """Start the thread with the first numbers: an import or a preview starts nothing."""
+        if self._thread is None:
+            with self._start:
+                if self._thread is None:
+                    self._thread = threading.Thread(
+                        target=self._main, name="dagster_rebalance metrics", daemon=True
+                    )
+                    try:
+                        self._thread.start()
+                    except RuntimeError as problem:  # the process ends, or has too many threads
+                        self._lose(str(problem))
+
+    def _main(self) -> None:
+        try:
+            self._make_instruments()
+        except Exception:
+            logger.warning("there are no metrics: OpenTelemetry does not work here", exc_info=True)
+        while True:
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+            else:
+                self._hand_on(*item)
+
+    def _hand_on(self, numbers: Iterable[Measurement], attributes: Mapping[str, str]) -> None:
+        for metric, value, more in numbers:
+            instrument = self._instruments.get(metric)
+            if instrument is None:
+                continue
+            try:
+                is_counter = metric.value.form is Form.COUNTER
+                give = instrument.add if is_counter else instrument.record
+                give(value, {**attributes, **more})
+            except Exception as problem:  # noqa: BLE001 - of any exporter
+                self._lose(f"{type(problem).__name__}: {problem}")
+
+    def _lose(self, why: str) -> None:
+        self._lost += 1
+        now = time.monotonic()
+        if now - self._told_at >= _TELL_AGAIN_S:
+            self._told_at = now
+            logger.warning("metrics are lost (%d by now): %s", self._lost, why)
+
+    def _make_instruments(self) -> None:
+        from opentelemetry import metrics  # noqa: PLC0415 - an extra, imported by this thread only
+
+        provider = self._provider or metrics.get_meter_provider()
+        meter = provider.get_meter("dagster_rebalance", version("dagster-rebalance"))
+        for metric in Metric:
+            self._instruments[metric] = self._made(meter, metric)
+
+    def _made(self, meter: Meter, metric: Metric) -> object:
+        kind = metric.value
+        if kind.form is Form.COUNTER:
+            return meter.create_counter(kind.name, kind.unit, kind.description)
+        if kind.form is Form.HISTOGRAM:
+            return meter.create_histogram(
+                kind.name,
+                kind.unit,
+                kind.description,
+                explicit_bucket_boundaries_advisory=list(kind.buckets),
+            )
+        return meter.create_observable_gauge(
+            kind.name, [self._reader(metric)], kind.unit, kind.description
+        )
+
+    def _reader(self, metric: Metric) -> Callable[[CallbackOptions], list[Observation]]:
+        from opentelemetry.metrics import Observation  # noqa: PLC0415 - likewise
+
+        def read(_options: CallbackOptions) -> list[Observation]:
+            return [
+                Observation(value, {**shown.attributes, **more})
+                for shown in list(self._shown.values())
+                for _, value, more in gauge(
+                    metric,
+                    shown.state,
+                    now=shown.clock(),
+                    most_partitions=shown.most_partitions,
+                )
+            ]
+
+        return read
+
+
+def _name(attributes: Mapping[str, str]) -> str:
+    return f"{attributes[GROUP]} {attributes[MEMBER]}"
+
+
+class MemberMeter:
+    """The meter of one member.
+
+    Its methods raise nothing, and wait for nobody but for a moment when it leaves.
+    """
+
+    def __init__(self, meters: Meters, attributes: Mapping[str, str], most_partitions: int) -> None:
+        self._meters = meters
+        self._attributes = attributes
+        self._most_partitions = most_partitions
+
+    def add(self, occurrences: Iterable[Occurrence]) -> None:
+        """Count what happened."""
+        self._meters.add(occurrences, self._attributes)
+
+    def show(self, state: MemberState, clock: Callable[[], float]) -> None:
+        """Let gauges be read from a state, until the next one."""
+        self._meters.show(_Shown(self._attributes, state, self._most_partitions, clock))
+
+    def leave(self) -> None:
+        """End the gauges, and hand the last numbers on."""
+        self._meters.forget(self._attributes)
+
+
+METERS = Meters()
+"""Those of this process."""
+
+
+def meter_of(group_id: str, member: str, *, most_partitions: int) -> MemberMeter | None:
+    """The meter of a member of this process; None where OpenTelemetry's API is not installed."""
+    if not is_installed():
+        return None
+    return METERS.of(group_id, member, most_partitions=most_partitions)
+
+
+def is_installed() -> bool:
+    """Whether OpenTelemetry's API is there. It is not imported."""
+    try:
+        return importlib.util.find_spec("opentelemetry.metrics") is not None
+    except ModuleNotFoundError:
+        return False

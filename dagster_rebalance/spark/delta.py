@@ -1,0 +1,91 @@
+"""Output keyed by range in a table of Delta Lake.
+
+Owns which of Delta's errors mean that another commit was first. The one commit that replaces ranges
+is an overwrite by filter (`replaceWhere`). Delta fails it when another commit has added or removed
+rows of the same table partition since it began, also where there were none before.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.spark.tables import TableFormat, overwrite, replace_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from dagster_rebalance.core.partition import OffsetRange
+
+DELTA = TableFormat(
+    name="Delta Lake",
+    provider="delta",
+    overtaken=re.compile(
+        r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|TABLE_OR_VIEW_ALREADY_EXISTS"
+    ),
+    setup=(
+        "it needs the package io.delta:delta-spark_2.13 in the version for its Spark (4.0.0 for "
+        "Spark 4.0; setting spark.jars.packages), spark.sql.extensions="
+        "io.delta.sql.DeltaSparkSessionExtension, and spark.sql.catalog.spark_catalog="
+        "org.apache.spark.sql.delta.catalog.DeltaCatalog. Give them in spark_config of "
+        "KafkaSparkResource, or to the Spark Connect server when it starts."
+    ),
+)
+
+
+def write_delta(
+    frame: DataFrame,
+    table: str,
+    ranges: Sequence[OffsetRange],
+    *,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Write records to a table of Delta Lake, so that ranges that are written again are replaced.
+
+    One commit of the table removes what it has of the ranges and adds the rows of the frame. So a
+    reader never sees a part, a writer that is killed before its commit leaves nothing that readers
+    see, and of two runs that write a range at the same moment the second one replaces what the
+    first has added. The rows of a range are those with its topic, partition and offsets, so also
+    ranges with other bounds replace each other, and files may be compacted at any time.
+
+    Write what you read to one table in one call: a second part of it would replace the first, and
+    is refused where the frame still has the column `range_start` of `kafka_batch.dataframe()`.
+
+    Example:
+        ```python
+        @dg.asset
+        def orders(kafka_batch: KafkaBatch, spark: KafkaSparkResource) -> None:
+            frame = kafka_batch.dataframe(spark)
+            write_delta(frame, "shop.orders", kafka_batch.offset_ranges)
+        ```
+
+    Args:
+        frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
+        table: The name of a table, or the path of one (`/data/orders`, `s3a://lake/orders`). It is
+            made if it is missing, partitioned by `topic` and `partition`.
+        ranges: What the frame was read from: `kafka_batch.offset_ranges`. A range of which the
+            frame has no row has none in the table afterwards.
+        options: Further options of the write, such as `mergeSchema` or `userMetadata`.
+
+    Raises:
+        IllegalStateError: A column is missing; there are no ranges; or another part of the same
+            read was written to the table before.
+        ConfigurationError: The session cannot write tables of Delta Lake, or other writers were
+            faster ten times in a row. Nothing was written.
+        BrokerError: Kafka no longer has all of the offsets.
+        PySparkException: A row is of none of the ranges. Nothing was written.
+    """
+    is_path = "/" in table
+    name = f"delta.`{table}`" if is_path else table
+    replace_rows(
+        frame,
+        table,
+        ranges,
+        DELTA,
+        # By its path also where a writer was killed while it made the table: SQL takes a folder
+        # that is not empty for one.
+        create=lambda writer: writer.save(table) if is_path else writer.saveAsTable(table),
+        write=lambda checked, rows: overwrite(checked, name, rows, options),
+    )

@@ -1,0 +1,116 @@
+"""Output keyed by range in a table of Iceberg.
+
+Owns the one commit that replaces ranges there, and which of Iceberg's errors mean that another
+commit was first. There are two ways to that commit. An overwrite by filter drops whole files:
+Iceberg looks for them anew in each attempt to commit, and so finds what another writer has just
+added. It refuses where a file has rows of other ranges, too, as after a compaction. There a MERGE
+writes such files anew without the rows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.spark.tables import Rows, TableFormat, overwrite, replace_rows, sql_column
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from dagster_rebalance.core.partition import OffsetRange
+
+ICEBERG = TableFormat(
+    name="Iceberg",
+    provider="iceberg",
+    overtaken=re.compile(
+        r"CommitFailedException|Found conflicting files|AlreadyExistsException"
+        r"|TABLE_OR_VIEW_ALREADY_EXISTS|Missing required files to delete"
+    ),
+    setup=(
+        "it needs the package org.apache.iceberg:iceberg-spark-runtime-4.0_2.13 (1.10.0; setting "
+        "spark.jars.packages), a catalog (spark.sql.catalog.lake="
+        "org.apache.iceberg.spark.SparkCatalog, and what that one needs), and a table in that "
+        "catalog (lake.shop.orders). Give them in spark_config of KafkaSparkResource, or to the "
+        "Spark Connect server when it starts."
+    ),
+)
+_SHARED_FILE = "Cannot delete file where some, but not all, rows match filter"
+_MARK = "dagster_rebalance_replaced_"
+
+
+def write_iceberg(
+    frame: DataFrame,
+    table: str,
+    ranges: Sequence[OffsetRange],
+    *,
+    options: Mapping[str, str] | None = None,
+) -> None:
+    """Write records to a table of Iceberg, so that ranges that are written again are replaced.
+
+    It promises what `write_delta` does, and takes the same. The catalog must make commits atomic
+    for all writers, as REST, Hive, Glue and JDBC catalogs do: Iceberg's Hadoop catalog does not on
+    object stores, and on a mounted file system only within one Spark.
+
+    Args:
+        frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
+        table: Its name, with that of its catalog (`lake.shop.orders`). It is made if it is missing,
+            partitioned by `topic` and `partition`; its namespace is not.
+        ranges: What the frame was read from: `kafka_batch.offset_ranges`. A range of which the
+            frame has no row has none in the table afterwards.
+        options: Further options of the write, such as `fanout-enabled` or `snapshot-property.team`.
+            The write of a range into compacted files has none of them.
+
+    Raises:
+        IllegalStateError: A column is missing; there are no ranges; or another part of the same
+            read was written to the table before.
+        ConfigurationError: The session cannot write tables of Iceberg, or other writers were
+            faster ten times in a row. Nothing was written.
+        BrokerError: Kafka no longer has all of the offsets.
+        PySparkException: A row is of none of the ranges. Nothing was written.
+    """
+
+    def write(checked: DataFrame, rows: Rows) -> None:
+        try:
+            overwrite(checked, table, rows, options)
+        except Exception as error:
+            if _SHARED_FILE not in str(error):
+                raise
+            _merge(checked, table, rows)
+
+    replace_rows(
+        frame,
+        table,
+        ranges,
+        ICEBERG,
+        create=lambda writer: writer.saveAsTable(table),
+        write=write,
+    )
+
+
+def _merge(frame: DataFrame, table: str, rows: Rows) -> None:
+    """Replace rows of files that have others, too.
+
+    The source has the new rows and, for each range, one that stands for what is to go. Only these
+    match rows of the table, and by an equality, so that Spark does not compare all with all.
+    """
+    marks = {name: f"{_MARK}{name}" for name in ("topic", "partition", "start", "until")}
+    replaced = frame.sparkSession.createDataFrame(list(rows.spans), list(marks.values()))
+    source = frame.unionByName(replaced, allowMissingColumns=True).alias("source")
+    target = table.rpartition(".")[2]
+    merge = source.mergeInto(
+        table,
+        sql_column(
+            frame,
+            f"({rows.condition(f'{target}.')}) "
+            f"AND {target}.topic = source.{marks['topic']} "
+            f"AND {target}.partition = source.{marks['partition']} "
+            f"AND {target}.offset >= source.{marks['start']} "
+            f"AND {target}.offset < source.{marks['until']}",
+        ),
+    )
+    values = {name: sql_column(frame, f"source.`{name}`") for name in frame.columns}
+    merge.whenMatched().delete().whenNotMatched(
+        sql_column(frame, f"source.{marks['topic']} IS NULL")
+    ).insert(values).merge()

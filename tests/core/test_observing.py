@@ -1,0 +1,306 @@
+"""What happens to a member is told beside its decisions, by names and fields that do not change."""
+
+from __future__ import annotations
+
+import enum
+import logging
+from dataclasses import replace
+
+import pytest
+
+from dagster_rebalance.core import commands as do
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.control import Action, Order
+from dagster_rebalance.core.observing import observed
+from dagster_rebalance.core.occurrences import KINDS, Occurred, Occurrence, plain
+from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.core.stream_batches import Outcome
+from tests.core.streams import Stream
+from tests.core.world import Member, World, span, tp
+
+ONE_RUN = DriverSettings(limits=BatchLimits(max_ranges_per_run=8, max_runs_in_flight=1))
+
+
+def at_work(world: World, owns: int = 1) -> tuple[Member, str]:
+    """A member with one batch, and the run that works on it."""
+    member = world.member(owns=owns, settings=ONE_RUN)
+    world.wait(1.25, member)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    world.wait(1, member)
+    return member, run_id
+
+
+def test_the_life_of_a_batch_is_told_once_and_in_order() -> None:
+    """Assigned, claimed, at work, done, committed, recorded."""
+    world = World(records=100, partitions=2)
+    member, run_id = at_work(world, owns=2)
+    world.succeed(run_id)
+    world.wait(1, member)
+    assert [one.what for one in member.told] == [
+        Occurred.PARTITIONS_ASSIGNED,
+        Occurred.BATCH_CLAIMED,
+        Occurred.ATTEMPT_STARTED,
+        Occurred.ATTEMPT_ENDED,
+        *[Occurred.OFFSETS_COMMITTED] * 2,
+        *[Occurred.OFFSETS_RECORDED] * 2,
+    ]
+    ranges = (span(0, 0, 100), span(1, 0, 100))
+    assert member.said(Occurred.BATCH_CLAIMED) == [
+        {"batch_id": "b1", "ranges": ranges, "offsets": 200, "is_again": False}
+    ]
+    assert member.said(Occurred.ATTEMPT_ENDED) == [
+        {"batch_id": "b1", "attempt_run_id": run_id, "ranges": ranges, "outcome": "succeeded"}
+    ]
+    committed = member.said(Occurred.OFFSETS_COMMITTED)[1]
+    assert 1 <= committed.pop("claim_to_commit_s") <= 3
+    assert committed == {
+        "topic": "orders",
+        "partition": 1,
+        "start": 0,
+        "until": 100,
+        "offsets": 100,
+        "batch_id": "b1",
+        "attempt_run_id": run_id,
+        "lag": 0,
+        "is_dead_letter": False,
+    }
+
+
+@pytest.mark.parametrize(
+    ("state", "marks", "outcome"),
+    [
+        (RunState.FAILED, {}, "failed"),
+        (RunState.FAILED, {"has_started": False}, "not_started"),
+        (RunState.FAILED, {"is_refused": True}, "refused"),
+        (RunState.CANCELED, {"is_taken_back": True}, "taken_back"),
+    ],
+)
+def test_an_attempt_says_how_it_ended(
+    state: RunState, marks: dict[str, bool], outcome: str
+) -> None:
+    """Only the first one counts as failed."""
+    world = World(records=100)
+    member, run_id = at_work(world)
+    world.dagster.move(run_id, state, **marks)
+    world.wait(1, member)
+    assert [said["outcome"] for said in member.said(Occurred.ATTEMPT_ENDED)] == [outcome]
+
+
+def test_an_attempt_is_told_once_although_its_runs_are_read_again_and_again() -> None:
+    """Runs are read every second or so."""
+    world = World(records=100)
+    member, _ = at_work(world)
+    world.wait(20, member)
+    assert len(member.said(Occurred.ATTEMPT_STARTED)) == 1
+    assert member.said(Occurred.ATTEMPT_ENDED) == []
+
+
+def test_a_range_that_a_streaming_run_tries_again_is_a_claim_again() -> None:
+    """Each attempt of a streaming run has a batch of its own."""
+    world = World(records=10)
+    stream = Stream(world, "stream", owns=[0])
+    while stream.turn() is None:
+        pass
+    stream.end(Outcome.FAILED)
+    while stream.turn() is None:
+        pass
+    stream.end()
+    stream.turn()
+    assert [said["is_again"] for said in stream.said(Occurred.BATCH_CLAIMED)] == [False, True]
+    outcomes = [said["outcome"] for said in stream.said(Occurred.ATTEMPT_ENDED)]
+    assert outcomes == ["failed", "succeeded"]
+    assert len({said["batch_id"] for said in stream.said(Occurred.ATTEMPT_STARTED)}) == 2
+    assert len(stream.said(Occurred.OFFSETS_COMMITTED)) == 1
+
+
+def test_a_claim_that_was_taken_over_has_no_known_age() -> None:
+    """Its owner before has written it; the log has null, and the histogram nothing."""
+    world = World(records=100)
+    first, run_id = at_work(world)
+    first.feed(seen.PartitionsLost((tp(0),)))
+    second = world.member(owns=1)
+    world.wait(1, second)
+    (adopted,) = second.said(Occurred.BATCH_ADOPTED)
+    assert (adopted["batch_id"], adopted["run_ids"]) == ("b1", (run_id,))
+    world.succeed(run_id)
+    world.wait(1, second)
+    (committed,) = second.said(Occurred.OFFSETS_COMMITTED)
+    assert committed["claim_to_commit_s"] is None
+    assert first.said(Occurred.PARTITIONS_LOST) == [
+        {"partitions": (tp(0),), "reason": seen.LostReason.SESSION}
+    ]
+
+
+def test_a_hold_is_told_when_it_waits_and_when_it_ends() -> None:
+    """With the words of its receipt."""
+    world = World(records=100)
+    member, run_id = at_work(world)
+    member.feed(seen.RevokeRequested((tp(0),)))
+    world.wait(3, member)
+    assert member.said(Occurred.REVOKE_REQUESTED) == [{"partitions": (tp(0),)}]
+    assert [said["run_ids"] for said in member.said(Occurred.HOLD_WAITING)] == [(run_id,)]
+    assert member.said(Occurred.HOLD_ENDED) == []
+    world.succeed(run_id)
+    world.wait(1, member)
+    (ended,) = member.said(Occurred.HOLD_ENDED)
+    assert (plain(ended["outcome"]), plain(ended["cause"])) == ("drained", "revoke")
+    assert plain(ended["partitions"]) == ["orders-0"]
+    assert 3 <= ended["seconds"] <= 5
+
+
+def test_what_is_left_to_the_next_owner_is_named() -> None:
+    """A hand-over is a receipt with partitions whose claims stay."""
+    world = World(records=100)
+    member, run_id = at_work(world)
+    member.feed(seen.LeaveRequested("a newer process", has_successor=True))
+    world.wait(1, member)
+    assert member.said(Occurred.MEMBER_LEAVING) == [{"reason": "a newer process"}]
+    (ended,) = member.said(Occurred.HOLD_ENDED)
+    assert plain(ended["outcome"]) == "handed over"
+    assert (ended["handed_over"], ended["run_ids"]) == ((tp(0),), (run_id,))
+
+
+def test_a_partition_that_stops_and_goes_on_is_told() -> None:
+    """With the reason that people see."""
+    world = World(records=100)
+    member = world.member(owns=1, settings=DriverSettings(max_attempts=1))
+    world.wait(1.25, member)
+    (run_id,) = member.tick()
+    world.start(run_id)
+    world.wait(1, member)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    (stopped,) = member.said(Occurred.PARTITION_STOPPED)
+    assert (stopped["topic"], stopped["partition"]) == ("orders", 0)
+    assert run_id in stopped["reason"]
+    world.dagster.add("b1", (span(0, 0, 100),), RunState.SUCCEEDED)
+    world.wait(20, member)
+    assert [said["is_released"] for said in member.said(Occurred.PARTITION_RESUMED)] == [False]
+
+
+def test_writes_that_were_not_done_are_told_with_why() -> None:
+    """Somebody else wrote, Kafka did not answer, or it refuses."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    write = do.OffsetWrite(tp(0), 1, None, OffsetAndMetadata(5))
+    _, told = observed(
+        member.driver,
+        seen.OffsetsWritten(
+            (write,),
+            ((write, seen.WriteFailure.CHANGED), (write, seen.WriteFailure.RETRIABLE)),
+            ((write, "no rights"),),
+        ),
+        world.now,
+    )
+    failed = [one.fields for one in told if one.what is Occurred.WRITE_FAILED]
+    assert [fields["failure"] for fields in failed] == ["changed", "retriable", "refused"]
+    assert not any(one.what is Occurred.OFFSETS_COMMITTED for one in told), "nothing was pending"
+
+
+def test_a_late_answer_to_another_write_is_no_news() -> None:
+    """What is under way is not stored by it."""
+    world = World()
+    member = world.member(owns=1)
+    world.wait(1, member)
+    world.kafka.produce(tp(0), 100)
+    member.fails.add(do.WriteOffsets)
+    world.wait(5, member)
+    pending = member.driver.partitions[tp(0)].pending
+    assert pending is not None
+    assert pending.claiming
+    late = replace(pending.write, new=OffsetAndMetadata(5))
+    _, told = observed(member.driver, seen.OffsetsWritten((late,)), world.now)
+    assert told == ()
+
+
+def test_the_first_position_of_a_group_is_neither_a_claim_nor_a_commit() -> None:
+    """It is written before anything is claimed."""
+    world = World(partitions=1)
+    member = world.member(owns=1)
+    world.wait(3, member)
+    assert world.kafka.offset(0) == 0
+    assert [one.what for one in member.told] == [Occurred.PARTITIONS_ASSIGNED]
+
+
+def test_dead_letters_are_told_when_they_are_stored_and_when_they_fail() -> None:
+    """A letter that failed is sent again."""
+    world = World(records=100)
+    settings = DriverSettings(max_attempts=1, dead_letter_topic="dead")
+    member = world.member(owns=1, settings=settings)
+    world.wait(1.25, member)
+    (run_id,) = member.tick()
+    world.start(run_id)
+    world.wait(1, member)
+    member.fails.add(do.StoreDeadLetter)
+    world.dagster.move(run_id, RunState.FAILED)
+    world.wait(1, member)
+    (letter,) = set(member.given(do.StoreDeadLetter))
+    assert isinstance(letter, do.StoreDeadLetter)
+    member.feed(seen.DeadLetterFailed(letter, "no leader"))
+    assert [said["reason"] for said in member.said(Occurred.DEAD_LETTER_FAILED)] == ["no leader"]
+    member.fails.clear()
+    world.wait(10, member)
+    (stored,) = member.said(Occurred.DEAD_LETTER_STORED)
+    assert (stored["until"], stored["attempt_run_id"]) == (100, run_id)
+    assert [said["is_dead_letter"] for said in member.said(Occurred.OFFSETS_COMMITTED)] == [True]
+
+
+def test_what_people_order_is_told() -> None:
+    """And that they take it back."""
+    world = World(partitions=2)
+    member = world.member(owns=2)
+    world.wait(1, member)
+    world.orders.append(Order(Action.PAUSE, "orders:1", "ann", 1.0, "a table moves"))
+    world.wait(10, member)
+    (ordered,) = member.said(Occurred.PARTITIONS_ORDERED)
+    assert ordered["partitions"] == (tp(1),)
+    assert "a table moves" in ordered["order"]
+
+
+def test_runs_that_are_cancelled_or_dead_are_told() -> None:
+    """A run in the queue is cancelled for a revoke; a silent one is ended."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    world.wait(1.25, member)
+    (run_id,) = member.tick()
+    world.wait(1, member)
+    member.feed(seen.RevokeRequested((tp(0),)))
+    (cancelled,) = member.said(Occurred.RUNS_CANCELLED)
+    assert cancelled["run_ids"] == (run_id,)
+    other = World(records=100)
+    silent, _ = at_work(other)
+    other.wait(400, silent, step=5)
+    assert silent.said(Occurred.RUNS_DEAD)
+
+
+def test_success_is_no_news() -> None:
+    """It is logged for those who want everything; a failure is for all."""
+    fields = {"batch_id": "b", "attempt_run_id": "r", "ranges": ()}
+    good = Occurrence(Occurred.ATTEMPT_ENDED, "", {**fields, "outcome": "succeeded"})
+    bad = replace(good, fields={**fields, "outcome": "failed"})
+    assert (good.level, bad.level) == (logging.DEBUG, logging.INFO)
+
+
+def test_each_name_has_its_fields_and_they_hide_nothing_of_a_log_record() -> None:
+    """`logging` refuses names that a record has itself."""
+    assert set(KINDS) == set(Occurred)
+    record = vars(logging.makeLogRecord({}))
+    reserved = {*record, "message", "asctime", "event_name", "group_id", "member"}
+    for kind in KINDS.values():
+        assert not reserved & set(kind.fields)
+        assert len(set(kind.fields)) == len(kind.fields)
+
+
+def test_fields_are_plain_for_those_who_write_json() -> None:
+    """Words, numbers, lists of them, and nothing."""
+
+    class Color(enum.Enum):
+        RED = "red"
+
+    assert plain((Color.RED, tp(1), span(0, 1, 2), 1, 2.5, True, None, "text")) == [
+        *("red", "orders-1", "orders-0 [1, 2)", 1, 2.5, True, None, "text")
+    ]

@@ -1,0 +1,403 @@
+"""Which past ranges a person may have processed again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.partition import Bounds, OffsetRange
+from dagster_rebalance.core.rerun_batches import (
+    MOST_RANGES_PER_RUN,
+    MOST_RUNS,
+    Rerun,
+    RerunBatch,
+    batches_of,
+    packed,
+    rerun_of,
+    unpacked,
+)
+from dagster_rebalance.core.reruns import Apart, Past, Processed, Selection, Span, parts_of, select
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.core.stream_batches import StreamBatch
+from tests.core.world import span, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RERUN = Rerun("abc", "ada", "the fix of 1.4", 1_700_000_000.0)
+NOT_YET = "not committed yet: the group is at offset {}, and processes them itself"
+THREE = [span(0, 0, 10), span(0, 10, 20), span(0, 20, 30)]
+
+
+def past(
+    ranges: Iterable[OffsetRange], committed: int | None = 30, log: Bounds | None = None
+) -> Past:
+    """A partition whose ranges were committed one after the other, at 100, 101 and so on."""
+    oldest_first = [Processed(range_, 100.0 + number) for number, range_ in enumerate(ranges)]
+    return Past(oldest_first[::-1], committed, log or Bounds(0, 1_000))
+
+
+def chosen(
+    meant: Span,
+    one: Past | None = None,
+    runs: Iterable[RunSeen] = (),
+    planned: Iterable[RerunBatch] = (),
+) -> Selection:
+    """What is repeated of one partition; by default of three ranges that are all committed."""
+    return select(meant, {tp(0): past(THREE) if one is None else one}, runs, planned)
+
+
+def left(selection: Selection) -> list[str]:
+    """What is left out, and why."""
+    return list(map(str, selection.left_out))
+
+
+# The span
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {},
+        {"until": 5},
+        {"before": 5.0},
+        {"start": 0, "since": 1.0},
+        {"start": 0, "before": 1.0},
+        {"since": 0.0, "until": 1},
+    ],
+)
+def test_a_span_is_either_one_of_offsets_or_one_of_times(parts: dict[str, Any]) -> None:
+    """Whoever leaves out the beginning may mean anything."""
+    with pytest.raises(ConfigurationError, match="say what to process again"):
+        Span(**parts)
+
+
+@pytest.mark.parametrize("parts", [{"start": 5, "until": 5}, {"since": 5.0, "before": 4.0}])
+def test_a_span_does_not_end_before_it_begins(parts: dict[str, Any]) -> None:
+    """It would be empty."""
+    with pytest.raises(ConfigurationError, match="must lie behind its beginning"):
+        Span(**parts)
+
+
+# Whole recorded ranges
+
+
+@pytest.mark.parametrize(
+    ("meant", "ranges", "widened"),
+    [
+        (Span(0), THREE, []),
+        (Span(10, 20), THREE[1:2], []),
+        (Span(12, 15), THREE[1:2], THREE[1:2]),
+        (Span(5, 25), THREE, [THREE[0], THREE[2]]),
+        (Span(29), THREE[2:], THREE[2:]),
+        (Span(since=101.0), THREE[1:], []),
+        (Span(since=100.5, before=102.0), THREE[1:2], []),
+    ],
+)
+def test_recorded_ranges_are_repeated_as_a_whole(
+    meant: Span, ranges: list[OffsetRange], widened: list[OffsetRange]
+) -> None:
+    """Other bounds would be other keys, and the output would be there twice."""
+    selection = chosen(meant)
+    assert selection.ranges == tuple(ranges)
+    assert selection.widened == tuple(widened)
+    assert left(selection) == []
+
+
+def test_several_partitions_are_repeated_in_order() -> None:
+    """A topic, or all of a group."""
+    both = {tp(1): past([span(1, 0, 5)], 5), tp(0): past(THREE)}
+    assert select(Span(since=0.0), both, (), ()).ranges == (*THREE, span(1, 0, 5))
+
+
+def test_a_range_that_is_recorded_twice_is_repeated_once() -> None:
+    """A member that was suspended shows a commit once more."""
+    assert chosen(Span(0), past([*THREE, THREE[1]])).ranges == tuple(THREE)
+
+
+def test_what_was_processed_later_in_other_ranges_is_not_repeated_in_the_old_ones() -> None:
+    """Somebody has moved the offset back to 10. The output of the old ranges was removed then."""
+    again = [span(0, 10, 15), span(0, 15, 30)]
+    selection = chosen(Span(0), past([*THREE, *again]))
+    assert selection.ranges == (THREE[0], *again)
+    assert left(selection) == [
+        f"{old}: its offsets were processed again later, in ranges with other bounds"
+        for old in THREE[1:]
+    ]
+    # An old one that reaches back behind the new ones cannot be repeated either.
+    selection = chosen(Span(0), past([span(0, 0, 20), span(0, 10, 30)]))
+    assert selection.ranges == (span(0, 10, 30),)
+    assert left(selection)[0].startswith("orders-0 [0, 20): its offsets were processed again")
+    # By times, only what was committed then is told.
+    assert left(chosen(Span(since=103.0), past([*THREE, *again]))) == []
+
+
+# What is left out
+
+
+def test_what_is_not_committed_is_left_to_the_group() -> None:
+    """Somebody has moved the offset back, and the group is about to do it itself."""
+    selection = chosen(Span(0, 40), past(THREE, committed=15))
+    assert selection.ranges == (THREE[0],)
+    assert left(selection) == [
+        "orders-0 [10, 20): the group is at offset 15, so it will process these offsets itself",
+        "orders-0 [20, 30): the group is at offset 15, so it will process these offsets itself",
+        f"orders-0 [30, 40): {NOT_YET.format(15)}",
+    ]
+
+
+def test_without_a_committed_offset_nothing_is_repeated() -> None:
+    """The offsets of the group were deleted."""
+    with pytest.raises(
+        ConfigurationError, match=r"nothing to process again: orders-0 \[0, 10\): t"
+    ):
+        chosen(Span(0), past(THREE, committed=None))
+    with pytest.raises(ConfigurationError, match="nothing to process again: no commit of that"):
+        chosen(Span(since=900.0))
+
+
+def test_what_was_never_recorded_is_left_out() -> None:
+    """Skipped by a person, or its materialisation was wiped. Its bounds are not known."""
+    selection = chosen(Span(5, 50), past([span(0, 10, 20), span(0, 25, 30)], committed=40))
+    assert selection.ranges == (span(0, 10, 20), span(0, 25, 30))
+    assert left(selection) == [
+        "orders-0 [5, 10): no recorded commit covers these offsets",
+        "orders-0 [20, 25): no recorded commit covers these offsets",
+        "orders-0 [30, 40): no recorded commit covers these offsets",
+        f"orders-0 [40, 50): {NOT_YET.format(40)}",
+    ]
+
+
+def test_a_commit_that_may_stand_for_several_ranges_is_left_out() -> None:
+    """Repeated as one, it would stand beside the output of those."""
+    late = replace(past(THREE), processed=[Processed(span(0, 0, 30), 1.0, is_whole=False)])
+    with pytest.raises(ConfigurationError, match="recorded late, when its member was gone"):
+        chosen(Span(0), late)
+
+
+def test_a_range_on_which_a_run_of_the_group_works_is_left_out() -> None:
+    """One that outlived its claim, perhaps."""
+    at_work = RunSeen("abcdef1234", "b-1", (span(0, 5, 12),), RunState.STARTED)
+    ended = RunSeen("ended", "b-2", (span(0, 20, 30),), RunState.SUCCEEDED)
+    selection = chosen(Span(0), runs=[at_work, ended])
+    assert selection.ranges == (THREE[2],)
+    assert left(selection) == [
+        f"{range_}: run abcdef12 of the group may be at work on it" for range_ in THREE[:2]
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "parts"),
+    [
+        (["- `orders-0 [0, 4)`\n- `orders-1 [0, 9)`", "- `orders-0 [4, 9)`"], [(0, 4), (4, 9)]),
+        (["`orders-0 [0, 9)`", "`orders-0 [9, 12)`", "`orders-0 [0, 9)`"], [(0, 9)]),
+        (["`orders-0 [0, 4)`"], []),
+        (["`orders-0 [0, 4)` `orders-0 [5, 9)`"], []),
+        (["`orders-0 [0, 6)` `orders-0 [4, 9)`"], []),
+        (["`orders-0 [0, 99)`", "`orders-0 [4, 4)`", "what somebody has written"], []),
+        ([], []),
+    ],
+)
+def test_a_commit_stands_for_the_ranges_that_its_run_has_shown(
+    shown: list[str], parts: list[tuple[int, int]]
+) -> None:
+    """Only if these make it up: half of the truth is none."""
+    assert parts_of(span(0, 0, 9), shown) == tuple(span(0, *part) for part in parts)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("runs", "planned", "said"),
+    [
+        ([], [RerunBatch(RERUN, 1, (span(0, 5, 12),))], "rerun abc is to process"),
+        (
+            [RunSeen("abcdef1234", "r.xyz.1", (span(0, 5, 12),), RunState.WAITING)],
+            [],
+            "run abcdef12 of rerun xyz is to process",
+        ),
+    ],
+)
+def test_a_rerun_of_what_another_one_is_to_process_is_refused(
+    runs: list[RunSeen], planned: list[RerunBatch], said: str
+) -> None:
+    """Also one that was cancelled while a run of it is at work."""
+    with pytest.raises(ConfigurationError, match=said):
+        chosen(Span(0), runs=runs, planned=planned)
+    assert chosen(Span(20), runs=runs, planned=planned).ranges == (THREE[2],)
+
+
+def test_records_that_kafka_has_deleted_are_no_silent_hole() -> None:
+    """The output of a range would be replaced by that of what is left of it."""
+    there = "The first whole range that is there begins at 20: rerun orders:0 --from-offset 20"
+    with pytest.raises(ConfigurationError, match=rf"of orders-0 \[0, 10\).*begins at 15.*{there}"):
+        chosen(Span(0), past(THREE, log=Bounds(15, 1_000)))
+    assert chosen(Span(20), past(THREE, log=Bounds(15, 1_000))).ranges == (THREE[2],)
+    with pytest.raises(ConfigurationError, match="None of its ranges is still there as a whole"):
+        chosen(Span(0), past(THREE, log=Bounds(25, 1_000)))
+
+
+def test_a_log_that_was_cut_off_is_noticed() -> None:
+    """Other records may have these offsets by now."""
+    with pytest.raises(ConfigurationError, match=r"ends at 25\. It was cut off, or the topic was"):
+        chosen(Span(0), past(THREE, log=Bounds(0, 25)))
+
+
+def test_ranges_are_found_by_their_offsets() -> None:
+    """Those before and behind are none of it."""
+    apart = Apart([span(0, 20, 30), span(0, 0, 10), span(1, 10, 20)])
+    assert apart.shared(span(0, 10, 20)) is None
+    assert apart.shared(span(2, 0, 10)) is None
+    assert apart.shared(span(0, 9, 25)) == span(0, 0, 10)
+    assert apart.shared(span(0, 10, 99)) == span(0, 20, 30)
+    assert apart.shared(span(0, 29, 99)) == span(0, 20, 30)
+    assert apart.shared(span(0, 30, 99)) is None
+
+
+lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)
+
+
+@given(
+    lengths=lengths,
+    again_from=st.none() | st.integers(0, 60),
+    again=lengths,
+    skipped=st.sets(st.integers(0, 11), max_size=3),
+    committed=st.integers(0, 110),
+    meant=st.builds(
+        lambda start, length: Span(start, start + length if length else None),
+        st.integers(0, 110),
+        st.integers(0, 120),
+    ),
+)
+def test_each_offset_is_repeated_in_the_newest_range_or_left_out_with_a_word(
+    *,
+    lengths: list[int],
+    again_from: int | None,
+    again: list[int],
+    skipped: set[int],
+    committed: int,
+    meant: Span,
+) -> None:
+    """Whatever was committed, moved back and wiped."""
+    ranges = [r for n, r in enumerate(_in_a_row(0, lengths)) if n not in skipped]
+    if again_from is not None:
+        ranges += _in_a_row(again_from, again)
+    start = meant.start or 0
+    recorded = past(ranges, committed)
+    try:
+        selection = chosen(meant, recorded)
+    except ConfigurationError as error:
+        assert "nothing to process again" in str(error)  # noqa: PT017 - no error is fine, too
+        return
+    repeated = [offset for r in selection.ranges for offset in range(r.start, r.until)]
+    assert len(set(repeated)) == len(repeated)
+    assert set(selection.ranges) <= set(ranges)
+    assert max(repeated) < committed
+    newest = {offset: r for r in ranges for offset in range(r.start, r.until)}
+    assert all(newest[o] == r for r in selection.ranges for o in range(r.start, r.until))
+    told = {o for one in selection.left_out for o in range(one.range.start, one.range.until)}
+    end = committed if meant.until is None else meant.until
+    assert set(range(start, end)) <= {*repeated, *told}
+
+
+def _in_a_row(start: int, lengths: list[int]) -> list[OffsetRange]:
+    found = []
+    for length in lengths:
+        found.append(span(0, start, start + length))
+        start += length
+    return found
+
+
+# Batches
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"by": " "}, "give a name for the rerun"),
+        ({"reason": ""}, "give a reason for the rerun"),
+        ({"by": "x" * 61}, "a name may have 60 characters, and this one has 61"),
+        ({"reason": "x" * 301}, "a reason may have 300 characters"),
+        ({"runs_at_once": 0}, "0 runs at once are not enough"),
+    ],
+)
+def test_a_rerun_says_who_wants_it_and_why(parts: dict[str, Any], said: str) -> None:
+    """For those who find its runs."""
+    with pytest.raises(ConfigurationError, match=said):
+        replace(RERUN, **parts)
+    assert str(RERUN) == "rerun abc by ada: the fix of 1.4"
+
+
+def test_a_run_takes_as_many_ranges_as_it_may_have_records() -> None:
+    """A range that has more is alone; none is split."""
+    ranges = [*THREE, span(0, 30, 99), span(0, 99, 100), span(1, 0, 5)]
+    batches = batches_of(RERUN, ranges, records_per_run=20)
+    assert [batch.ranges for batch in batches] == [
+        tuple(THREE[:2]),
+        (THREE[2],),
+        (span(0, 30, 99),),
+        (span(0, 99, 100), span(1, 0, 5)),
+    ]
+    assert [batch.batch_id for batch in batches] == ["r.abc.1", "r.abc.2", "r.abc.3", "r.abc.4"]
+    assert {batch.rerun.batches for batch in batches} == {4}
+    with pytest.raises(ConfigurationError, match="give at least 1"):
+        batches_of(RERUN, ranges, records_per_run=0)
+
+
+def test_a_batch_fits_into_a_key_of_a_database() -> None:
+    """Postgres takes no more than 2,704 bytes; and one run takes only so many ranges."""
+    apart = [span(0, 10**12 + 9 * n, 10**12 + 9 * n + 1) for n in range(300)]
+    for ranges in (apart, _in_a_row(10**12, [7] * 450)):
+        batches = batches_of(RERUN, ranges, records_per_run=10**9)
+        assert tuple(range_ for batch in batches for range_ in batch.ranges) == tuple(ranges)
+        assert all(len(packed(batch.ranges)) <= 1_000 for batch in batches)
+        assert all(len(batch.ranges) <= MOST_RANGES_PER_RUN for batch in batches)
+    assert len(batches_of(RERUN, _in_a_row(0, [7] * 450), records_per_run=10**9)) == 3
+
+
+def test_a_rerun_does_not_flood_dagster() -> None:
+    """A thousand runs are many."""
+    ranges = _in_a_row(0, [1] * (MOST_RUNS + 1))
+    with pytest.raises(ConfigurationError, match="this would take 1001 runs, and a rerun has 1000"):
+        batches_of(RERUN, ranges, records_per_run=1)
+
+
+def test_the_batches_of_a_rerun_are_no_batches_of_the_group() -> None:
+    """Else a claim could take the run of a rerun for its own, or the reverse."""
+    assert rerun_of("r.abc.12") == "abc"
+    for group_own in ("b-0123456789abcdef", str(StreamBatch("run-1", 1)), "", "r.abc", "r.a.b.1"):
+        assert rerun_of(group_own) == ""
+    assert StreamBatch.read("r.abc.12") is None
+
+
+@given(
+    st.lists(
+        st.builds(
+            lambda topic, partition, start, length: OffsetRange(
+                topic, partition, start, start + length
+            ),
+            st.sampled_from(["orders", "a.b-c_d"]),
+            st.integers(0, 3),
+            st.integers(0, 2**50),
+            st.integers(1, 2**40),
+        ),
+        max_size=20,
+    )
+)
+def test_ranges_come_back_as_they_were_packed(ranges: list[OffsetRange]) -> None:
+    """In any order, with and without gaps."""
+    assert unpacked(packed(ranges)) == tuple(ranges)
+
+
+@pytest.mark.parametrize("text", ["orders", "orders:1:x+3", "orders:1:0+0", "o:1:0+1:2"])
+def test_what_is_no_packed_text_is_refused(text: str) -> None:
+    """Somebody else has written it."""
+    with pytest.raises(ValueError, match=re.compile(".")):
+        unpacked(text)

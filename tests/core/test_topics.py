@@ -1,0 +1,65 @@
+"""Which topics a group reads: names and patterns."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.topics import Topics
+
+THERE = ["__consumer_offsets", "orders", "orders.eu", "orders.us", "payments", "returns"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "among", "missing"),
+    [
+        (["returns", "orders", "orders"], ("returns", "orders"), ()),
+        (["orders", "gone", "away"], ("orders",), ("away", "gone")),
+        (["^orders"], ("orders", "orders.eu", "orders.us"), ()),
+        (["^orders$"], ("orders",), ()),
+        ([r"^orders\.(eu|us)$", "returns"], ("returns", "orders.eu", "orders.us"), ()),
+        (["^.*"], ("orders", "orders.eu", "orders.us", "payments", "returns"), ()),
+        (["^nothing", "gone"], (), ("gone",)),
+        (["__consumer_offsets"], ("__consumer_offsets",), ()),
+    ],
+)
+def test_names_and_patterns_are_found_among_the_topics_of_kafka(
+    texts: list[str], among: tuple[str, ...], missing: tuple[str, ...]
+) -> None:
+    """A pattern fits what begins so, as for Kafka's C client, and nothing of it is missing."""
+    topics = Topics.of(texts)
+    assert topics.among(THERE) == among
+    assert topics.missing(THERE) == missing
+    assert [topic for topic in THERE if topics.have(topic)] == sorted(among)
+
+
+@pytest.mark.parametrize("texts", [["^orders", "returns"], [r"^orders\.", "^pay|^ret"]])
+def test_a_consumer_subscribes_to_one_pattern_for_whole_names(texts: list[str]) -> None:
+    """That is what `RebalanceAwareConsumer.subscribe` takes."""
+    topics = Topics.of(texts)
+    pattern = topics.subscription
+    assert isinstance(pattern, re.Pattern)
+    fitting = {topic for topic in THERE if pattern.fullmatch(topic)}
+    assert fitting == set(topics.among(THERE))
+
+
+def test_without_patterns_names_are_subscribed_to() -> None:
+    """In their order, and each once."""
+    assert Topics.of(["b", "a", "b"]).subscription == ("b", "a")
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ([], "there are no topics: name at least one"),
+        (["a b"], r"'a b', which cannot be the name of a topic.*A pattern begins with \^"),
+        (["^(?P<a>x)", "^(?P<a>y)"], "cannot be used together: redefinition of group name 'a'"),
+        (["^orders("], r"pattern '\^orders\(', which cannot be read: missing \)"),
+    ],
+)
+def test_what_is_neither_name_nor_pattern_is_refused(texts: list[str], message: str) -> None:
+    """Nothing would be read, without a word."""
+    with pytest.raises(ConfigurationError, match=message):
+        Topics.of(texts)

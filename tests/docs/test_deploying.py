@@ -1,0 +1,159 @@
+"""The files in docs/deploying are what their programs take, and say what the code says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import kubernetes_validate
+import pytest
+import yaml
+
+from dagster_rebalance import KafkaConsumerResource
+from dagster_rebalance.orchestration.branch import IS_BRANCH
+from tests.docs.blocks import ROOT, blocks, run_block
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PAGE = "docs/deploying.md"
+FILES = ROOT / "docs/deploying"
+SYSTEMD = shutil.which("systemd-analyze")
+NEEDED_S = KafkaConsumerResource.model_fields["shutdown_timeout_s"].default + 5
+
+
+def _kubernetes() -> Iterator[dict[str, Any]]:
+    yield from yaml.safe_load_all((FILES / "kubernetes.yaml").read_text())
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.34"])
+def test_kubernetes_takes_the_manifests(version: str) -> None:
+    """By the schemas of Kubernetes, and no key is left over."""
+    for manifest in _kubernetes():
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_pod_of_a_member_has_the_time_and_the_rights_that_it_needs() -> None:
+    """Killed while it drains, or without the right to delete jobs, it breaks its promises."""
+    found = {manifest["kind"]: manifest for manifest in _kubernetes()}
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    assert pod["terminationGracePeriodSeconds"] >= NEEDED_S
+    assert found["Deployment"]["spec"]["replicas"] == 1
+    rolling = found["Deployment"]["spec"]["strategy"]["rollingUpdate"]
+    assert rolling == {"maxSurge": 1, "maxUnavailable": 0}
+    account = found["ServiceAccount"]["metadata"]["name"]
+    assert pod["serviceAccountName"] == account
+    assert found["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
+    assert found["RoleBinding"]["roleRef"]["name"] == found["Role"]["metadata"]["name"]
+    jobs = next(rule for rule in found["Role"]["rules"] if rule["resources"] == ["jobs"])
+    assert {"get", "delete"} <= set(jobs["verbs"])
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert found["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_the_compose_file_is_whole() -> None:
+    """Each service that is named exists, and the code server has the time to drain."""
+    compose = yaml.safe_load((FILES / "compose.yaml").read_text())
+    services = compose["services"]
+    for service in services.values():
+        assert "image" in service
+        assert service.get("depends_on", {}).keys() <= services.keys()
+        volumes = {volume.partition(":")[0] for volume in service.get("volumes", ())}
+        assert volumes <= compose["volumes"].keys()
+    minutes = re.fullmatch(r"(\d+)m", services["code"]["stop_grace_period"])
+    assert minutes is not None
+    assert int(minutes[1]) * 60 >= NEEDED_S
+    workspace = yaml.safe_load((FILES / "workspace.yaml").read_text())
+    (server,) = (entry["grpc_server"] for entry in workspace["load_from"])
+    assert server["host"] in services
+    command = services["code"]["command"]
+    assert str(server["port"]) in command
+    assert server["location_name"] == command[command.index("--location-name") + 1]
+    assert "password" not in (FILES / "compose.yaml").read_text().replace("PASSWORD", "")
+
+
+@pytest.mark.parametrize("name", ["compose.yaml", "kubernetes.yaml", "shop-code.service"])
+def test_the_command_of_the_code_server_is_one_that_dagster_takes(name: str) -> None:
+    """An option with a slip of the hand is found when it is too late."""
+    (command,) = _commands(name)
+    assert command[:3] == ["dagster", "api", "grpc"]
+    said = subprocess.run(
+        [sys.executable, "-m", "dagster", "api", "grpc", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for option in command[3:]:
+        if option.startswith("--"):
+            assert option in said.stdout, option
+
+
+def _commands(name: str) -> list[list[str]]:
+    text = (FILES / name).read_text()
+    if name.endswith(".service"):
+        return [
+            line.rpartition("/")[2].split()
+            for line in re.findall("^ExecStart=(.*)$", text, re.MULTILINE)
+        ]
+    if name == "compose.yaml":
+        return [yaml.safe_load(text)["services"]["code"]["command"]]
+    deployments = [one for one in _kubernetes() if one["kind"] == "Deployment"]
+    return [one["spec"]["template"]["spec"]["containers"][0]["args"] for one in deployments]
+
+
+@pytest.mark.skipif(SYSTEMD is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    """With a program that exists on this machine."""
+    text = (FILES / "shop-code.service").read_text()
+    unit = tmp_path / "shop-code.service"
+    unit.write_text(text.replace("/opt/shop/.venv/bin/dagster", "/bin/true"))
+    found = subprocess.run(
+        [str(SYSTEMD), "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_dagster_takes_the_settings_of_the_instance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As far as it reads them without a database."""
+    for name in ("HOST", "USERNAME", "PASSWORD", "DB"):
+        monkeypatch.setenv(f"DAGSTER_PG_{name}", "nowhere")
+    settings = yaml.safe_load((FILES / "dagster.yaml").read_text())
+    postgres = settings.pop("storage")
+    assert postgres["postgres"]["postgres_db"].keys() == {
+        "hostname",
+        "username",
+        "password",
+        "db_name",
+        "port",
+    }
+    (tmp_path / "dagster.yaml").write_text(yaml.safe_dump(settings))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        assert type(instance.run_coordinator).__name__ == "QueuedRunCoordinator"
+
+
+def test_the_recipes_are_code_that_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each makes a resource whose settings the client takes."""
+    for name in ("KAFKA_BROKERS", "CONFLUENT_KEY", "CONFLUENT_SECRET", "BRANCH"):
+        monkeypatch.setenv(name, "nowhere:9092")
+    found = 0
+    for block in blocks(PAGE, "python"):
+        names: dict[str, Any] = {}
+        run_block(PAGE, block, names)
+        if isinstance(names.get("kafka"), KafkaConsumerResource):
+            found += 1
+    assert found >= 3
+
+
+def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
+    """Nobody looks for a file that is not named."""
+    text = (ROOT / PAGE).read_text()
+    for file in FILES.iterdir():
+        assert f"deploying/{file.name}" in text
+    assert IS_BRANCH in text

@@ -1,0 +1,146 @@
+"""docs/monitoring.md has the events and metrics of the code; its files name metrics that exist."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+import promql_parser as promql
+import pytest
+import yaml
+
+from dagster_rebalance.core.metrics import OF_EACH, Form, Metric
+from dagster_rebalance.core.occurrences import KINDS
+from tests.docs.blocks import ROOT, block_with
+from tests.orchestration.scrape import everything, series
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGE = "docs/monitoring.md"
+_GENERAL = {"le", "instance", "job"}
+
+
+def log_table() -> str:
+    """The events of the log as a Markdown table."""
+    rows = [
+        f"| `{what.value}` | {logging.getLevelName(kind.level)} "
+        f"| {', '.join(f'`{name}`' for name in kind.fields)} | {kind.meaning} |"
+        for what, kind in KINDS.items()
+    ]
+    return "\n".join(["| `event_name` | level | fields | |", "|---|---|---|---|", *rows])
+
+
+def metric_table() -> str:
+    """The metrics as a Markdown table."""
+    rows = [
+        f"| `{metric.value.name}` | {metric.value.form.value} | `{metric.value.unit}` "
+        f"| {', '.join(f'`{name}`' for name in metric.value.attributes)} "
+        f"| {metric.value.description} |"
+        for metric in Metric
+    ]
+    return "\n".join(["| metric | kind | unit | attributes | |", "|---|---|---|---|---|", *rows])
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, set[str]]:
+    """Each series of Prometheus with its labels, as the real exporter names them."""
+    return series(everything())
+
+
+def test_the_table_of_events_is_that_of_the_code() -> None:
+    """People filter logs by these names."""
+    table = log_table()
+    assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
+
+
+def test_the_table_of_metrics_is_that_of_the_code() -> None:
+    """Dashboards of users are made of these names."""
+    table = metric_table()
+    assert table in (ROOT / PAGE).read_text(), f"{PAGE} should have:\n{table}"
+
+
+def test_each_metric_comes_out_with_the_attributes_that_are_promised(
+    known: dict[str, set[str]],
+) -> None:
+    """In the spelling of Prometheus, as the page says."""
+    for metric in Metric:
+        kind = metric.value
+        name = kind.name.replace(".", "_") + ("_seconds" if kind.unit == "s" else "")
+        name += {Form.COUNTER: "_total", Form.HISTOGRAM: "_count", Form.GAUGE: ""}[kind.form]
+        labels = {attribute.replace(".", "_") for attribute in (*OF_EACH, *kind.attributes)}
+        assert labels <= known[name], name
+
+
+def _queries() -> Iterator[tuple[str, str]]:
+    rules = yaml.safe_load((ROOT / "docs/monitoring/alerts.yaml").read_text())
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            assert rule.keys() >= {"alert", "expr", "labels", "annotations"}
+            assert rule["annotations"].keys() == {"summary", "description"}
+            yield rule["alert"], rule["expr"]
+    for panel in _dashboard()["panels"]:
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def _dashboard() -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((ROOT / "docs/monitoring/grafana.json").read_text())
+    return loaded
+
+
+def _selectors(query: str) -> Iterator[tuple[str, set[str]]]:
+    """The series that a query asks for, with the labels that it chooses by."""
+    text = query.replace("$__rate_interval", "5m").replace("$group", ".*")
+    parsed = promql.parse(text)
+    found: list[Any] = []
+    promql.walk(parsed, found.append)
+    for node in found:
+        if isinstance(node, promql.VectorSelector):
+            yield str(node.name), {matcher.name for matcher in node.matchers.matchers}
+
+
+@pytest.mark.parametrize(("where", "query"), list(_queries()))
+def test_a_query_asks_only_for_what_there_is(
+    where: str, query: str, known: dict[str, set[str]]
+) -> None:
+    """Prometheus answers nothing to a name with a slip of the hand, and no alert ever comes."""
+    selectors = list(_selectors(query))
+    assert selectors, where
+    for name, labels in selectors:
+        assert name in known, f"{where}: {name}"
+        assert labels <= known[name] | _GENERAL, f"{where}: {labels}"
+    grouped = {
+        label.strip() for by in re.findall(r"by \(([^)]*)\)", query) for label in by.split(",")
+    }
+    every = set.union(*(known[name] for name, _ in selectors))
+    assert grouped <= every | _GENERAL, f"{where}: {grouped}"
+
+
+def test_the_dashboard_can_be_imported_and_shows_each_metric() -> None:
+    """Grafana asks for these keys; a metric that nobody sees is none."""
+    dashboard = _dashboard()
+    assert dashboard.keys() >= {"title", "uid", "schemaVersion", "templating", "panels"}
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    assert len(set(ids)) == len(ids)
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+    text = json.dumps(dashboard)
+    for metric in Metric:
+        assert metric.value.name.replace(".", "_") in text, metric.value.name
+
+
+def test_the_names_of_alerts_in_the_documentation_exist() -> None:
+    """docs/operating.md says what to do for each."""
+    rules = yaml.safe_load((ROOT / "docs/monitoring/alerts.yaml").read_text())["groups"][0]["rules"]
+    text = (ROOT / "docs/operating.md").read_text()
+    for rule in rules:
+        assert f"`{rule['alert']}`" in text
+
+
+def test_the_recipes_are_code() -> None:
+    """A person pastes them into a module."""
+    for text in ("PeriodicExportingMetricReader(", "start_http_server(", "JsonFormatter("):
+        compile(block_with(PAGE, "python", text), PAGE, "exec")

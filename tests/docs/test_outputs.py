@@ -1,0 +1,155 @@
+"""docs/outputs.md: the examples write each range once."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import psycopg2
+import pytest
+from confluent_kafka import Message
+
+from dagster_rebalance import KafkaBatch, OffsetRange
+from tests.docs.blocks import block_with, run_block
+from tests.spark.lakes import connected, table_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from dagster_rebalance.testing.postgres import Postgres
+
+PAGE = "docs/outputs.md"
+LIMIT_S = 120.0
+RANGES = (OffsetRange("orders", 1, 0, 10), OffsetRange("orders", 0, 5, 8))
+
+
+def pasted(text: str, **replaced: str) -> dict[str, Any]:
+    """The names of the block with a text, as a user pastes it; `data` stands for `/data`."""
+    block = block_with(PAGE, "python", text)
+    for old, new in replaced.items():
+        block = block.replace(f'"/{old}', f'"{new}')
+    names: dict[str, Any] = {"__name__": "pasted"}
+    run_block(PAGE, block, names)
+    return names
+
+
+def batch(*values: tuple[int, int, str], key: str | None = None) -> KafkaBatch:
+    """A batch of both ranges, with records as partition, offset and value."""
+    messages = [
+        Message(
+            topic="orders",
+            partition=partition,
+            offset=offset,
+            key=key.encode() if key is not None else None,
+            value=value.encode(),
+        )
+        for partition, offset, value in values
+    ]
+    return KafkaBatch.for_testing(RANGES, messages=messages)
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session that can write tables of both formats."""
+    with table_server(tmp_path_factory.mktemp("lake")) as server, connected(server) as session:
+        yield session
+
+
+@pytest.mark.spark
+def test_the_example_of_a_table_writes_each_range_once(
+    session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range that is done again is replaced, also by nothing."""
+    monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
+    names = pasted("import write_delta", data=str(tmp_path))
+    dg.Definitions.validate_loadable(names["defs"])
+    spark = SimpleNamespace(spark_session=session)
+    pen, cup, ink = ('{"id": 1, "item": "pen"}', '{"id": 2, "item": "cup"}', '{"id": 3}')
+    for given in (batch((0, 5, pen), (1, 3, cup)), batch((0, 5, pen), (0, 7, ink))):
+        names["orders"](kafka_batch=given, spark=spark)
+    read = session.sql(f"SELECT offset, id, item FROM delta.`{tmp_path}/orders` ORDER BY ALL")  # noqa: S608
+    assert [tuple(row) for row in read.collect()] == [(5, 1, "pen"), (7, 3, None)]
+
+
+def test_the_settings_for_iceberg_are_taken() -> None:
+    """People copy them first."""
+    config = pasted("iceberg-spark-runtime")["spark"].spark_config
+    assert config["spark.sql.catalog.lake.type"] == "rest"
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("provider", ["iceberg", "delta"])
+def test_the_example_of_a_merge_keeps_the_newest_row(session: SparkSession, provider: str) -> None:
+    """Also when an older range is done again."""
+    names = pasted("MERGE INTO")
+    if provider == "delta":
+        names["TABLE"] = "customers"
+    session.sql("CREATE NAMESPACE IF NOT EXISTS lake.shop")
+    session.sql(
+        f"CREATE TABLE {names['TABLE']} (id STRING, body STRING, partition INT, offset BIGINT) "
+        f"USING {provider}"
+    )
+    spark = SimpleNamespace(spark_session=session)
+    newest = []
+    for values in (
+        [(1, 3, "old"), (1, 2, "older")],
+        [(1, 9, "new")],
+        [(1, 3, "old again")],
+        [(1, 9, "new again")],
+    ):
+        names["customers"](kafka_batch=batch(*values, key="ann"), spark=spark)
+        newest += [tuple(row) for row in session.table(names["TABLE"]).collect()]
+    assert newest == [
+        ("ann", "old", 1, 3),
+        ("ann", "new", 1, 9),
+        ("ann", "new", 1, 9),
+        ("ann", "new again", 1, 9),
+    ]
+
+
+@pytest.mark.postgres
+def test_the_example_of_a_database_writes_each_range_once(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs that write it at the same moment included."""
+    postgres.create_database("shop")
+    address = postgres.url("shop").replace("+psycopg2", "")
+    monkeypatch.setenv("SHOP_DATABASE", address)
+    names = pasted("import psycopg2")
+    with closing(psycopg2.connect(address)) as shop, shop, shop.cursor() as at:
+        at.execute('CREATE TABLE orders (topic TEXT, partition INT, "offset" BIGINT, body TEXT)')
+    start = threading.Barrier(2)
+    found: list[list[tuple[int, int]]] = []
+    failed: list[BaseException] = []
+
+    def read() -> list[tuple[int, int]]:
+        with closing(psycopg2.connect(address)) as shop, shop, shop.cursor() as at:
+            at.execute('SELECT partition, "offset" FROM orders ORDER BY 1, 2')
+            return list(at.fetchall())
+
+    def work(name: str) -> None:
+        try:
+            for _ in range(20):
+                start.wait(LIMIT_S)
+                names["orders"](kafka_batch=batch((0, 5, name), (0, 7, name), (1, 3, name)))
+                start.wait(LIMIT_S)
+                found.append(read())
+        except BaseException as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    runs = [threading.Thread(target=work, args=(name,)) for name in ("one", "two")]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join(LIMIT_S)
+    assert failed == []
+    assert found == 40 * [[(0, 5), (0, 7), (1, 3)]]
+    again = {"kafka_batch": batch((0, 7, "again"))}
+    assert dg.materialize([names["orders"]], resources=again).success
+    assert read() == [(0, 7)]

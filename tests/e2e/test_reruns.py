@@ -1,0 +1,275 @@
+"""Past ranges are processed again on a real Kafka and a real Dagster, in both forms at once.
+
+One story, because starting what it needs takes longest: some records are processed, the code is
+changed, and a part of the past is processed again while new records arrive.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as Partition
+from confluent_kafka.admin import AdminClient
+
+from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.tags import RERUN_BY_TAG, RERUN_REASON_TAG, RERUN_TAG
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+PARTITIONS, RECORDS, ROUNDS = 2, 10, 3
+BATCHES, STREAM = "again_batches", "again_stream"
+GROUPS = (BATCHES, STREAM)
+
+
+class Ground:
+    """Kafka and Dagster with both groups."""
+
+    def __init__(self, kafka: KafkaCluster, dagster: DagsterDeployment, root: Path) -> None:
+        self.kafka = kafka
+        self.dagster = dagster
+        self.root = root
+        self.produced = 0
+        self.instance = dagster.instance()
+
+    def wait(self, what: str, condition: Callable[[], object]) -> None:
+        """Wait for something, with patience."""
+        wait_until(
+            lambda: condition() or None,
+            timeout_s=150,
+            what=lambda: f"{what}; {self.state()}",
+            interval_s=0.5,
+        )
+
+    def state(self) -> str:
+        """How things stand, for the message of a test that fails."""
+        runs = [
+            (run.job_name, run.run_id[:8], run.status.value) for run in self.instance.get_runs()
+        ]
+        ticks = {
+            group: [
+                tick["skipReason"] or tick["error"]
+                for tick in self.dagster.ui.ticks("shop", f"{group}_sensor")[:2]
+            ]
+            for group in GROUPS
+        }
+        return f"runs {runs}, ticks {ticks}"
+
+    def produce(self) -> None:
+        """Write records to each partition of each group, each with a value of its own."""
+        producer = Producer(self.kafka.client_config())
+        for group in GROUPS:
+            for partition in range(PARTITIONS):
+                for number in range(RECORDS):
+                    value = f"{partition}:{self.produced + number}".encode()
+                    producer.produce(group, value, partition=partition)
+        producer.flush(30)
+        self.produced += RECORDS
+
+    def committed(self, group: str) -> set[int]:
+        """The committed offsets of all partitions."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": group})
+        wanted = [Partition(group, number) for number in range(PARTITIONS)]
+        try:
+            return {found.offset for found in consumer.committed(wanted, timeout=30)}
+        except KafkaException:  # the coordinator of a new group has to be found first
+            return set()
+        finally:
+            consumer.close()
+
+    def is_done(self) -> bool:
+        """Whether both groups have committed and recorded all that there is."""
+        recorded = {
+            group: sum(until - start for _, start, until in self.recorded(group))
+            for group in GROUPS
+        }
+        return all(
+            self.committed(group) == {self.produced}
+            and recorded[group] == self.produced * PARTITIONS
+            for group in GROUPS
+        )
+
+    def recorded(self, group: str) -> list[tuple[str, int, int]]:
+        """All commits that are recorded, several that are joined as one."""
+        key = GroupAssets.of(group).offsets
+        records = self.instance.fetch_materializations(key, limit=1000).records
+        found = []
+        for record in records:
+            event = record.asset_materialization
+            assert event is not None
+            start, until = event.metadata["start"].value, event.metadata["until"].value
+            assert isinstance(start, int)
+            assert isinstance(until, int)
+            found.append((str(event.partition), start, until))
+        return found
+
+    def output(self, group: str) -> dict[str, list[str]]:
+        """The lines of each file."""
+        return {path.name: path.read_text().split("\n") for path in (self.root / group).iterdir()}
+
+    def check_output(self, group: str) -> None:
+        """Check that each record is there once."""
+        records = Counter(record for lines in self.output(group).values() for record in lines[1:])
+        assert records == {
+            f"{partition}:{number}": 1
+            for partition in range(PARTITIONS)
+            for number in range(self.produced)
+        }
+
+    def typed(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """What a command says in a terminal."""
+        command = [sys.executable, "-m", "dagster_rebalance.cli", *arguments]
+        env = {**os.environ, "DAGSTER_HOME": str(self.dagster.home), "COLUMNS": "200"}
+        return subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+
+    def reruns(self, group: str) -> list[dg.DagsterRun]:
+        """The runs of reruns of a group."""
+        runs = self.instance.get_runs(dg.RunsFilter(job_name=group))
+        return [run for run in runs if RERUN_TAG in run.tags]
+
+    def observed(self, key: dg.AssetKey, event: str) -> list[dg.AssetObservation]:
+        """What was observed of an asset."""
+        records = self.instance.fetch_observations(key, limit=1000).records
+        events = [record.asset_observation for record in records]
+        return [e for e in events if e is not None and e.metadata["event"].value == event]
+
+
+@pytest.mark.timeout(600)
+def test_past_ranges_are_processed_again_while_the_group_goes_on(
+    kafka_broker: KafkaCluster, tmp_path: Path
+) -> None:
+    """Their output is replaced, nothing is there twice, and no committed offset moves."""
+    (tmp_path / "version").write_text("v1")
+    for group in GROUPS:
+        (tmp_path / group).mkdir()
+        kafka_broker.create_topic(group, PARTITIONS)
+    env = {
+        "E2E_ROOT": str(tmp_path),
+        "E2E_GROUPS": ",".join(GROUPS),
+        "KAFKA_BROKERS": kafka_broker.bootstrap_servers,
+    }
+    folder = Path(__file__).parent / "project"
+    location = CodeLocation("shop", "rerun_project", folder, env, reloads=True)
+    with DagsterDeployment(tmp_path / "home", [location]) as dagster:
+        ground = Ground(kafka_broker, dagster, tmp_path)
+        for group in GROUPS:
+            dagster.ui.start_sensor("shop", f"{group}_sensor")
+        for _ in range(ROUNDS):
+            ground.produce()
+            ground.wait("both groups to be at the end", ground.is_done)
+        (tmp_path / "version").write_text("v2")
+        dagster.ui.reload("shop")
+        before = {group: ground.output(group) for group in GROUPS}
+
+        (tmp_path / "closed").touch()
+        asked = _ask_in_a_terminal(ground)
+        _ask_on_a_page(ground)
+        ground.wait(
+            "a run of each rerun to work",
+            lambda: all(
+                [run.status for run in ground.reruns(group)] == [dg.DagsterRunStatus.STARTED]
+                for group in GROUPS
+            ),
+        )
+        second = ground.typed(*asked, "--yes")
+        assert second.returncode == 1
+        assert "is to process" in second.stderr
+
+        ground.produce()
+        ground.wait("the groups to go on beside the reruns", ground.is_done)
+        assert {group: [r.is_finished for r in ground.reruns(group)] for group in GROUPS} == {
+            group: [False] for group in GROUPS
+        }
+        (tmp_path / "closed").unlink()
+        ground.wait(
+            "the reruns to be done",
+            lambda: all(
+                ground.observed(GroupAssets.of(group).group, "rerun_done") for group in GROUPS
+            ),
+        )
+
+        for group in GROUPS:
+            _check(ground, group, before[group])
+        _check_that_a_hole_is_refused(ground)
+        for group in GROUPS:
+            dagster.ui.stop_sensor("shop", f"{group}_sensor")
+        for run in ground.instance.get_runs(dg.RunsFilter(job_name=STREAM)):
+            if not run.is_finished:
+                dagster.ui.cancel(run.run_id)
+        ground.wait(
+            "all runs to end", lambda: all(run.is_finished for run in ground.instance.get_runs())
+        )
+        ground.instance.dispose()
+
+
+def _ask_in_a_terminal(ground: Ground) -> tuple[str, ...]:
+    """A part of one range: the whole range is meant. What is not committed is left out."""
+    meant = ("rerun", f"{BATCHES}:0", "--from-offset", "15", "--until-offset", "99")
+    asked = (*meant, "--group", BATCHES, "-r", "the fix", "--by", "ada")
+    shown = ground.typed(*asked)
+    assert shown.returncode == 0, shown.stderr
+    assert "the whole range, of which a part was asked for" in shown.stdout
+    assert f"left out: {BATCHES}-0 [30, 99): not committed yet" in shown.stdout
+    assert "Nothing was started" in shown.stdout
+    assert not ground.reruns(BATCHES)
+    begun = ground.typed(*asked, "--yes")
+    assert begun.returncode == 0, begun.stderr
+    assert "by ada: the fix: 1 run, at most 2 at once" in begun.stdout
+    return asked
+
+
+def _ask_on_a_page(ground: Ground) -> None:
+    """All of the stream, by the time of its commits."""
+    job = f"{STREAM}_rerun"
+    config = {"partitions": ["*"], "since": "2020-01-01", "reason": "the fix", "by": "bob"}
+    run_id = ground.dagster.ui.launch("shop", job, {"ops": {f"{job}_order": {"config": config}}})
+    run = ground.dagster.wait_for_run(run_id, timeout_s=120)
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+
+
+def _check(ground: Ground, group: str, before: dict[str, list[str]]) -> None:
+    after = ground.output(group)
+    (run,) = ground.reruns(group)
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+    who = {BATCHES: "ada", STREAM: "bob"}[group]
+    assert (run.tags[RERUN_BY_TAG], run.tags[RERUN_REASON_TAG]) == (who, "the fix")
+    ends = {name: int(name.rpartition("-")[2]) for name in before}
+    meant = {
+        name for name in before if group == STREAM or (f"{group}-0-" in name and ends[name] > 15)
+    }
+    assert meant
+    assert {name for name in before if after[name][0] == "v2"} == meant
+    assert {name: lines[1:] for name, lines in after.items() if name in before} == {
+        name: lines[1:] for name, lines in before.items()
+    }
+    ground.check_output(group)
+    assert ground.is_done(), "a rerun commits nothing, and records no commit"
+    assert len(set(ground.recorded(group))) == len(ground.recorded(group))
+    shown = ground.observed(GroupAssets.of(group).offsets, "reprocessed")
+    assert {str(event.partition) for event in shown} == {name.rsplit("-", 2)[0] for name in meant}
+    assert {event.metadata["run"].value for event in shown} == {run.run_id}
+
+
+def _check_that_a_hole_is_refused(ground: Ground) -> None:
+    """Kafka's retention has deleted some of the records."""
+    admin = AdminClient({**ground.kafka.client_config()})
+    for future in admin.delete_records([Partition(BATCHES, 1, 5)]).values():
+        future.result(30)
+    asked = ("rerun", f"{BATCHES}:1", "--from-offset", "0", "--group", BATCHES, "-r", "more")
+    refused = ground.typed(*asked, "--yes")
+    assert refused.returncode == 1
+    assert f"Kafka has deleted records of {BATCHES}-1 [0, " in refused.stderr
+    assert len(ground.reruns(BATCHES)) == 1

@@ -1,0 +1,111 @@
+"""Metrics as Prometheus sees them: through the real exporter of OpenTelemetry."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dagster_rebalance.core.events import RevokeRequested
+from dagster_rebalance.core.metrics import MemberState
+from dagster_rebalance.core.occurrences import Occurred, Occurrence
+from dagster_rebalance.core.receipts import Cause, Outcome
+from dagster_rebalance.orchestration.meter import MemberMeter, Meters
+from tests.core.test_observing import at_work
+from tests.core.world import World, tp
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from prometheus_client.samples import Sample
+
+
+@dataclass
+class Scrape:
+    """Meters whose numbers Prometheus can read."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def __post_init__(self) -> None:
+        self.provider = MeterProvider([PrometheusMetricReader(registry=self.registry)])
+        self.meters = Meters(self.provider)
+
+    def text(self) -> str:
+        """What a scrape answers."""
+        return generate_latest(self.registry).decode()
+
+
+def samples(text: str) -> list[Sample]:
+    """What a scrape has of this package."""
+    return [
+        sample
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name.startswith("dagster_rebalance_")
+    ]
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    """The sum of the samples of a name that have these labels."""
+    return sum(
+        sample.value
+        for sample in samples(text)
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def series(text: str) -> dict[str, set[str]]:
+    """The names of all series, with the labels that each has."""
+    found: dict[str, set[str]] = {}
+    for sample in samples(text):
+        found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def settle(meters: Meters) -> None:
+    """Wait until all numbers were handed on."""
+    done = threading.Event()
+    assert meters._put(done)
+    assert done.wait(30)
+
+
+def everything() -> str:
+    """What a scrape answers when each metric was measured at least once."""
+    scrape = Scrape()
+    meter = scrape.meters.of("etl", "blue:sensor", most_partitions=10)
+    _measure_all(meter)
+    settle(scrape.meters)
+    return scrape.text()
+
+
+def _measure_all(meter: MemberMeter) -> None:
+    world = World(records=100)
+    member, run_id = at_work(world)
+    at: Mapping[str, object] = {"topic": "orders", "partition": 0, "start": 0, "until": 1}
+    letter = {**at, "batch_id": "b", "attempt_run_id": run_id}
+    held = {"cause": Cause.REVOKE, "outcome": Outcome.DRAINED, "seconds": 1.0}
+    reason = {"partitions": (tp(0),), "reason": "fenced"}
+    committed = {**letter, "offsets": 1, "claim_to_commit_s": 0.2}
+    meter.add(
+        [
+            *member.told,
+            Occurrence(Occurred.ATTEMPT_ENDED, "", {"outcome": "failed"}),
+            Occurrence(Occurred.REVOKE_REQUESTED, "", {"partitions": (tp(0),)}),
+            Occurrence(Occurred.PARTITIONS_LOST, "", reason),
+            Occurrence(Occurred.HOLD_ENDED, "", held),
+            Occurrence(Occurred.OFFSETS_COMMITTED, "", committed),
+            Occurrence(Occurred.WRITE_FAILED, "", {**at, "failure": "changed"}),
+            Occurrence(Occurred.PARTITION_STOPPED, "", {**at, "reason": "it failed"}),
+            Occurrence(Occurred.DEAD_LETTER_STORED, "", letter),
+            Occurrence(Occurred.RUNS_CANCELLED, "", {"run_ids": ("r",)}),
+            Occurrence(Occurred.RUNS_DEAD, "", {"run_ids": ("r",)}),
+        ]
+    )
+    member.feed(RevokeRequested((tp(0),)))
+    state = MemberState(tuple(member.driver.partitions.values()), member.driver.holds, world.now)
+    meter.show(state, lambda: world.now)

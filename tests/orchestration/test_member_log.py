@@ -1,0 +1,110 @@
+"""The log of a member, as a formatter for machines sees it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance.core import events as seen
+from dagster_rebalance.core.occurrences import KINDS, Occurred, Occurrence
+from dagster_rebalance.orchestration.member_log import MemberLog
+from tests.orchestration.bench import Bench, Status
+from tests.orchestration.parts import tp
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOGGER = "dagster_rebalance.orchestration.member_log"
+OF_EACH = {"group_id": "etl", "member": "blue:sensor"}
+_OWN = vars(logging.makeLogRecord({})).keys() | {"message"}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """Of each test: the group has the same name in all of them."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    """The records as JSON, as a formatter writes what a record has beside its own attributes."""
+    return [
+        json.loads(
+            json.dumps(
+                {
+                    "level": record.levelname,
+                    "text": record.getMessage(),
+                    **{k: v for k, v in vars(record).items() if k not in _OWN},
+                }
+            )
+        )
+        for record in caplog.records
+        if record.name == LOGGER
+    ]
+
+
+def test_each_thing_that_a_member_does_is_one_record(
+    instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With its name, its fields, and whose they are."""
+    bench = Bench(instance)
+    bench.pump.parts = replace(bench.pump.parts, log=MemberLog(OF_EACH))
+    with caplog.at_level(logging.DEBUG, LOGGER):
+        bench.offers()
+        run = bench.run(Status.STARTED)
+        bench.turn(20)
+        bench.succeed(run)
+        bench.until(bench.materialised)
+    found = {line["event_name"]: line for line in lines(caplog)}
+    assert [*found][:2] == [
+        Occurred.PARTITIONS_ASSIGNED.value,
+        Occurred.BATCH_CLAIMED.value,
+    ]
+    committed = found[Occurred.OFFSETS_COMMITTED.value]
+    assert {**committed, "claim_to_commit_s": 0} == {
+        "level": "DEBUG",
+        "text": "orders-0 [0, 10) is committed",
+        "event_name": "dagster_rebalance.offsets.committed",
+        **OF_EACH,
+        "topic": "orders",
+        "partition": 0,
+        "start": 0,
+        "until": 10,
+        "offsets": 10,
+        "batch_id": "b-1",
+        "attempt_run_id": run.run_id,
+        "claim_to_commit_s": 0,
+        "lag": 0,
+        "is_dead_letter": False,
+    }
+    for line in lines(caplog):
+        fields = line.keys() - {"level", "text", "event_name", *OF_EACH}
+        assert fields == set(KINDS[Occurred(line["event_name"])].fields)
+
+
+def test_what_is_the_rule_is_logged_only_for_those_who_want_it(
+    instance: dg.DagsterInstance, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A streaming run commits many times a second."""
+    bench = Bench(instance)
+    with caplog.at_level(logging.INFO, LOGGER):
+        bench.offers()
+        bench.member.told(seen.PartitionsLost((tp(0),), seen.LostReason.FENCED))
+        bench.turn()
+    assert [(line["level"], line["event_name"].rpartition(".")[2]) for line in lines(caplog)] == [
+        ("INFO", "assigned"),
+        ("WARNING", "lost"),
+    ]
+    assert lines(caplog)[1]["reason"] == "fenced"
+
+
+def test_the_sentence_of_an_occurrence_is_no_format(caplog: pytest.LogCaptureFixture) -> None:
+    """A topic or an error may have a percent sign."""
+    with caplog.at_level(logging.INFO, LOGGER):
+        MemberLog().write(Occurrence(Occurred.NOTED, "100 % of %s"))
+    assert [line["text"] for line in lines(caplog)] == ["100 % of %s"]

@@ -1,0 +1,236 @@
+"""The meter hands on what members do, and no meter or exporter can harm a member."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+import pytest
+from opentelemetry.metrics import NoOpMeterProvider
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from dagster_rebalance.core.metrics import GROUP, MEMBER, SYSTEM, TOPIC, MemberState, Metric
+from dagster_rebalance.core.occurrences import Occurred, Occurrence
+from dagster_rebalance.orchestration import meter as meter_module
+from dagster_rebalance.orchestration.meter import Meters, is_installed, meter_of
+from tests.orchestration.bench import Bench, Status
+from tests.orchestration.scrape import settle
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CLAIMED = Occurrence(Occurred.BATCH_CLAIMED, "")
+OF_EACH = {SYSTEM: "kafka", GROUP: "etl", MEMBER: "blue:sensor"}
+
+
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    """Of each test: the group has the same name in all of them."""
+    with dg.DagsterInstance.ephemeral() as made:
+        yield made
+
+
+@pytest.fixture
+def reader() -> Iterator[InMemoryMetricReader]:
+    """What the SDK keeps in memory."""
+    made = InMemoryMetricReader()
+    yield made
+    made.shutdown()
+
+
+def metered(provider: Any) -> tuple[Meters, meter_module.MemberMeter]:  # noqa: ANN401 - also broken ones
+    """The meters of a process, and the one of a member."""
+    meters = Meters(provider)
+    return meters, meters.of("etl", "blue:sensor", most_partitions=10)
+
+
+def points(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    """The numbers in memory by the names of their metrics."""
+    data = reader.get_metrics_data()
+    return {
+        metric.name: list(metric.data.data_points)
+        for resource in (data.resource_metrics if data is not None else ())
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+def test_the_work_of_a_member_is_measured(
+    instance: dg.DagsterInstance, reader: InMemoryMetricReader
+) -> None:
+    """The pump of a real member leaves its numbers, and its gauges end when it leaves."""
+    meters, meter = metered(MeterProvider([reader]))
+    bench = Bench(instance)
+    bench.pump.parts = replace(bench.pump.parts, meter=meter)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.turn()
+    bench.succeed(run)
+    bench.until(bench.materialised)
+    bench.pump._show_gauges()
+    bench.pump._tell(CLAIMED)
+    settle(meters)
+    found = points(reader)
+    (offsets,) = found[Metric.OFFSETS_COMMITTED.value.name]
+    assert (offsets.value, dict(offsets.attributes)) == (10, {**OF_EACH, TOPIC: "orders"})
+    (seconds,) = found[Metric.CLAIM_TO_COMMIT.value.name]
+    assert (seconds.count, seconds.explicit_bounds) == (1, Metric.CLAIM_TO_COMMIT.value.buckets)
+    (lag,) = found[Metric.LAG.value.name]
+    assert lag.value == 0
+    (members,) = found[Metric.MEMBERS.value.name]
+    assert (members.value, dict(members.attributes)) == (1, OF_EACH)
+    meter.leave()
+    assert Metric.MEMBERS.value.name not in points(reader)
+
+
+def test_two_members_of_one_name_are_one_series(reader: InMemoryMetricReader) -> None:
+    """One that hangs is abandoned: another one has taken its place, and is what gauges show."""
+    meters, hung = metered(MeterProvider([reader]))
+    other = meters.of("etl", "blue:sensor", most_partitions=10)
+    hung.show(MemberState(at=0.0), lambda: 500.0)
+    other.show(MemberState(at=499.0), lambda: 500.0)
+    other.add([CLAIMED])
+    other.leave()
+    other.show(MemberState(at=499.0), lambda: 500.0)
+    (silence,) = points(reader)[Metric.SILENCE.value.name]
+    assert silence.value == 1.0
+
+
+class Broken:
+    """A provider, a meter and instruments that raise wherever the test wants."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - it plays everything
+        def call(*_args: object, **_kwargs: object) -> Broken:
+            if name.startswith(self.at):
+                message = f"{name} is broken"
+                raise RuntimeError(message)
+            return self
+
+        return call
+
+
+@pytest.mark.parametrize("at", ["get_meter", "create_counter", "create_obs", "add", "record"])
+def test_a_meter_that_raises_harms_nobody_and_is_told(
+    at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever of it raises: one line in the log, and the member goes on."""
+    meters, meter = metered(Broken(at))
+    held = {"cause": "revoke", "outcome": "drained", "seconds": 1.0}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            meter.add([CLAIMED, Occurrence(Occurred.HOLD_ENDED, "", held)])
+            meter.show(MemberState(), time.monotonic)
+        meter.leave()
+    assert meters._thread is not None
+    assert meters._thread.is_alive()
+    (told,) = [record for record in caplog.records if "metrics" in record.getMessage()]
+    assert "is broken" in caplog.text
+    assert told.levelno == logging.WARNING
+
+
+class Hanging(NoOpMeterProvider):
+    """A provider whose meter is never there."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.entered = threading.Event()
+
+    def get_meter(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the API has it
+        """Wait until the test is over."""
+        self.entered.set()
+        self.gate.wait()
+        return super().get_meter(*args, **kwargs)
+
+
+def test_a_meter_that_hangs_keeps_nobody_waiting_and_fills_no_memory(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its queue has an end; what comes then is dropped, and people are told once."""
+    monkeypatch.setattr(meter_module, "_MOST_WAITING", 50)
+    monkeypatch.setattr(meter_module, "_FAREWELL_S", 0.01)
+    provider = Hanging()
+    meters, meter = metered(provider)
+    for _ in range(500):
+        meter.add([CLAIMED])
+        meter.show(MemberState(), time.monotonic)
+    assert provider.entered.wait(30)
+    assert meters._queue.qsize() == 50
+    meter.leave()
+    assert [record.getMessage() for record in caplog.records] == [
+        "metrics are lost (1 by now): whoever exports them does not take them"
+    ]
+    assert meters._lost == 451
+    provider.gate.set()
+
+
+def test_a_member_is_not_kept_by_a_meter_that_hangs(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It claims, commits and records as ever."""
+    monkeypatch.setattr(meter_module, "_FAREWELL_S", 0.01)
+    provider = Hanging()
+    _, meter = metered(provider)
+    bench = Bench(instance)
+    bench.pump.parts = replace(bench.pump.parts, meter=meter)
+    bench.offers()
+    run = bench.run(Status.STARTED)
+    bench.turn()
+    bench.succeed(run)
+    bench.until(bench.materialised)
+    assert bench.offset() == 10
+    provider.gate.set()
+
+
+def test_a_process_that_can_start_no_thread_has_no_metrics(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is about to end, or has too many; its member goes on."""
+
+    def start(_thread: threading.Thread) -> None:
+        message = "can't start new thread"
+        raise RuntimeError(message)
+
+    _, meter = metered(NoOpMeterProvider())
+    with monkeypatch.context() as patched:
+        patched.setattr(meter_module, "_FAREWELL_S", 0.01)
+        patched.setattr(threading.Thread, "start", start)
+        meter.add([CLAIMED])
+        meter.show(MemberState(), time.monotonic)
+        meter.leave()
+    assert "can't start new thread" in caplog.text
+
+
+def test_nothing_is_started_before_the_first_number() -> None:
+    """An import, a preview and a run that is no member have no thread for it."""
+    meters, _ = metered(NoOpMeterProvider())
+    assert meters._thread is None
+
+
+def test_without_opentelemetry_there_is_no_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing is imported to find that out."""
+    monkeypatch.delitem(sys.modules, "opentelemetry.metrics")
+    monkeypatch.setitem(sys.modules, "opentelemetry", None)
+    assert not is_installed()
+    assert meter_of("etl", "blue:sensor", most_partitions=10) is None
+
+
+def test_importing_the_package_imports_no_opentelemetry() -> None:
+    """Each run is a process that imports it; only the thread of a meter does."""
+    code = (
+        "import sys, dagster_rebalance.orchestration.definitions, dagster_rebalance.components\n"
+        "from dagster_rebalance.orchestration.meter import meter_of\n"
+        "assert meter_of('g', 'm', most_partitions=1) is not None\n"
+        "ours = [n for n in sys.modules if n.startswith('opentelemetry.')]\n"
+        "assert not ours, ours"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -1,0 +1,1 @@
+"""The package as users get it: built, and installed into environments that have nothing else."""

@@ -1,0 +1,185 @@
+"""The first pages of the documentation, run as they stand: from an empty folder, with the wheel.
+
+Two things are not as for a user. The broker has a free port, and it comes from the checkout: an
+environment for it would take the minute in which pyspark is built.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.testing.dagster_ui import DagsterUi
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.processes import ChildProcess
+from tests.docs.blocks import Block, all_blocks
+from tests.package.environments import LOCK, UV
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+pytestmark = [pytest.mark.package, pytest.mark.e2e, pytest.mark.timeout(580)]
+
+PROJECT, HOUR = "docs/your-own-project.md", "docs/first-hour.md"
+PAGE_PORT = "9092"
+START_LIMIT_S = 200.0
+WORK_LIMIT_S = 200.0
+UVX = """\
+#!/bin/sh
+if [ "$1" = --from ]; then shift 2; exec {programs}/"$@"; fi
+exec {uv} tool run "$@"
+"""
+MATERIALISATIONS = """query {
+  assetOrError(assetKey: {path: ["orders"]}) {
+    ... on Asset { assetMaterializations(limit: 1000) { metadataEntries {
+      label ... on IntMetadataEntry { intValue }
+    } } }
+  }
+}"""
+
+
+class Terminal:
+    """A shell in which a person types block after block; folder and variables stay."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str], port: int) -> None:
+        self.folder = folder
+        self.env = dict(env)
+        self.port = port
+        self._left = folder.with_name("left")
+
+    def text(self, block: Block) -> str:
+        """What is typed."""
+        return block.text.replace(PAGE_PORT, str(self.port))
+
+    def run(self, block: Block) -> str:
+        """Type a block, and return what is printed when all of it has succeeded."""
+        command = f"set -eu\n{self.text(block)}\npwd > '{self._left}'\nenv -0 >> '{self._left}'"
+        done = subprocess.run(
+            ["bash", "-c", command],  # noqa: S607 - whatever bash is there
+            cwd=self.folder,
+            env=self.env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        assert done.returncode == 0, f"{block}\n{done.stdout}"
+        folder, _, variables = self._left.read_text().partition("\n")
+        self.folder = Path(folder)
+        self.env = dict(line.split("=", 1) for line in variables.split("\0") if line)
+        return done.stdout
+
+    def start(self, block: Block, name: str) -> ChildProcess:
+        """Type a block into a terminal of its own, which stays open."""
+        log = self._left.with_name(f"{name}.log")
+        variables = [f"{key}={value}" for key, value in self.env.items()]
+        command = ["env", "-i", *variables, "bash", "-c", f"exec {self.text(block)}"]
+        return ChildProcess(name, command, log=log, cwd=self.folder)
+
+
+@pytest.fixture
+def terminal(built: Path, tmp_path: Path) -> Terminal:
+    """A terminal in an empty folder, for which the built wheel is what the index has."""
+    programs, folder = tmp_path / "bin", tmp_path / "empty"
+    for made in (programs, folder):
+        made.mkdir()
+    uvx = programs / "uvx"
+    uvx.write_text(UVX.format(programs=Path(sys.executable).parent, uv=UV))
+    uvx.chmod(0o755)
+    constraints = tmp_path / "constraints.txt"
+    constraints.write_text(
+        "\n".join(re.findall(r"^[a-z0-9][^ ]*==[^\\\n]*", LOCK.read_text(), re.MULTILINE)) + "\n"
+    )
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("VIRTUAL_ENV", "PYTHON", "DAGSTER_HOME", "KAFKA_", "PYTEST"))
+    }
+    env = {
+        **inherited,
+        "PATH": f"{programs}:{UV.parent}:{os.environ['PATH']}",
+        "UV_CONSTRAINT": str(constraints),
+        "UV_FIND_LINKS": str(built),
+        "UV_PYTHON": sys.executable,
+        "UV_PYTHON_DOWNLOADS": "never",
+        "DAGSTER_DISABLE_TELEMETRY": "1",
+        "DAGSTER_DG_UPDATE_CHECK_ENABLED": "0",
+        "PYTHONWARNINGS": "ignore",
+        "NO_COLOR": "1",
+        "COLUMNS": "200",
+    }
+    return Terminal(folder, env, free_port())
+
+
+def test_a_first_project_works_as_the_pages_say(terminal: Terminal) -> None:
+    """Whoever copies them meets exactly this."""
+    scaffold, work, configure, broker, dev, produce, look = all_blocks(PROJECT)
+    terminal.run(scaffold)
+    (terminal.folder / work.file).write_text(work.text)
+    terminal.run(configure)
+    with ExitStack() as servers:
+        wait_for(servers.enter_context(terminal.start(broker, "broker")), "to stop")
+        dagster = terminal.start(dev, "dagster")
+        servers.callback(dagster.stop, timeout_s=20, first=signal.SIGINT)
+        wait_for(dagster, "Serving dagster-webserver on ")
+        terminal.run(produce)
+        ui = DagsterUi(re.findall(r"dagster-webserver on (\S+)", dagster.log.read_text())[0])
+        ui.start_sensor("shop", "orders_batches_sensor")
+        wait_for_orders(terminal, 1000, dagster)
+        wait_until(
+            lambda: sum(materialised(ui)) == 1000 or None,
+            timeout_s=WORK_LIMIT_S,
+            what=lambda: f"1000 materialised orders; {materialised(ui)}",
+        )
+        assert "1000" in terminal.run(look).split()
+
+        pause, resume = all_blocks(HOUR)
+        said = terminal.run(pause)
+        assert "orders-3" in said
+        assert "the warehouse is being moved" in said
+        terminal.run(resume)
+        wait_for_orders(terminal, 2000, dagster)
+
+
+def wait_for(server: ChildProcess, text: str) -> None:
+    """Wait until a server has said that it serves."""
+    server.wait_until_ready(lambda: text in server.log.read_text(), timeout_s=START_LIMIT_S)
+
+
+def wait_for_orders(terminal: Terminal, count: int, dagster: ChildProcess) -> None:
+    """Wait until the files have so many orders, each once."""
+    wait_until(
+        lambda: len(orders(terminal)) == count or None,
+        timeout_s=WORK_LIMIT_S,
+        what=lambda: f"{count} orders; {len(orders(terminal))} are there; {dagster.tail()}",
+        interval_s=0.5,
+    )
+    assert {json.loads(order)["order_id"] for order in orders(terminal)} == set(range(1000))
+
+
+def orders(terminal: Terminal) -> list[str]:
+    """The lines of all files."""
+    files = Path(terminal.env["ORDERS_FOLDER"]).glob("*.jsonl")
+    return [line for file in files for line in file.read_text().splitlines()]
+
+
+def materialised(ui: DagsterUi) -> list[int]:
+    """The rows of each materialisation of the asset `orders` that Dagster shows."""
+    events = ui.ask(MATERIALISATIONS)["assetOrError"].get("assetMaterializations", [])
+    return [
+        entry["intValue"]
+        for event in events
+        for entry in event["metadataEntries"]
+        if entry["label"] == "dagster/row_count"
+    ]

@@ -1,0 +1,87 @@
+"""The wheel in empty environments: what each extra brings works, and nothing else is needed."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import dagster_rebalance
+from dagster_rebalance.cli.app import COMMANDS
+from tests.docs.blocks import ROOT
+from tests.package.environments import environment, find_python, install, install_extra, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.package
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+CORE_TOOLS = ("pytest", "pytest-timeout", "hypothesis")
+MODULES = {
+    "msk": ("dagster_rebalance.consumer.msk_iam", "aws_msk_iam_sasl_signer"),
+    "spark": (
+        "dagster_rebalance.spark.output",
+        "dagster_rebalance.spark.ranges",
+        "dagster_pyspark",
+    ),
+    "testing": (
+        "dagster_rebalance.testing.fixtures",
+        "dagster_rebalance.testing.fake_group",
+        "dagster_rebalance.testing.deployment",
+        "dagster_rebalance.testing.postgres",
+        "dagster_rebalance.testing.proxy",
+    ),
+}
+"""What the documentation tells the users of an extra to import."""
+
+
+@pytest.mark.parametrize("version", PYTHONS)
+def test_the_wheel_alone_has_every_public_name_and_passes_the_tests_of_its_core(
+    version: str, wheel: Path, tmp_path: Path
+) -> None:
+    """On each Python that is here.
+
+    The tests are copied: beside the checkout they would test that. Those of Hypothesis are left
+    out: they ask for more of the core, and nothing more of the wheel.
+    """
+    python = find_python(version)
+    if not python:
+        pytest.skip(f"no Python {version} on this machine")
+    programs = environment(tmp_path / "environment", python)
+    install(programs, wheel, *CORE_TOOLS)
+    names = ", ".join(dagster_rebalance.__all__)
+    home = "import dagster_rebalance; print(dagster_rebalance.__file__)"
+    code = f"from dagster_rebalance import {names}; {home}"
+    assert str(programs.parent) in run(programs / "python", "-c", code, cwd=tmp_path)
+    shutil.copytree(ROOT / "tests" / "core", tmp_path / "tests" / "core")
+    shutil.copy(ROOT / "tests" / "__init__.py", tmp_path / "tests")
+    options = ("--import-mode=importlib", "-o", "pythonpath=.", "-m", "not hypothesis")
+    pytest_ = (programs / "python", "-m", "pytest", "-q", "--timeout=240")
+    assert " passed" in run(*pytest_, *options, "tests/core", cwd=tmp_path)
+
+
+@pytest.mark.parametrize("extra", [*MODULES, "cli"])
+def test_an_extra_works_without_the_others(extra: str, wheel: Path, tmp_path: Path) -> None:
+    """A requirement that another extra happens to bring is missed by whoever installs one."""
+    programs = environment(tmp_path / "environment", sys.executable)
+    install_extra(programs, wheel, extra)
+    for module in MODULES.get(extra, ()):
+        run(programs / "python", "-c", f"import {module}", cwd=tmp_path)
+    commands = {"cli": COMMANDS.keys() - {"broker"}, "testing": {"broker"}}
+    for command in commands.get(extra, set()):
+        shown = run(programs / "dagster-rebalance", command, "--help", cwd=tmp_path)
+        assert f"dagster-rebalance {command}" in shown
+
+
+def test_the_command_without_its_extra_says_what_to_install(wheel: Path, tmp_path: Path) -> None:
+    """The script is there with every extra."""
+    programs = environment(tmp_path / "environment", sys.executable)
+    install(programs, wheel)
+    done = subprocess.run(
+        [programs / "dagster-rebalance"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "dagster-rebalance[cli]" in done.stderr

@@ -1,0 +1,103 @@
+"""Sessions that can write tables of Delta Lake and Iceberg, and their tables."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+from dagster_rebalance.spark.delta import write_delta
+from dagster_rebalance.spark.iceberg import write_iceberg
+from dagster_rebalance.testing.spark_connect import (
+    DELTA_LAKE,
+    ICEBERG,
+    SparkConnectServer,
+    table_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_rebalance import OffsetRange
+
+FORMATS = ("delta", "iceberg")
+
+
+@contextmanager
+def table_server(warehouse: Path) -> Iterator[SparkConnectServer]:
+    """A Spark Connect server for both formats."""
+    libraries, settings = (DELTA_LAKE, ICEBERG), table_settings(warehouse)
+    with SparkConnectServer(libraries=libraries, settings=settings) as server:
+        yield server
+
+
+@contextmanager
+def connected(server: SparkConnectServer) -> Iterator[SparkSession]:
+    """A new session on a server."""
+    session = ConnectSession.builder.remote(server.remote).create()
+    yield session  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
+    session.stop()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of one of the formats.
+
+    Attributes:
+        format: delta or iceberg.
+        folder: Where its files are.
+        name: As users write it.
+    """
+
+    format: str
+    folder: Path
+    name: str
+
+    @classmethod
+    def of(cls, format_: str, warehouse: Path, folder: Path) -> Table:
+        """A table that does not exist yet, in a folder that no other test has."""
+        if format_ == "delta":
+            return cls(format_, folder / "orders", str(folder / "orders"))
+        name = folder.name.replace("-", "_")
+        return cls(format_, warehouse / "shop" / name, f"lake.shop.{name}")
+
+    @property
+    def sql_name(self) -> str:
+        """As SQL has it."""
+        return f"delta.`{self.name}`" if self.format == "delta" else self.name
+
+    def write(
+        self, frame: DataFrame, ranges: Sequence[OffsetRange], *, as_read: bool = False
+    ) -> None:
+        """Replace ranges; each task writes what it has read, or Iceberg may move rows before."""
+        if self.format == "delta":
+            write_delta(frame, self.name, ranges)
+        else:
+            options = {"distribution-mode": "none"} if as_read else {}
+            write_iceberg(frame, self.name, ranges, options=options)
+
+    def read(self, session: SparkSession, column: str = "value") -> list[tuple[int, int, str]]:
+        """Partition, offset and a column of text of each row, in order."""
+        if self.format == "iceberg":  # whose catalogs keep what they know of a table for a while
+            session.catalog.refreshTable(self.sql_name)
+        rows = session.table(self.sql_name).selectExpr("partition", "offset", column)
+        return sorted(tuple(row) for row in rows.collect())
+
+    def data_files(self) -> set[Path]:
+        """The files with rows that are in its folder, also those that no commit has."""
+        return {path for path in self.folder.rglob("*.parquet") if "_delta_log" not in path.parts}
+
+    def compact(self, session: SparkSession) -> None:
+        """Let it have few files, as its users do from time to time."""
+        if self.format == "delta":
+            session.sql(f"OPTIMIZE {self.sql_name}").collect()
+        else:
+            session.sql(
+                f"CALL lake.system.rewrite_data_files(table => '{self.name}', "
+                "options => map('min-input-files', '2'))"
+            ).collect()

@@ -1,0 +1,208 @@
+"""Ranges in real tables of Delta Lake and Iceberg: none is lost, none is doubled."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import PySparkException
+
+from dagster_rebalance import ConfigurationError, OffsetRange
+from dagster_rebalance.testing.deadline import wait_until
+from tests.spark.lakes import FORMATS, Table, connected, table_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+LIMIT_S = 300.0
+_MAGIC = b"PAR1"
+"""Begins and ends a complete file of Parquet."""
+
+
+@pytest.fixture(scope="module")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of Iceberg's tables."""
+    return tmp_path_factory.mktemp("warehouse")
+
+
+@pytest.fixture(scope="module")
+def server(warehouse: Path) -> Iterator[SparkConnectServer]:
+    """A Spark Connect server for both formats."""
+    with table_server(warehouse) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def session(server: SparkConnectServer) -> Iterator[SparkSession]:
+    """One of Spark Connect: a classic one may find a JVM that has not the jars of tables."""
+    with connected(server) as session:
+        yield session
+
+
+@pytest.fixture(params=FORMATS)
+def table(request: pytest.FixtureRequest, warehouse: Path, tmp_path: Path) -> Table:
+    """A table that is not there yet."""
+    return Table.of(request.param, warehouse, tmp_path)
+
+
+def span(start: int, until: int, partition: int = 0) -> OffsetRange:
+    """A range."""
+    return OffsetRange("orders", partition, start, until)
+
+
+def records(session: SparkSession, range_: OffsetRange, value: str) -> DataFrame:
+    """All records of a range, which carry a value."""
+    return session.sql(
+        f"SELECT 'orders' AS topic, {range_.partition} AS partition, id AS offset, "  # noqa: S608
+        f"'{value}' AS value FROM range({range_.start}, {range_.until}, 1, 2)"
+    )
+
+
+def slowly(frame: DataFrame, offset: int, ms: int) -> DataFrame:
+    """The same rows; the task that has one of them waits before it."""
+    wait = f"java_method('java.lang.Thread', 'sleep', bigint({ms}))"
+    waits = f"if(offset = {offset}, {wait}, '')"
+    return frame.selectExpr(
+        "topic", "partition", "offset", f"left(concat(value, coalesce({waits}, '')), 1) AS value"
+    )
+
+
+def expected(*spans: tuple[int, int, str], partition: int = 0) -> list[tuple[int, int, str]]:
+    """What the table has."""
+    return [
+        (partition, offset, value)
+        for start, until, value in spans
+        for offset in range(start, until)
+    ]
+
+
+def test_a_range_that_is_written_again_is_replaced(session: SparkSession, table: Table) -> None:
+    """A replay may have other rows, none, or other bounds; what is beside it stays as it is."""
+
+    def write(range_: OffsetRange, value: str) -> None:
+        table.write(records(session, range_, value), [range_])
+
+    write(span(0, 10), "a")
+    others = [span(10, 20), span(0, 5, partition=1)]
+    rows = records(session, others[0], "a").unionAll(records(session, others[1], "a"))
+    table.write(rows, others)
+    beside = expected((0, 5, "a"), partition=1)
+    assert table.read(session) == expected((0, 20, "a")) + beside
+    table.write(records(session, span(0, 10), "b").where("offset % 10 < 8"), [span(0, 10)])
+    assert table.read(session) == expected((0, 8, "b"), (10, 20, "a")) + beside
+    write(span(5, 15), "c")
+    assert table.read(session) == expected((0, 5, "b"), (5, 15, "c"), (15, 20, "a")) + beside
+    table.write(records(session, span(0, 5), "d").where("false"), [span(0, 5)])
+    now = expected((5, 15, "c"), (15, 20, "a")) + beside
+    assert table.read(session) == now
+    with pytest.raises(PySparkException, match="orders-0 with offset 5 is in none of the ranges"):
+        table.write(records(session, span(5, 6), "e"), [span(6, 7)])
+    assert table.read(session) == now
+    assert [path.name for path in table.folder.rglob("partition=*")], "partitioned"
+
+
+def test_a_compacted_range_is_replaced_in_the_same_way(session: SparkSession, table: Table) -> None:
+    """Its file has rows of other ranges, too."""
+    for start in range(0, 20, 5):
+        table.write(records(session, span(start, start + 5), "a"), [span(start, start + 5)])
+    table.compact(session)
+    others = [span(5, 10), span(20, 25)]
+    rows = records(session, others[0], "b").unionAll(records(session, others[1], "b"))
+    table.write(rows, others)
+    assert table.read(session) == expected((0, 5, "a"), (5, 10, "b"), (10, 20, "a"), (20, 25, "b"))
+
+
+def test_writers_of_one_range_at_the_same_moment_leave_it_once(
+    server: SparkConnectServer, table: Table
+) -> None:
+    """Two runs meet where the table is made, where it has the range, and where one is late."""
+    range_ = span(0, 100)
+    start = threading.Barrier(3)
+    errors: list[BaseException] = []
+
+    def work(value: str) -> None:
+        with connected(server) as session:
+            start.wait(LIMIT_S)
+            for round_ in range(2):
+                frame = records(session, range_, value)
+                late = slowly(frame, 0, 2000) if value == "a" and round_ else frame
+                table.write(late, [range_])
+
+    def work_and_tell(value: str) -> None:
+        try:
+            work(value)
+        except BaseException as error:  # noqa: BLE001 - told below
+            errors.append(error)
+
+    writers = [threading.Thread(target=work_and_tell, args=(value,)) for value in "abc"]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(2 * LIMIT_S)
+    assert errors == []
+    with connected(server) as session:
+        found = table.read(session)
+    assert [offset for _, offset, _ in found] == list(range(100))
+    assert len({value for *_, value in found}) == 1, "rows of two writers"
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_a_session_without_the_format_is_told_what_it_needs(
+    spark_connect_server: SparkConnectServer, format_: str, tmp_path: Path
+) -> None:
+    """Before anything is read: the frame would fail."""
+    table = Table.of(format_, tmp_path, tmp_path)
+    with connected(spark_connect_server) as session:
+        unread = records(session, span(0, 5), "a").where("isnull(raise_error('read'))")
+        with pytest.raises(ConfigurationError, match=r"needs the package .*spark\.jars\.packages"):
+            table.write(unread, [span(0, 5)])
+
+
+def test_a_writer_that_is_killed_before_its_commit_leaves_nothing(
+    warehouse: Path, tmp_path: Path
+) -> None:
+    """One of its files is complete by then. The range is done again, and is there once."""
+    range_ = span(0, 100)
+    tables = [Table.of(format_, warehouse, tmp_path) for format_ in FORMATS]
+    with table_server(warehouse) as server:
+        with connected(server) as session:
+            for table in tables:
+                table.write(records(session, span(0, 50), "a"), [span(0, 50)])
+        for table in tables:
+            before = table.data_files()
+            threading.Thread(target=_write_for_ever, args=(server, table), daemon=True).start()
+            wait_until(
+                partial(_has_a_file_beside, table, before),
+                timeout_s=LIMIT_S,
+                what=f"the first task to write its file of {table.name}",
+            )
+        server.kill()
+        server.restart()
+        with connected(server) as session:
+            for table in tables:
+                assert table.read(session) == expected((0, 50, "a"))
+                table.write(records(session, range_, "b"), [range_])
+                assert table.read(session) == expected((0, 100, "b"))
+
+
+def _write_for_ever(server: SparkConnectServer, table: Table) -> None:
+    """The second task waits, so that the commit cannot come."""
+    with suppress(Exception), connected(server) as session:
+        frame = slowly(records(session, span(0, 100), "b"), 50, 600_000)
+        table.write(frame, [span(0, 100)], as_read=True)
+
+
+def _has_a_file_beside(table: Table, known: set[Path]) -> bool:
+    """Whether there is a further file with its footer."""
+    contents = (path.read_bytes() for path in table.data_files() - known)
+    return any(len(content) > len(_MAGIC) and content.endswith(_MAGIC) for content in contents)

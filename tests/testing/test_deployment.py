@@ -1,0 +1,30 @@
+"""A Dagster of the kit shows what a person sees of its code locations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CODE = "import dagster as dg\ndefs = dg.Definitions()\n"
+
+
+@pytest.mark.e2e
+def test_a_location_whose_code_cannot_be_loaded_is_broken_until_it_can(tmp_path: Path) -> None:
+    """Dagster's code server keeps the error until the code is loaded again."""
+    module = tmp_path / "shop.py"
+    module.write_text(CODE)
+    shop = CodeLocation("shop", "shop", tmp_path, reloads=True)
+    with DagsterDeployment(tmp_path / "home", [shop]) as dagster:
+        assert dagster.ui.broken_locations() == []
+        module.write_text("nonsense")
+        dagster.ui.reload("shop")
+        assert dagster.ui.broken_locations() == ["shop"]
+        module.write_text(CODE)
+        dagster.ui.reload("shop")
+        assert dagster.ui.broken_locations() == []
