@@ -9,7 +9,9 @@ that stay are read all the while.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 import uuid
 from typing import Any
@@ -99,22 +101,23 @@ class Copies:
 
 def main(brokers: str, topic: str, output: str, group: str = "copies") -> None:
     """Copy until Ctrl-C."""
+    # An exception out of the middle of a commit would leave it open whether it was made.
+    stopping = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: stopping.set())
     copies = Copies(brokers, output)
     with RebalanceAwareConsumer(
         {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
     ) as consumer:
         consumer.subscribe([topic])
-        try:
-            while True:
-                for record in consumer.poll(0.1):
-                    copies.add(record)
-                if consumer.get_lost_partitions() & copies.open:
-                    copies.abort(consumer)
-                if copies.is_due:
-                    copies.commit(consumer)
-                consumer.delay_revoke(copies.open)
-        except KeyboardInterrupt:
-            copies.commit(consumer)
+        while not stopping.is_set():
+            for record in consumer.poll(0.1):
+                copies.add(record)
+            if consumer.get_lost_partitions() & copies.open:
+                copies.abort(consumer)
+            if copies.is_due:
+                copies.commit(consumer)
+            consumer.delay_revoke(copies.open)
+        copies.commit(consumer)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ class Stage:
 
     def start(self, example: str, *arguments: str) -> ChildProcess:
         """Run an example."""
-        log = self.folder / f"{unique_name(example)}.log"
+        log = self.folder / f"{unique_name(Path(example).stem)}.log"
         command = [
             sys.executable,
             str(EXAMPLES / example),
@@ -191,6 +191,39 @@ def test_copies_and_offsets_are_committed_together_through_a_hand_over(
 
     wait(has_a_share, "the second one to have a share", first, second)
     end(first)
+    wait(lambda: len(copied(stage, output)) == stage.produced, "all copies", first, second)
+    end(second)
+    assert set(copied(stage, output).values()) == {1}
+
+
+INTERRUPTED_IN_A_COMMIT = """
+import runpy, signal
+import confluent_kafka
+
+class Producer(confluent_kafka.Producer):
+    def commit_transaction(self, *arguments):
+        super().commit_transaction(*arguments)
+        signal.raise_signal(signal.SIGINT)
+
+confluent_kafka.Producer = Producer
+runpy.run_path("transactions.py", run_name="__main__")
+"""
+
+
+def test_ctrl_c_in_the_middle_of_a_commit_copies_everything_once(
+    stage: Stage, kafka_topic: TopicFactory
+) -> None:
+    """The example ends when its commit is whole, and the next one goes on behind it."""
+    output = kafka_topic(4)
+    stage.produce(25)
+    interrupted = stage.folder / "interrupted.py"
+    interrupted.write_text(
+        INTERRUPTED_IN_A_COMMIT.replace("transactions.py", str(EXAMPLES / "transactions.py"))
+    )
+    first = stage.start(str(interrupted), output)
+    assert first.wait(30) == 0, first.tail()
+    second = stage.start("transactions.py", output)
+    stage.produce(5)
     wait(lambda: len(copied(stage, output)) == stage.produced, "all copies", first, second)
     end(second)
     assert set(copied(stage, output).values()) == {1}
