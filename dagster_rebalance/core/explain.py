@@ -310,7 +310,9 @@ def _entry(entry: Entry, member: _Member) -> str:
 def _in_flight(progress: InFlight, span: str, member: _Member) -> str:
     runs = set(progress.run_ids)
     if progress.unsubmitted is not None:
-        again = "is requested again" if member.is_there else "waits for the next member"
+        again = "waits for the next member"
+        if member.is_there:
+            again = "is cancelled" if member.streams else "is requested again"
         return (
             f"{named_runs(progress.run_ids)} for {span} is created but not submitted, and {again}"
         )

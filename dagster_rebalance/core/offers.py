@@ -127,7 +127,7 @@ def asked_for_in(
         for range_ in offer.ranges
     }
     asked = (
-        (entry.range, wanted.get((entry.batch_id, _attempt(entry), entry.range)))
+        (entry.range, wanted.get((*_asked_as(entry), entry.range)))
         for entry in _requestable(owned, now)
     )
     return next(((range_, offer) for range_, offer in asked if offer is not None), None)
@@ -181,23 +181,27 @@ def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
         undone = undone[:1]
     elif not owned.phase.may_plan:
         undone = []
-    return [
-        entry
-        for entry in undone
-        if entry.due_at <= now and not entry.taken_from and _is_asked_for(entry)
-    ]
+    return [entry for entry in undone if entry.due_at <= now and _is_asked_for(entry)]
 
 
-def _attempt(entry: Entry) -> int:
-    """The number of the run that may be asked for."""
-    progress = (
-        entry.progress.unsubmitted if isinstance(entry.progress, InFlight) else entry.progress
-    )
-    return progress.attempt if isinstance(progress, RunSeen | ToRequest | Exhausted) else 0
+def _asked_as(entry: Entry) -> tuple[str, int]:
+    """The batch and the number of the run that may be asked for."""
+    progress = entry.progress
+    run = progress.unsubmitted if isinstance(progress, InFlight) else None
+    if run is not None:
+        return run.batch_id, run.attempt
+    return entry.batch_id, progress.attempt if isinstance(progress, ToRequest | Exhausted) else 0
 
 
 def _is_asked_for(entry: Entry) -> bool:
-    return isinstance(entry.progress, ToRequest | Exhausted) or not _at_work(entry)
+    """A range that was taken from another batch waits until nothing works on it for that one.
+
+    Only a run that Dagster has created for the other batch and not submitted is asked for: nothing
+    else would end it.
+    """
+    if isinstance(entry.progress, InFlight):
+        return entry.progress.unsubmitted is not None
+    return isinstance(entry.progress, ToRequest | Exhausted) and not entry.taken_from
 
 
 def _at_work(entry: Entry) -> tuple[str, ...]:

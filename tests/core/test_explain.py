@@ -404,6 +404,9 @@ def test_without_a_member_nothing_is_said_to_be_under_way() -> None:
         "orders-4: run ab12cd34 for [0, 9) is created but not submitted, and waits for the next "
         "member"
     )
+    assert explain_partition(partition, 10.0, streams=True) == (
+        "orders-4: run ab12cd34 for [0, 9) is created but not submitted, and is cancelled"
+    )
 
 
 def test_the_summary_stays_short_however_many_partitions_are_stopped() -> None:

@@ -164,6 +164,30 @@ def test_a_run_that_was_created_but_not_submitted_is_asked_for_under_its_own_key
     assert offers_of([owned(0, ("b", 9, again), phase=Phase.DRAINING)]) == ()
 
 
+def test_a_run_created_for_the_batch_that_a_range_was_taken_from_is_asked_for() -> None:
+    """Nothing else ends it: a worker cancels what is asked for, and Dagster submits it otherwise.
+
+    The range itself is asked for only when nothing works on it for the other batch any more.
+    """
+    run = RunSeen("r1", "b", (span(0, 0, 9),), RunState.CREATED, attempt=2)
+    taken = OwnedPartition(
+        tp(0),
+        1,
+        Phase.OWNED,
+        stored=encode(StoredPartition(0)),
+        ledger=OffsetLedger(tp(0), 1, 0).claim("s.r7.1.1", 9, taken_from="b"),
+    )
+    assert offers_of([taken]) == ()
+    again = InFlight(("r1",), ("r1",), unsubmitted=run)
+    assert taken.ledger is not None
+    taken = replace(taken, ledger=taken.ledger.note(1, span(0, 0, 9), again))
+    assert offers_of([taken]) == (Offer("b", 2, run.ranges),)
+    assert offers.asked_for_in(taken, offers_of([taken]), NOW) == (
+        span(0, 0, 9),
+        Offer("b", 2, run.ranges),
+    )
+
+
 def test_a_run_that_was_created_for_a_paused_partition_too_is_not_asked_for_again() -> None:
     """Dagster would submit it with all of its ranges. It is cancelled instead.
 
