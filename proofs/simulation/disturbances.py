@@ -229,12 +229,13 @@ class Disturbances:
         """A replica that lacks the last records becomes the leader; new records get their offsets.
 
         This does not happen before a member has looked at an offset that a person has set: that
-        offset names no epoch, as docs/limits.md says.
+        offset names no epoch, as docs/limits.md says. It does not either while the text of another
+        application covers such an offset, which a person puts back.
         """
         group = self._world.group
         partition = self._clockwork.chance.choice(group.partitions)
         start, end = max(group.starts[partition], group.ends[partition] - 15), group.ends[partition]
-        stored = group.stored.get(partition)
+        stored = self._foreign.get(partition, group.stored.get(partition))
         is_bare = stored is not None and not stored.metadata
         if start < end and not self._clockwork.is_nested and not is_bare:
             self._world.cut_off(partition, self._clockwork.chance.randrange(start, end))
