@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from dagster_rebalance.testing.jars import fetch
 from dagster_rebalance.testing.spark_connect import kafka_connector
+from tests.spark.lakes import connected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,9 +22,8 @@ def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """A session of either kind."""
     if request.param == "connect":
         server: SparkConnectServer = request.getfixturevalue("spark_connect_server")
-        connected = ConnectSession.builder.remote(server.remote).create()
-        yield connected  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
-        connected.stop()
+        with connected(server) as on_server:
+            yield on_server
         return
     settings: dict[str, bool | float | int | str | None] = {
         "spark.ui.enabled": "false",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,9 @@ def table_server(warehouse: Path) -> Iterator[SparkConnectServer]:
 @contextmanager
 def connected(server: SparkConnectServer) -> Iterator[SparkSession]:
     """A new session on a server."""
+    # A dropped session shuts the threads down that all sessions share. When the collector drops it
+    # while another session is about to use them, that one fails (pyspark 4.0, reattach.py).
+    gc.collect()
     session = ConnectSession.builder.remote(server.remote).create()
     yield session  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
     session.stop()

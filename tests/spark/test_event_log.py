@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.consumer.test_security import KEY_PASSWORD, pem_settings
+from tests.spark.lakes import connected
 
 if TYPE_CHECKING:
     from dagster_rebalance.testing.secured import SecuredKafka
@@ -85,17 +85,15 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
     }
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("ETL_PASSWORD", LOOKED_UP)
-        with SparkConnectServer(settings=settings) as server:
-            session = ConnectSession.builder.remote(server.remote).create()
+        with SparkConnectServer(settings=settings) as server, connected(server) as session:
             read = {}
             for way, config in ways.items():
-                frame = read_ranges(session, [OffsetRange(TOPIC, 0, 2, 7)], config)  # type: ignore[arg-type]
+                frame = read_ranges(session, [OffsetRange(TOPIC, 0, 2, 7)], config)
                 read[way] = sorted(int(row["value"]) for row in frame.select("value").collect())
                 # The server leaves out what is deep in a plan, so a plain read beside it shows what
                 # it writes.
                 options = {**spark_kafka_options(config), "subscribe": TOPIC}
                 assert len(session.read.format("kafka").options(**options).load().collect()) == 10
-            session.stop()
     return Story(
         read, "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
     )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql.connect.session import SparkSession as ConnectSession
 
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.consumer.test_security import KEY_PASSWORD, pem_settings
+from tests.spark.lakes import connected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +36,8 @@ PASSWORD = f'{SECRET} "quoted" \\ and; ,{{0}} %s'
 @pytest.fixture
 def session(spark_connect_server: SparkConnectServer) -> Iterator[SparkSession]:
     """A session on a server whose log can be read."""
-    connected = ConnectSession.builder.remote(spark_connect_server.remote).create()
-    yield connected  # type: ignore[misc]  # the two kinds share a parent in pyspark's code, but not in its types
-    connected.stop()
+    with connected(spark_connect_server) as on_server:
+        yield on_server
 
 
 def test_a_range_is_read_and_written_with_read_on_the_topic_alone(
