@@ -5,7 +5,9 @@ The tests cover losses, probes, releases and leaving.
 
 from __future__ import annotations
 
+import queue
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -20,12 +22,14 @@ from dagster_rebalance.core.events import LostReason, PartitionsAssigned, Partit
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fake_group import ManualClock
-from tests.consumer.clients import ScriptedMember, trouble
+from tests.consumer.clients import LIMIT_S, ScriptedMember, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from confluent_kafka import Message
+
+    from dagster_rebalance.consumer.events import MemberEvent
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 LATE = KafkaError._MAX_POLL_EXCEEDED
@@ -592,6 +596,19 @@ def test_a_client_that_is_broken_says_so_in_each_poll(
     for _ in range(2):
         (told,) = scene.poll()
         assert isinstance(told, RequestFailed)
+
+
+def test_a_client_that_breaks_ends_a_poll_that_waits(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The poll does not look again by itself for a while."""
+    monkeypatch.setattr("dagster_rebalance.consumer.membership._WAIT_SLICE_S", 10 * LIMIT_S)
+    scene, told = scripted(), queue.SimpleQueue[list["MemberEvent"]]()
+    poll = partial(scene.member.poll, 10 * LIMIT_S)
+    threading.Thread(target=lambda: told.put(poll()), daemon=True).start()
+    scene.do(partial(trouble, KafkaError._FATAL))
+    (event,) = told.get(timeout=LIMIT_S)
+    assert isinstance(event, RequestFailed)
 
 
 def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_release_is_over(

@@ -150,6 +150,28 @@ def test_leaders_that_are_far_away_are_waited_for_longer() -> None:
     assert notes == [f"the leaders of orders-0 {said} 1.5 s"] * 2
 
 
+def test_leaders_that_never_answer_are_told_of_until_the_wait_is_the_longest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A note of each look would hide what else the member says."""
+    group, consumer = stage()
+    group.committed[tp(0)] = encode(StoredPartition(5, log=Log(leader_epoch=0)))
+    group.elect(tp(0))
+    waited: list[float] = []
+
+    def truncated(_: object, timeout_s: float) -> dict[TopicPartition, bool]:
+        waited.append(timeout_s)
+        return {}
+
+    monkeypatch.setattr(group, "truncated", truncated)
+    notes: list[str] = []
+    reader = BoundsReader(consumer, group.clock, notes.append)
+    for _ in range(5):
+        assert not reader.find([tp(0)], {})
+    assert waited == [1.5, 3.0, 6.0, 6.0, 6.0]
+    assert [note.rsplit(" ", 2)[1] for note in notes] == ["1.5", "3"]
+
+
 def test_a_topic_that_was_made_again_is_found_by_its_id() -> None:
     """Kafka drops the group's offsets with the topic, but a member may have written them again."""
     group, consumer = stage()
