@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Uuid
+from confluent_kafka import KafkaError, KafkaException, TopicPartition, Uuid
 from confluent_kafka.admin import AclOperation
 
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.port import PartitionInfo
 from dagster_rebalance.consumer.settings import validated
+from dagster_rebalance.core import partition
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.testing.fake_group import ManualClock
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class FakeAdmin:
@@ -21,9 +26,9 @@ class FakeAdmin:
 
     def list_topics(self, timeout: float) -> SimpleNamespace:
         """Both."""
-        partition = SimpleNamespace(id=0, leader=1, replicas=[1], isrs=[1])
+        described = SimpleNamespace(id=0, leader=1, replicas=[1], isrs=[1])
         topics = {
-            "orders": SimpleNamespace(error=None, partitions={0: partition}),
+            "orders": SimpleNamespace(error=None, partitions={0: described}),
             "broken": SimpleNamespace(
                 error=KafkaError(KafkaError.LEADER_NOT_AVAILABLE, "no leader"), partitions={}
             ),
@@ -35,6 +40,32 @@ class FakeAdmin:
     ) -> dict[str, object]:
         """Nothing is known about rights."""
         return {}
+
+
+class MovingLeader(FakeAdmin):
+    """A client that finds the leader of a partition once it has new metadata."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def list_topics(self, timeout: float) -> SimpleNamespace:
+        """New metadata."""
+        self.looks += 1
+        return super().list_topics(timeout)
+
+    def list_offsets(
+        self, request: Mapping[TopicPartition, object], **_: object
+    ) -> dict[TopicPartition, Future[SimpleNamespace]]:
+        """The end of the log, or that the leader is another one."""
+        answer: Future[SimpleNamespace] = Future()
+        if self.looks:
+            answer.set_result(SimpleNamespace(offset=7, leader_epoch=1))
+        else:
+            answer.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+        return dict.fromkeys(request, answer)
+
+    def poll(self, _timeout: float) -> None:
+        """Nothing."""
 
 
 class LostController(FakeAdmin):
@@ -92,6 +123,16 @@ def test_a_topic_that_cannot_be_described_hides_no_other(cluster: Cluster) -> No
     assert cluster.list_topics() == {"orders": orders}
     assert cluster.partitions_for("orders") == orders
     cluster.check(["orders"])
+
+
+def test_end_offsets_are_asked_for_again_beside_a_topic_that_cannot_be_described(
+    cluster: Cluster,
+) -> None:
+    """The metadata of all topics is read anew before the second try."""
+    admin = vars(cluster)["_client"] = MovingLeader()
+    orders = partition.TopicPartition("orders", 0)
+    assert cluster.end_offsets([orders]) == {orders: 7}
+    assert admin.looks == 1
 
 
 def test_a_controller_that_is_away_is_looked_for_again() -> None:

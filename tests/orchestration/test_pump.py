@@ -6,7 +6,9 @@ in memory.
 
 from __future__ import annotations
 
+import inspect
 import threading
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,6 +63,31 @@ def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterI
     assert bench.observed()[0]["event"] == "assigned"
     assert bench.observed()[0]["member_id"] == bench.member.member_id
     assert list(instance.get_dynamic_partitions(bench.assets.partitions_name)) == ["orders-0"]
+
+
+def test_an_idle_member_asks_storage_less_than_once_a_second(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All members of a team share a database, and on Dagster+ each call is a request."""
+    bench = Bench(instance, partitions=100, records=0)
+    bench.turn(50)
+    calls: Counter[str] = Counter()
+
+    def counted(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*arguments: object, **named: object) -> object:
+            calls[name] += 1
+            return function(*arguments, **named)
+
+        return call
+
+    for name, _ in inspect.getmembers(dg.DagsterInstance, inspect.isfunction):
+        if not name.startswith("_"):
+            monkeypatch.setattr(instance, name, counted(name, getattr(instance, name)))
+    began_at = bench.group.clock()
+    bench.turn(600)
+    waited_s = bench.group.clock() - began_at
+    assert waited_s == pytest.approx(60, abs=1)
+    assert 0 < calls.total() < waited_s, calls
 
 
 def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:
