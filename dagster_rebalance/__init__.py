@@ -49,11 +49,13 @@ if TYPE_CHECKING:
         build_kafka_batch_defs,
         build_kafka_stream_defs,
     )
+    from dagster_rebalance.orchestration.external_work import ExternalWork
     from dagster_rebalance.orchestration.fixed import FixedResource
     from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
+    from dagster_rebalance.spark.pipes_batch import PipesBatch
 
     __version__: str
 
@@ -68,6 +70,7 @@ __all__ = [
     "ConfigurationError",
     "ConsumerRebalanceListener",
     "DagsterRebalanceError",
+    "ExternalWork",
     "FixedResource",
     "IllegalStateError",
     "KafkaBatch",
@@ -82,6 +85,7 @@ __all__ = [
     "PartitionsAssigned",
     "PartitionsLost",
     "PartitionsRevoked",
+    "PipesBatch",
     "PollResult",
     "RebalanceAwareConsumer",
     "RebalanceConsumer",
@@ -109,6 +113,7 @@ _HOMES = {
     "ConfigurationError": "core.errors",
     "ConsumerRebalanceListener": "consumer.listener",
     "DagsterRebalanceError": "core.errors",
+    "ExternalWork": "orchestration.external_work",
     "FixedResource": "orchestration.fixed",
     "IllegalStateError": "core.errors",
     "KafkaBatch": "orchestration.batch",
@@ -123,6 +128,7 @@ _HOMES = {
     "PartitionsAssigned": "core.events",
     "PartitionsLost": "core.events",
     "PartitionsRevoked": "core.events",
+    "PipesBatch": "spark.pipes_batch",
     "PollResult": "consumer.rebalance_aware",
     "RebalanceAwareConsumer": "consumer.rebalance_aware",
     "RebalanceConsumer": "consumer.view",

@@ -19,11 +19,13 @@ from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeRead
 from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.pipes import SentBatch
 from dagster_rebalance.core.rerun_batches import rerun_of
 from dagster_rebalance.core.start_check import refusal, rerun_refusal
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.given_messages import GivenMessages
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.interruptions import Interruptions
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.rerun_book import RerunBook
@@ -37,6 +39,7 @@ from dagster_rebalance.orchestration.tags import (
     read_range,
     spelled,
 )
+from dagster_rebalance.orchestration.written_secrets import check_no_secrets
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -76,6 +79,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
     _reader: RangeReader | None = PrivateAttr(default=None)
     _spark_clients: str = PrivateAttr(default="")
+    _interruptions: Interruptions | None = PrivateAttr(default=None)
 
     @classmethod
     def for_testing(
@@ -256,6 +260,32 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         self._spark_clients = spark_clients
         return self
 
+    def pipes_extras(self, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The batch for a Dagster Pipes client, whose other side reads it with `PipesBatch`.
+
+        Call it where the client is called: from there on the run knows when it is interrupted,
+        also by a client that keeps that to itself.
+
+        Args:
+            more: Further extras. Pipes may put its context into variables of the environment, logs
+                and files that many can read, so no secret travels: give a login on the other side.
+
+        Raises:
+            ConfigurationError: One of `more` is a secret by its name, or has a secret of the
+                group's login in it; or it has the name under which the batch travels.
+        """
+        settings = self.kafka.consumer_config()
+        sent = SentBatch(
+            self.batch_id,
+            self.kafka.group_id,
+            self.offset_ranges,
+            str(settings.get("isolation.level", "read_committed")),
+        ).extras
+        check_no_secrets(more or {}, {**self.kafka.client_config, **settings}, taken=sent)
+        if self._interruptions is not None:
+            self._interruptions.watch()
+        return {**(more or {}), **sent}
+
     def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
         """What is worth showing on the materialisation of an asset: the batch and its ranges.
 
@@ -307,8 +337,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             )
             raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
         heartbeat.note_work(self._claims)
+        self._interruptions = Interruptions()
         with heartbeat, closing(self.kafka.reader()) as reader:
             yield self.read_by(reader)
+            self._interruptions.check(run.run_id)
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
         runs = RunLedger(instance, self.kafka.group_id).read(

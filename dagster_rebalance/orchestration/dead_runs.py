@@ -49,7 +49,7 @@ def _is_ended(
     shown = named_runs([run_id])
     try:
         is_ended = ledger.end_dead(run_id, sign)
-    except Exception:  # Spark may be away; the pulse names the run again
+    except Exception:  # its work elsewhere may go on; the pulse names the run again
         context.log.exception("%s gave no sign of life, and could not be ended", shown)
         return False
     if is_ended:

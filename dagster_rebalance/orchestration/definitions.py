@@ -18,9 +18,10 @@ from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
 from dagster_rebalance.orchestration.code_version import code_version
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
+from dagster_rebalance.orchestration.external_work import stopper_of
 from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.history_checks import build_history_checks
-from dagster_rebalance.orchestration.job_checks import check_assets, check_steps
+from dagster_rebalance.orchestration.job_checks import check_assets, check_retries, check_steps
 from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.lineage import downstream, topic_assets
 from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
@@ -35,6 +36,7 @@ from dagster_rebalance.orchestration.written_secrets import written_secrets
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from dagster_rebalance.orchestration.external_work import ExternalWork
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -53,6 +55,7 @@ def build_kafka_batch_defs(
     batch_key: str = "kafka_batch",
     spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
+    external_work: Sequence[ExternalWork] = (),
     job_tags: Mapping[str, str] | None = None,
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
@@ -78,6 +81,8 @@ def build_kafka_batch_defs(
         batch_key: The resource key of the `KafkaBatch`: what the assets call it.
         spark_key: The resource key of `spark`.
         resources: More resources that the assets need.
+        external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
+            the batch of a run that did not succeed is offered again.
         job_tags: Tags for each run.
         lag_within_records: The check `lag_within` fails while more offsets than this wait in all
             partitions together. Without this and `lag_within_s` there is no such check.
@@ -97,13 +102,16 @@ def build_kafka_batch_defs(
 
     Raises:
         ConfigurationError: There is no asset, one does not take a batch, has partitions or an
-            automation condition, a name or a resource key is taken, or a secret is written in the
-            code.
+            automation condition (or a retry policy beside `external_work`), a name or a resource
+            key is taken, or a secret is written in the code.
     """
     _check(name, assets, kafka, spark)
     limit = LagLimit(lag_within_records, lag_within_s)
     topics = topic_assets(kafka) if show_topics else []
-    check_steps(name, [asset.node_def for asset in assets if asset.is_executable], batch_key)
+    nodes = [asset.node_def for asset in assets if asset.is_executable]
+    check_steps(name, nodes, batch_key)
+    if external_work:
+        check_retries(name, nodes)
     provided = _resources(
         name,
         {kafka_key: kafka, spark_key: spark},
@@ -120,6 +128,7 @@ def build_kafka_batch_defs(
         kafka_key=kafka_key,
         batch_key=batch_key,
         spark_key=None if spark is None else spark_key,
+        external_work=external_work,
         lag_within_records=lag_within_records,
         lag_within_s=lag_within_s,
         minimum_interval_seconds=minimum_interval_seconds,
@@ -152,6 +161,7 @@ def build_kafka_stream_defs(
     batch_key: str = "kafka_batch",
     spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
+    external_work: Sequence[ExternalWork] = (),
     job_tags: Mapping[str, str] | None = None,
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
@@ -181,6 +191,8 @@ def build_kafka_stream_defs(
         batch_key: What the assets call the batch.
         spark_key: The resource key of `spark`.
         resources: More resources that the assets need. They live as long as the run.
+        external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
+            a batch that did not succeed is tried again.
         job_tags: Tags for each run.
         lag_within_records: The check `lag_within` fails while more offsets than this wait in all
             partitions together. Without this and `lag_within_s` there is no such check.
@@ -216,6 +228,7 @@ def build_kafka_stream_defs(
         resources,
         **{rerun_key: RerunKafkaBatch(kafka=kafka)},
     )
+    stopper = stopper_of(name, external_work)
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
     topics = topic_assets(kafka) if show_topics else []
     settings = f"{kafka!r} {spark!r} {sorted(job_tags or {})}"
@@ -226,6 +239,7 @@ def build_kafka_stream_defs(
         kafka_key=kafka_key,
         rerun_key=rerun_key,
         spark_key=None if spark is None else spark_key,
+        stopper=stopper,
         lag_limit=limit,
     )
     job = dg.define_asset_job(
@@ -245,6 +259,7 @@ def build_kafka_stream_defs(
         rerun_key=rerun_key,
         kafka_key=kafka_key,
         spark_key=None if spark is None else spark_key,
+        stopper=stopper,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
     )

@@ -95,6 +95,27 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
             raise ConfigurationError(msg)
 
 
+def check_retries(job: str, nodes: Iterable[object]) -> None:
+    """Check that no step is begun again in the same run, beside what it has begun elsewhere.
+
+    Args:
+        job: The name of the job.
+        nodes: The definitions of its ops and graphs.
+
+    Raises:
+        ConfigurationError: One has a retry policy.
+    """
+    for op in _ops(nodes):
+        if op.retry_policy is not None:
+            msg = (
+                f"{op.name} of job {job} has a retry_policy: Dagster would begin it again in the "
+                "same run while its external work may go on. Remove the policy: the batch is "
+                "tried again in another run, after that work was stopped (max_attempts of the "
+                "KafkaConsumerResource)"
+            )
+            raise ConfigurationError(msg)
+
+
 def _ops(nodes: Iterable[object]) -> Iterator[dg.OpDefinition]:
     for node in nodes:
         if isinstance(node, dg.GraphDefinition):

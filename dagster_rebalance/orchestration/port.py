@@ -48,7 +48,7 @@ class RunsToEnd(Protocol):
         """
 
     def end_dead(self, run_id: str, sign: str) -> bool:
-        """Stop the Spark work of a run whose process is gone, and mark it as over.
+        """Stop what a run whose process is gone has begun elsewhere, and mark it as over.
 
         Returns:
             False when it lives: it has given another sign of life than `sign`.

@@ -83,7 +83,7 @@ class RunLedger:
         instance: Dagster.
         group_id: The group.
         own_job: The job of the member that looks; None for who is no member.
-        stop_spark_work: Stops the Spark work of a run.
+        stop_work: Stops the work of a run that may outlive its process, on Spark or elsewhere.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class RunLedger:
         group_id: str,
         *,
         own_job: JobName | None = None,
-        stop_spark_work: Callable[[str], None] | None = None,
+        stop_work: Callable[[str], None] | None = None,
     ) -> None:
         self._instance = instance
         self._group_id = group_id
-        self._stop_spark_work = stop_spark_work
+        self._stop_work = stop_work
         self._signs = SignsOfLife(instance)
         self._notes = WorkNotes(instance)
         self._left = LeftClaims(instance)
@@ -367,7 +367,7 @@ class RunLedger:
     def end_dead(self, run_id: str, sign: str) -> bool:
         """End a run whose process has gone.
 
-        End its Spark work first, so that nothing of it is left, then the run in Dagster.
+        End its work elsewhere first, so that nothing of it is left, then the run in Dagster.
 
         Args:
             run_id: The run.
@@ -381,13 +381,12 @@ class RunLedger:
             begun and been deleted since: the next look finds it by its note.
 
         Raises:
-            Exception: Whatever the Spark client raises; its work may go on, so the run is not over
-                yet.
+            Exception: Whatever stopping that work raises; it may go on, so the run is not over yet.
         """
         if self._has_given_another(run_id, sign):
             return False
-        if self._stop_spark_work is not None:
-            self._stop_spark_work(run_id)
+        if self._stop_work is not None:
+            self._stop_work(run_id)
         run = self._instance.get_run_by_id(run_id)
         if run is not None and not run.is_finished:
             try:

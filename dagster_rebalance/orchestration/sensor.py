@@ -20,8 +20,9 @@ from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
+from dagster_rebalance.orchestration.external_work import stopper_of, stopping
 from dagster_rebalance.orchestration.group_settings import told
-from dagster_rebalance.orchestration.job_checks import check_executor, check_steps
+from dagster_rebalance.orchestration.job_checks import check_executor, check_retries, check_steps
 from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
 from dagster_rebalance.orchestration.meter import meter_of
@@ -32,8 +33,9 @@ from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from dagster_rebalance.orchestration.external_work import ExternalWork
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -49,6 +51,7 @@ def build_kafka_batch_sensor(
     kafka_key: str = "kafka",
     batch_key: str = "kafka_batch",
     spark_key: str | None = None,
+    external_work: Sequence[ExternalWork] = (),
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
     minimum_interval_seconds: int = 5,
@@ -66,19 +69,23 @@ def build_kafka_batch_sensor(
         batch_key: The resource key of the `KafkaBatch`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
             be stopped.
+        external_work: Ends what runs have begun elsewhere, as for `build_kafka_batch_defs`.
         lag_within_records: When the check `lag_within` fails, as for `build_kafka_batch_defs`.
         lag_within_s: Likewise, in seconds.
         minimum_interval_seconds: Seconds between ticks; Dagster's daemon does not go below 5.
         default_status: Whether the sensor runs without being turned on.
 
     Raises:
-        ConfigurationError: The steps of the job run in processes of their own, or one does not take
-            its batch.
+        ConfigurationError: The steps of the job run in processes of their own, one does not take
+            its batch, or Dagster would begin one again in the same run beside its external work.
     """
     lag_limit = LagLimit(lag_within_records, lag_within_s)
     check_executor(name, job)
     if isinstance(job, dg.JobDefinition):
         check_steps(job.name, [job.graph], batch_key)
+        if external_work:
+            check_retries(job.name, [job.graph])
+    stopper = stopper_of(name, external_work)
 
     @dg.sensor(
         name=name,
@@ -98,6 +105,7 @@ def build_kafka_batch_sensor(
         spark: KafkaSparkResource | None = (
             getattr(context.resources, spark_key) if spark_key else None
         )
+        stop_work = stopping(spark, stopper)
         key = (kafka.group_id, context.sensor_name, kafka.bootstrap_servers)
         if not is_real_tick(context):
             return _preview(key)
@@ -116,14 +124,14 @@ def build_kafka_batch_sensor(
             context.sensor_name,
         )
         mail, notes = MEMBERS.tick(
-            key, lambda: _host(context, job.name, kafka, spark, lag_limit), seat.sign
+            key, lambda: _host(context, job.name, kafka, stop_work, lag_limit), seat.sign
         )
         for note in notes:
             context.log.info(note)
         ledger = RunLedger(
             context.instance,
             kafka.group_id,
-            stop_spark_work=spark.stop_abandoned_work if spark else None,
+            stop_work=stop_work,
         )
         location = location_of(context)
         reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
@@ -173,7 +181,7 @@ def _host(
     context: dg.SensorEvaluationContext,
     job: str,
     kafka: KafkaConsumerResource,
-    spark: KafkaSparkResource | None,
+    stop_work: Callable[[str], None] | None,
     lag_limit: LagLimit,
 ) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
@@ -197,7 +205,7 @@ def _host(
                 instance,
                 kafka.group_id,
                 own_job=own_job,
-                stop_spark_work=spark.stop_abandoned_work if spark else None,
+                stop_work=stop_work,
             )
             producer = kafka.dead_letters()
             yield Parts(

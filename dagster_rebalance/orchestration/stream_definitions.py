@@ -13,6 +13,7 @@ import dagster as dg
 
 from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.external_work import WorkStopper
 from dagster_rebalance.orchestration.lineage import reading
 from dagster_rebalance.orchestration.stream_body import Body
 from dagster_rebalance.orchestration.stream_run import StreamRun
@@ -39,6 +40,7 @@ def stream_asset(
     kafka_key: str,
     rerun_key: str,
     spark_key: str | None,
+    stopper: WorkStopper | None,
     lag_limit: LagLimit,
 ) -> dg.AssetsDefinition:
     """The assets as one step, which calls their functions for each batch until its run ends."""
@@ -61,7 +63,7 @@ def stream_asset(
         spark = getattr(context.resources, spark_key) if spark_key else None
         rerun: KafkaBatch = getattr(context.resources, rerun_key)
         if not rerun.batch_id:
-            StreamRun(context, kafka, spark, bodies, lag_limit).work()
+            StreamRun(context, kafka, spark, bodies, lag_limit, stopper=stopper).work()
             return
         shown = rerun.metadata()
         for body in bodies:

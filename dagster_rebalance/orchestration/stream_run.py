@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.driver import Driver
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.events import LeaveRequested
 from dagster_rebalance.core.known_logs import KnownLogs
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
@@ -30,6 +30,7 @@ from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.left_claims import LeftClaims
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.lag import LagLimit
     from dagster_rebalance.core.own_work import BegunBatch
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.orchestration.external_work import WorkStopper
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
     from dagster_rebalance.orchestration.stream_body import Body
@@ -68,8 +70,12 @@ _RECORD_EVERY_S = 10.0
 _JOIN_LIMIT_S = 30.0
 
 
-class BatchInterruptedError(BaseException):
-    """The batch at work must not go on. No `Exception`: a body's own handlers must not keep it."""
+class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
+    """The batch at work must not go on.
+
+    It is no `Exception`, so that a body's own handlers do not keep it, and it is what Dagster
+    raises in a run that is cancelled, so that a Pipes client ends its work.
+    """
 
 
 @dataclass
@@ -94,6 +100,7 @@ class StreamRun:
         spark: Where the bodies work, if they use Spark.
         bodies: What processes a batch, in order.
         lag_limit: How much lag of the group is too much.
+        stopper: Stops what the bodies have begun elsewhere; None where they do not.
     """
 
     def __init__(
@@ -103,8 +110,11 @@ class StreamRun:
         spark: KafkaSparkResource | None,
         bodies: Sequence[Body],
         lag_limit: LagLimit,
+        *,
+        stopper: WorkStopper | None = None,
     ) -> None:
         self._context = context
+        self._stopper = stopper
         self._lag_limit = lag_limit
         self._kafka = kafka
         self._bodies = bodies
@@ -118,9 +128,11 @@ class StreamRun:
         self._main = threading.current_thread()
         self._pid = os.getpid()
         self._is_in_body = False
+        self._is_interrupted = False
         self._is_over = False
         self._is_cancelled = False
         self._failure: BaseException | None = None
+        self._member: threading.Thread | None = None
         self._wake_member: Callable[[], None] | None = None
         self._instance: dg.DagsterInstance | None = None
         self._work = StreamWork(
@@ -129,7 +141,7 @@ class StreamRun:
                 context.instance,
                 kafka.group_id,
                 own_job=JobName.of(self._run),
-                stop_spark_work=spark.stop_abandoned_work if spark else None,
+                stop_work=stopping(spark, stopper),
             ),
             wake=self._wake,
             interrupt=self._interrupt,
@@ -152,7 +164,7 @@ class StreamRun:
         self._heartbeat.begin()
         LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
         with self._heartbeat, self._signals(), closing(self._reader):
-            member = threading.Thread(
+            member = self._member = threading.Thread(
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
             )
             member.start()
@@ -198,6 +210,7 @@ class StreamRun:
         )
         outcome, error = Outcome.DROPPED, ""
         try:
+            self._is_interrupted = False
             self._is_in_body = True
             self._call(given)
             self._is_in_body = False
@@ -209,18 +222,21 @@ class StreamRun:
         except dg.DagsterExecutionInterruptedError:
             raise
         except (Exception, SystemExit) as problem:  # noqa: BLE001 - whatever the user's code raises
-            outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
             shown = ", ".join(map(str, batch.ranges))
+            if not self._is_interrupted:  # else it failed to end: the records are not at fault
+                outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
             self._say(self._context.log.exception, "batch %s failed on %s", batch.batch_id, shown)
         finally:
             self._is_in_body = False
             self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
-            self._work.end(outcome, error)
+            if outcome is Outcome.SUCCEEDED or self._is_stopped(batch.batch_id):
+                self._work.end(outcome, error)
 
     def _call(self, batch: KafkaBatch) -> None:
         shown = batch.metadata()
         for body in self._bodies:
             for result in body(self._context, batch, self._context.resources):
+                self._check_not_interrupted()
                 key = result.asset_key or body.asset.key
                 made = dg.AssetMaterialization(
                     asset_key=key,
@@ -238,6 +254,15 @@ class StreamRun:
                         description=check.description,
                     )
                     self._keep(partial(self._context.instance.report_runless_asset_event, found))
+            self._check_not_interrupted()
+
+    def _check_not_interrupted(self) -> None:
+        """Make sure that a body did not keep its interruption to itself.
+
+        A Pipes client may: dagster-databricks cancels its job and returns as if it had succeeded.
+        """
+        if self._is_interrupted:
+            raise BatchInterruptedError
 
     def _keep(self, report: Callable[[], None]) -> None:
         """Report something to Dagster, which may be away for a while.
@@ -282,6 +307,32 @@ class StreamRun:
             settle_batch(batch_id, is_done=is_done)
         except Exception:
             logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
+
+    def _is_stopped(self, batch_id: str) -> bool:
+        """Wait until nothing that a body has begun elsewhere works any more.
+
+        Until then the batch is at work: nobody may begin it again. When the run has to end before
+        that, it ends as one that failed, and whoever comes next waits for the same.
+        """
+        tries = 0
+        while self._stopper is not None:
+            try:
+                if not self._heartbeat.interrupted_because:  # else others stop it
+                    self._stopper(self._run.run_id)
+                    return True
+            except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+                tries += 1
+                if tries & (tries - 1) == 0:  # not each second for a day
+                    text = "the external work of batch %s is not over: it is at work until then: %s"
+                    self._say(self._context.log.warning, text, batch_id, error)
+            if self._heartbeat.interrupted_because or not (
+                self._member and self._member.is_alive()
+            ):
+                msg = f"the external work of batch {batch_id} was not over when its run had to end"
+                self._failure = self._failure or IllegalStateError(msg)
+                return False
+            time.sleep(_WAIT_S)
+        return True
 
     def _tell(self, progress: Progress) -> Progress:
         for note in self._mailbox.take_notes():
@@ -386,7 +437,7 @@ class StreamRun:
             os.kill(os.getpid(), number)
             return
         if self._heartbeat.interrupted_because:
-            self._mailbox.is_abandoned = True
+            self._mailbox.is_abandoned = self._is_interrupted = True
             raise dg.DagsterExecutionInterruptedError
         self._cancel()
 
@@ -401,6 +452,7 @@ class StreamRun:
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:
         if self._is_in_body and os.getpid() == self._pid:
             self._is_in_body = False  # once: a second one must not hit what handles the first
+            self._is_interrupted = True
             raise BatchInterruptedError
 
     def _interrupt(self) -> None:

@@ -18,6 +18,7 @@ from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
+from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.rerun_tick import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.roster import told_last
@@ -32,6 +33,7 @@ from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG, VERSION_T
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from dagster_rebalance.orchestration.external_work import WorkStopper
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -52,6 +54,7 @@ def build_kafka_stream_sensor(
     rerun_key: str,
     kafka_key: str = "kafka",
     spark_key: str | None = None,
+    stopper: WorkStopper | None = None,
     minimum_interval_seconds: int = 5,
     default_status: dg.DefaultSensorStatus = dg.DefaultSensorStatus.STOPPED,
 ) -> dg.SensorDefinition:
@@ -65,6 +68,7 @@ def build_kafka_stream_sensor(
         kafka_key: The resource key of the `KafkaConsumerResource`.
         spark_key: The resource key of the `KafkaSparkResource`, so that Spark work of dead runs can
             be stopped.
+        stopper: Stops what the runs have begun elsewhere.
         minimum_interval_seconds: Seconds between ticks.
         default_status: Whether the sensor runs without being turned on.
     """
@@ -94,7 +98,7 @@ def build_kafka_stream_sensor(
             ledger = RunLedger(
                 context.instance,
                 kafka.group_id,
-                stop_spark_work=spark.stop_abandoned_work if spark else None,
+                stop_work=stopping(spark, stopper),
             )
             location = location_of(context)
             reruns = look_after_reruns(context, location, kafka.group_id, ledger, rerun_key)

@@ -8,12 +8,15 @@ shows a value.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
+from dagster_rebalance.core.errors import ConfigurationError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
@@ -30,6 +33,8 @@ _BY_REFERENCE = re.compile(r"\$\{\w+:[^}]*\}")
 """A secret that a config provider of Kafka's looks up."""
 _LOGIN_WITHOUT_OPTIONS = re.compile(r"[\w.$]+\s+required\s*;")
 """A JAAS text that says only how to log in, such as by the identity of the machine."""
+_SHORTEST_SECRET = 4
+"""A shorter text would be found in many others."""
 _HARMLESS_PARAMETERS = frozenset(
     {"use_ssl", "user_id", "user_agent", "session_id", "grpc_max_message_size"}
 )
@@ -49,11 +54,60 @@ def written_secrets(
             yield from _in_remote(spark.remote)
 
 
+def check_no_secrets(
+    extras: Mapping[str, Any], settings: Mapping[str, Any], *, taken: Mapping[str, Any]
+) -> None:
+    """Check what is to travel with a batch through Dagster Pipes.
+
+    Args:
+        extras: What the user wants to travel.
+        settings: Those of the client, with its login.
+        taken: What travels already.
+
+    Raises:
+        ConfigurationError: A name among `extras` is that of a secret or is taken, or a text has a
+            secret of `settings` in it.
+    """
+    secrets = [
+        str(value)
+        for name, value in settings.items()
+        if _is_secret_name(name) and isinstance(value, str) and len(value) >= _SHORTEST_SECRET
+    ]
+    for path, name, value in _values_in(extras):
+        if path in taken:
+            problem = "has the name under which the batch travels: rename it"
+        elif value and (_is_secret_name(name) or any(one in str(value) for one in secrets)):
+            problem = (
+                "is a secret, and the context of Dagster Pipes can be read by many: give it on the "
+                "other side, by a secret scope or an environment variable of the job"
+            )
+        else:
+            continue
+        msg = f"{path!r} among the extras for Dagster Pipes {problem}"
+        raise ConfigurationError(msg)
+
+
+def _values_in(extras: object, path: str = "") -> Iterator[tuple[str, str, object]]:
+    """All names, with where they stand, and all values that have no parts."""
+    parts: Iterable[tuple[object, object]] = ()
+    if isinstance(extras, Mapping):
+        parts = extras.items()
+    elif isinstance(extras, (list, tuple)):
+        parts = enumerate(extras)
+    for name, value in parts:
+        inner = f"{path}.{name}" if path else str(name)
+        yield inner, str(name), None if isinstance(value, (Mapping, list, tuple)) else value
+        yield from _values_in(value, inner)
+
+
+def _is_secret_name(name: str) -> bool:
+    return bool(_SECRET_NAME.search(name)) and not _NO_SECRET_NAME.search(name)
+
+
 def _named(field: str, settings: Mapping[str, str]) -> Iterator[str]:
     for name, value in settings.items():
         is_secret = (
-            _SECRET_NAME.search(name)
-            and not _NO_SECRET_NAME.search(name)
+            _is_secret_name(name)
             and not _BY_REFERENCE.search(value)
             and not _LOGIN_WITHOUT_OPTIONS.fullmatch(value)
         )

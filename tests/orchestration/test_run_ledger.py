@@ -383,7 +383,7 @@ def test_the_end_of_a_dead_run_is_remembered_in_dagster(
     run = make_run(instance, offer(batch_id), Status.FAILURE)
     set_mark(instance, run, Mark.BEGAN)
     stopped: list[str] = []
-    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id, "")
+    RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "")
     assert stopped == [run.run_id]
     assert look(instance, batch_id).is_over
 
@@ -402,7 +402,7 @@ def test_a_run_that_has_given_another_sign_is_not_ended(
     """
     run = make_run(instance, offer(batch_id), Status.STARTED)
     stopped: list[str] = []
-    ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
+    ledger = RunLedger(instance, "etl", stop_work=stopped.append)
     begin(instance, run)
     assert not ledger.end_dead(run.run_id, "")
     assert stopped == []
@@ -419,7 +419,7 @@ def test_a_run_that_begins_while_it_is_ended_is_not_over(
     It ends by its own word, when it finds that end.
     """
     run = make_run(instance, offer(batch_id), Status.STARTED)
-    ledger = RunLedger(instance, "etl", stop_spark_work=lambda _run_id: begin(instance, run))
+    ledger = RunLedger(instance, "etl", stop_work=lambda _run_id: begin(instance, run))
     assert not ledger.end_dead(run.run_id, "")
     seen = look(instance, batch_id)
     assert (seen.state, seen.is_over, seen.is_live) == (RunState.FAILED, False, True)
@@ -432,7 +432,7 @@ def test_spark_work_of_a_deleted_run_is_stopped_too(
     run = make_run(instance, offer(batch_id), Status.STARTED)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
-    RunLedger(instance, "etl", stop_spark_work=stopped.append).end_dead(run.run_id, "the last sign")
+    RunLedger(instance, "etl", stop_work=stopped.append).end_dead(run.run_id, "the last sign")
     assert stopped == [run.run_id]
 
 
@@ -751,7 +751,7 @@ def test_spark_work_of_a_dead_run_is_stopped_before_the_run_is_ended(
     ledger = RunLedger(
         instance,
         "etl",
-        stop_spark_work=lambda run_id: seen.append((run_id, status_of(instance, run))),
+        stop_work=lambda run_id: seen.append((run_id, status_of(instance, run))),
     )
     ledger.end_dead(run.run_id, "")
     assert seen == [(run.run_id, Status.STARTED)]
@@ -773,7 +773,7 @@ def test_a_dead_run_whose_spark_work_may_go_on_is_not_ended(
         raise ConfigurationError(message)
 
     with pytest.raises(ConfigurationError, match="no server answers"):
-        RunLedger(instance, "etl", stop_spark_work=stop).end_dead(run.run_id, "")
+        RunLedger(instance, "etl", stop_work=stop).end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.STARTED
 
 
@@ -790,7 +790,7 @@ def test_a_dead_run_that_cannot_be_ended_does_not_leave_the_others_for_later(
         if run_id == stuck.run_id:
             raise problem
 
-    ledger = RunLedger(instance, "etl", stop_spark_work=stop)
+    ledger = RunLedger(instance, "etl", stop_work=stop)
     RunEnder(ledger, lambda _text: None, lambda _run_id: None, at_once, lambda: 0.0).end_dead(
         dict.fromkeys([stuck.run_id, other.run_id], "")
     )
@@ -856,7 +856,7 @@ def test_a_run_that_succeeded_while_its_launcher_was_asked_stays_a_success(
     RunLedger(
         instance,
         "etl",
-        stop_spark_work=lambda run_id: instance.report_dagster_event(success, run_id),
+        stop_work=lambda run_id: instance.report_dagster_event(success, run_id),
     ).end_dead(run.run_id, "")
     assert status_of(instance, run) is Status.SUCCESS
 

@@ -24,8 +24,9 @@ from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, kafka_in_memory, span, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    from dagster_rebalance import ExternalWork
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.orchestration.batch import KafkaBatch
@@ -58,6 +59,7 @@ class Stage:
         self,
         instance: dg.DagsterInstance,
         body: Callable[[Stage, KafkaBatch], object],
+        external_work: Sequence[ExternalWork] = (),
         **kafka: Any,  # noqa: ANN401 - settings of all kinds
     ) -> None:
         self.instance = instance
@@ -73,7 +75,7 @@ class Stage:
             return body(self, kafka_batch)  # type: ignore[return-value]
 
         self.job = build_kafka_stream_defs(
-            kafka=self.kafka, assets=[orders], name="stream"
+            kafka=self.kafka, assets=[orders], name="stream", external_work=external_work
         ).resolve_job_def("stream")
 
     def produce(self, number: int, records: int) -> None:

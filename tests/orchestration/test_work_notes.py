@@ -73,7 +73,7 @@ def test_a_run_that_began_and_was_deleted_since_the_last_look_is_not_ended(
     run, _ = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
-    ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
+    ledger = RunLedger(instance, "etl", stop_work=stopped.append)
     assert not ledger.end_dead(run.run_id, "")
     assert stopped == []
     assert [
@@ -88,7 +88,7 @@ def test_the_end_of_a_deleted_run_is_remembered(
     run, _ = at_work(instance, batch_id)
     instance.delete_run(run.run_id)
     stopped: list[str] = []
-    ledger = RunLedger(instance, "etl", stop_spark_work=stopped.append)
+    ledger = RunLedger(instance, "etl", stop_work=stopped.append)
     look(instance, batch_id, ledger)
     assert ledger.end_dead(run.run_id, "")
     assert stopped == [run.run_id]

@@ -1,0 +1,175 @@
+"""Work that a run has begun elsewhere, such as a job on a cluster, and that may outlive the run.
+
+Owns when that work counts as over: only when everything that the user names has said so. Asking for
+it may take a minute, which neither a tick of a sensor nor a run may spend: so it is asked in
+threads of its own, and whoever needs the answer hears after a moment that there is none yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+logger = logging.getLogger(__name__)
+WAIT_S = 5.0
+"""How long an answer is waited for: a tick has a minute for all dead runs together."""
+FRESH_S = 60.0
+"""An answer that nobody has taken for longer than this says nothing any more."""
+
+
+class ExternalWork(Protocol):
+    """What can end the work that a run has begun elsewhere, such as jobs of a Pipes client.
+
+    It is asked before the batch of a run that did not succeed is offered again, by any process of
+    the group: by the code server, and by streaming runs. Several may ask at once, and again for a
+    run that has nothing left.
+
+    Example:
+        ```python
+        class Jobs(ExternalWork):
+            def stop(self, run_id: str) -> None:
+                for job in cluster().active_jobs(name=run_id):
+                    job.cancel_and_wait()
+        ```
+    """
+
+    def stop(self, run_id: str) -> None:
+        """End all work of a run, and return only once nothing of it works any more.
+
+        Args:
+            run_id: The Dagster run. A streaming run asks for itself, too, after a batch that did
+                not succeed, and goes on: so it must not end the run's own process.
+
+        Raises:
+            Exception: Any: the work may go on. The batch waits, and this is asked again.
+        """
+
+
+class WorkStopper:
+    """Asks everything that may have work of a run.
+
+    Args:
+        works: What the user has named.
+        wait_s: How long one call waits for the answer.
+        start: Starts a thread.
+        clock: A monotonic clock.
+    """
+
+    def __init__(
+        self,
+        works: Sequence[ExternalWork],
+        *,
+        wait_s: float = WAIT_S,
+        start: Callable[[str, Callable[[], None]], None] = in_thread,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._works = works
+        self._wait_s = wait_s
+        self._clock = clock
+        self._answered = threading.Condition()
+        self._over_at: dict[str, float] = {}
+        self._errors: dict[str, Exception] = {}
+        self._ender = RunEnder(self, logger.warning, self._note_over, start, clock)
+
+    def __call__(self, run_id: str) -> None:
+        """Return once nothing of a run works any more.
+
+        An earlier call that was answered meanwhile counts.
+
+        Raises:
+            TimeoutError: There is no answer yet. Call again: the question stands.
+            Exception: Whatever the user's code has raised.
+        """
+        with self._answered:
+            if self._is_over(run_id):
+                return
+            self._errors.pop(run_id, None)
+        self._ender.end_dead({run_id: ""})
+        with self._answered:
+            self._answered.wait_for(
+                lambda: run_id in self._over_at or run_id in self._errors, self._wait_s
+            )
+            if self._is_over(run_id):
+                return
+            error = self._errors.pop(run_id, None)
+        if error is not None:
+            raise error
+        names = ", ".join(type(work).__name__ for work in self._works)
+        msg = (
+            f"the external work of run {run_id} is not over yet: {names} did not answer within "
+            f"{self._wait_s:g} s. It is asked again"
+        )
+        raise TimeoutError(msg)
+
+    def _is_over(self, run_id: str) -> bool:
+        return self._over_at.pop(run_id, float("-inf")) >= self._clock() - FRESH_S
+
+    def _note_over(self, run_id: str) -> None:
+        with self._answered:
+            self._over_at[run_id] = self._clock()
+            self._answered.notify_all()
+
+    # RunsToEnd
+
+    def end_dead(self, run_id: str, _sign: str) -> bool:
+        """Ask, and wait for the answer. Called by the threads of the run ender."""
+        try:
+            for work in self._works:
+                work.stop(run_id)
+        except Exception as error:
+            with self._answered:
+                self._errors[run_id] = error
+                self._answered.notify_all()
+            raise
+        return True
+
+    def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
+        """Nothing is cancelled here: a run ends its own work when it is interrupted."""
+
+
+def stopper_of(name: str, external_work: Sequence[ExternalWork]) -> WorkStopper | None:
+    """What asks the user's code; None where there is none.
+
+    Raises:
+        ConfigurationError: Something given has no method `stop`, which is found out only when a
+            run is dead otherwise.
+    """
+    if not isinstance(external_work, Sequence):
+        msg = f"external_work of {name} is a {type(external_work).__name__}: give a list of them"
+        raise ConfigurationError(msg)
+    for work in external_work:
+        if isinstance(work, type) or not callable(getattr(work, "stop", None)):
+            shown = work.__name__ if isinstance(work, type) else type(work).__name__
+            msg = (
+                f"external_work of {name} has {shown}, which is no object with a method "
+                "stop(run_id): see ExternalWork"
+            )
+            raise ConfigurationError(msg)
+    return WorkStopper(tuple(external_work)) if external_work else None
+
+
+def stopping(
+    spark: KafkaSparkResource | None, stopper: WorkStopper | None
+) -> Callable[[str], None] | None:
+    """What stops all work of a run that may outlive its process; None where there can be none."""
+    if spark is None or stopper is None:
+        return spark.stop_abandoned_work if spark else stopper
+
+    def stop(run_id: str) -> None:
+        try:
+            stopper(run_id)
+        finally:  # also while the other one cannot be reached
+            spark.stop_abandoned_work(run_id)
+
+    return stop

@@ -1,0 +1,77 @@
+"""`PipesBatch`: a batch on the other side of Dagster Pipes, in a job on a cluster.
+
+Neither Dagster nor a Kafka client has to be installed there. How to reach Kafka is given on that
+side, because nothing of it travels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.pipes import SentBatch
+from dagster_rebalance.spark.ranges import read_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class PipesBatch(SentBatch):
+    """The batch that an asset has sent with `extras=kafka_batch.pipes_extras()`.
+
+    Example:
+        ```python
+        with open_dagster_pipes() as pipes:
+            batch = PipesBatch.from_extras(pipes.extras)
+            kafka = {"bootstrap.servers": os.environ["KAFKA_BROKERS"]}
+            written = write_parquet_by_range(batch.dataframe(spark, kafka), "s3://lake/orders")
+            pipes.report_asset_materialization(metadata=batch.metadata(row_count=written))
+        ```
+    """
+
+    __slots__ = ()
+
+    def dataframe(
+        self,
+        session: SparkSession,
+        kafka_options: Mapping[str, object],
+        *,
+        options: Mapping[str, str] | None = None,
+        allow_plaintext: bool = False,
+    ) -> DataFrame:
+        """A Spark DataFrame over exactly the ranges of the batch, as `KafkaBatch.dataframe` has it.
+
+        Args:
+            session: A classic or a Connect session, with Spark's Kafka connector.
+            kafka_options: How to reach Kafka, login included, by librdkafka's names; keys that
+                start with `kafka.` go to the connector as they are. Without an `isolation.level`
+                that of the group counts.
+            options: Further options of the connector, such as `includeHeaders`.
+            allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
+                machine without TLS.
+
+        Raises:
+            ConfigurationError: The options cannot work, or the session has no Kafka connector.
+        """
+        return read_ranges(
+            session,
+            self.offset_ranges,
+            {"isolation.level": self.isolation_level, **kafka_options},
+            connector_options=options,
+            allow_plaintext=allow_plaintext,
+        )
+
+    def metadata(self, *, row_count: int | None = None) -> dict[str, Any]:
+        """What is worth showing on the materialisation, for `report_asset_materialization`.
+
+        Args:
+            row_count: How many records were written, for Dagster's chart.
+        """
+        ranges = "\n".join(f"- `{range_}`" for range_ in self.offset_ranges)
+        shown: dict[str, Any] = {
+            "batch": self.batch_id,
+            "ranges": {"raw_value": ranges, "type": "md"},
+            "offsets": self.records,
+        }
+        return shown if row_count is None else {**shown, "dagster/row_count": row_count}

@@ -1,0 +1,70 @@
+"""A batch travels through the extras of Dagster Pipes as text, and comes back as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.pipes import EXTRAS_KEY, SentBatch
+from tests.core.world import span
+
+BATCH = SentBatch("b-1", "etl", (span(0, 0, 10), span(1, 5, 6)), "read_uncommitted")
+
+
+def damaged(**changes: object) -> dict[str, Any]:
+    """The extras of a batch with other fields."""
+    return {EXTRAS_KEY: {**BATCH.extras[EXTRAS_KEY], **changes}}
+
+
+def test_a_batch_comes_back_as_it_was_sent() -> None:
+    """Beside the extras of others, and through JSON, as Pipes sends them."""
+    sent = json.loads(json.dumps({"mine": 1, **BATCH.extras}))
+    assert SentBatch.from_extras(sent) == BATCH
+    assert BATCH.records == 11
+
+
+@pytest.mark.parametrize(("batch_id", "is_rerun"), [("b-1", False), ("r.x7.12", True)])
+def test_a_rerun_is_known_on_the_other_side(batch_id: str, is_rerun: bool) -> None:  # noqa: FBT001 - a table
+    """What cannot be replaced, such as a message to somebody, is left out there."""
+    assert SentBatch(batch_id, "etl", BATCH.offset_ranges).is_rerun is is_rerun
+
+
+@pytest.mark.parametrize("extras", [{}, {"mine": 1}, {EXTRAS_KEY: "b-1"}])
+def test_extras_without_a_batch_say_what_to_do(extras: dict[str, Any]) -> None:
+    """An asset that forgets them is the likeliest mistake."""
+    with pytest.raises(ConfigurationError, match=r"extras=kafka_batch\.pipes_extras\(\)"):
+        SentBatch.from_extras(extras)
+
+
+@pytest.mark.parametrize("form", [None, 2])
+def test_another_form_is_refused(form: int | None) -> None:
+    """The two sides are installed by different people, and a guess could read other offsets."""
+    with pytest.raises(ConfigurationError, match="the same version of dagster-rebalance"):
+        SentBatch.from_extras(damaged(form=form))
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        None,
+        [{"topic": "orders"}],
+        [{"topic": "orders", "partition": 0, "start": "0", "until": 5}],
+        [{"topic": "orders", "partition": 0, "start": 5, "until": 5}],
+        ["orders:0:0:5"],
+    ],
+)
+def test_a_damaged_batch_is_refused(ranges: object) -> None:
+    """Nothing is guessed of which offsets are meant."""
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        SentBatch.from_extras(damaged(ranges=ranges))
+
+
+def test_a_batch_without_its_id_is_refused() -> None:
+    """The output of a run may be keyed by it."""
+    extras = BATCH.extras
+    del extras[EXTRAS_KEY]["batch_id"]
+    with pytest.raises(ConfigurationError, match="is damaged"):
+        SentBatch.from_extras(extras)

@@ -1,0 +1,186 @@
+"""Work that a run has begun elsewhere: asked for in threads, and over only when it says so."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import dagster as dg
+import pytest
+
+from dagster_rebalance import (
+    ExternalWork,
+    KafkaBatch,
+    build_kafka_batch_defs,
+    build_kafka_stream_defs,
+)
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.orchestration.external_work import FRESH_S, WorkStopper, stopping
+from dagster_rebalance.orchestration.run_ender import at_once
+from tests.orchestration.parts import kafka_in_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Jobs(ExternalWork):
+    """Notes who was asked, and answers as it is told."""
+
+    def __init__(self, answer: Callable[[], object] = lambda: None) -> None:
+        self.asked: list[str] = []
+        self.answer = answer
+
+    def stop(self, run_id: str) -> None:
+        """Answer."""
+        self.asked.append(run_id)
+        self.answer()
+
+
+class Clock:
+    """Stands still until it is set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        """The time."""
+        return self.now
+
+
+def test_all_that_is_named_is_asked() -> None:
+    """A run may have begun jobs in several places."""
+    first, second = Jobs(), Jobs()
+    WorkStopper([first, second], start=at_once)("run-1")
+    assert first.asked == second.asked == ["run-1"]
+
+
+def test_an_error_means_that_the_work_may_go_on() -> None:
+    """It reaches whoever needs the answer, and the next call asks again."""
+
+    def fail() -> NoReturn:
+        msg = "the cluster is away"
+        raise OSError(msg)
+
+    jobs = Jobs(fail)
+    stopper = WorkStopper([jobs], start=at_once)
+    with pytest.raises(OSError, match="the cluster is away"):
+        stopper("run-1")
+    jobs.answer = lambda: None
+    stopper("run-1")
+    assert jobs.asked == ["run-1"] * 2
+
+
+def test_nobody_waits_for_an_answer_that_takes_long_and_it_is_asked_once() -> None:
+    """A tick has a minute for everything; what is under way is not begun a second time."""
+    go_on, threads = threading.Event(), []
+    jobs = Jobs(lambda: go_on.wait(30))
+
+    def start(_name: str, work: Callable[[], None]) -> None:
+        threads.append(threading.Thread(target=work))
+        threads[-1].start()
+
+    stopper = WorkStopper([jobs], wait_s=0.01, start=start)
+    for _ in range(2):
+        with pytest.raises(TimeoutError, match="run run-1 is not over yet: Jobs did not answer"):
+            stopper("run-1")
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    stopper("run-1")  # what was answered meanwhile counts
+    assert jobs.asked == ["run-1"]
+
+
+def test_an_answer_counts_once_and_not_for_ever() -> None:
+    """A streaming run begins more work under the same id."""
+    clock, jobs = Clock(), Jobs()
+    started: list[Callable[[], None]] = []
+    stopper = WorkStopper(
+        [jobs], wait_s=0.0, start=lambda _name, work: started.append(work), clock=clock
+    )
+    with pytest.raises(TimeoutError):
+        stopper("run-1")
+    started.pop()()
+    stopper("run-1")
+    with pytest.raises(TimeoutError):
+        stopper("run-1")
+    started.pop()()
+    clock.now = FRESH_S + 1
+    with pytest.raises(TimeoutError):
+        stopper("run-1")
+    assert len(started) == 1
+
+
+def test_an_answer_wakes_whoever_waits() -> None:
+    """In a thread of its own, as in a code server."""
+    go_on = threading.Event()
+    jobs = Jobs(lambda: go_on.wait(30))
+    threading.Timer(0.01, go_on.set).start()
+    WorkStopper([jobs], wait_s=30)("run-1")
+    assert jobs.asked == ["run-1"]
+
+
+class Spark:
+    """Plays the Spark resource."""
+
+    def __init__(self) -> None:
+        self.stopped: list[str] = []
+
+    def stop_abandoned_work(self, run_id: str) -> None:
+        """Note it."""
+        self.stopped.append(run_id)
+
+
+def test_spark_work_is_stopped_also_while_the_other_work_goes_on() -> None:
+    """Neither keeps the other at work; both must be over."""
+
+    def fail() -> NoReturn:
+        raise OSError
+
+    spark: Any = Spark()
+    with pytest.raises(OSError):  # noqa: PT011 - of any kind
+        stopping(spark, WorkStopper([Jobs(fail)], start=at_once))("run-1")  # type: ignore[misc]
+    assert spark.stopped == ["run-1"]
+
+
+def test_without_work_elsewhere_nothing_is_asked() -> None:
+    """A run that works in its own process ends with it."""
+    spark: Any = Spark()
+    assert stopping(None, None) is None
+    stopping(spark, None)("run-1")  # type: ignore[misc]
+    assert spark.stopped == ["run-1"]
+
+
+@dg.asset
+def orders(kafka_batch: KafkaBatch) -> None:
+    """Works."""
+
+
+@dg.asset(retry_policy=dg.RetryPolicy(max_retries=1))
+def retried(kafka_batch: KafkaBatch) -> None:
+    """Is begun again in the same run."""
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ([Jobs], "has Jobs, which is no object with a method stop"),
+        ([Jobs(), "databricks"], "has str, which is no object with a method stop"),
+        (Jobs(), "is a Jobs: give a list of them"),
+    ],
+)
+def test_what_cannot_stop_is_refused_at_once(
+    build: Callable[..., dg.Definitions],
+    given: Any,  # noqa: ANN401 - what a user may give
+    says: str,
+) -> None:
+    """Else it is found out when a run is dead and its work goes on."""
+    with pytest.raises(ConfigurationError, match=says):
+        build(kafka=kafka_in_memory(), assets=[orders], external_work=given)
+
+
+def test_a_retry_policy_is_refused_beside_external_work() -> None:
+    """Dagster would begin the step again while the job that it had begun goes on."""
+    kafka = kafka_in_memory()
+    build_kafka_batch_defs(kafka=kafka, assets=[retried])
+    with pytest.raises(ConfigurationError, match="retried of job kafka_batches has a retry_policy"):
+        build_kafka_batch_defs(kafka=kafka, assets=[retried], external_work=[Jobs()])
