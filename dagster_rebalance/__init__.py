@@ -49,7 +49,7 @@ if TYPE_CHECKING:
         build_kafka_batch_defs,
         build_kafka_stream_defs,
     )
-    from dagster_rebalance.orchestration.external_work import ExternalWork
+    from dagster_rebalance.orchestration.external_work import ExternalJobs, ExternalWork
     from dagster_rebalance.orchestration.fixed import FixedResource
     from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -70,6 +70,7 @@ __all__ = [
     "ConfigurationError",
     "ConsumerRebalanceListener",
     "DagsterRebalanceError",
+    "ExternalJobs",
     "ExternalWork",
     "FixedResource",
     "IllegalStateError",
@@ -113,6 +114,7 @@ _HOMES = {
     "ConfigurationError": "core.errors",
     "ConsumerRebalanceListener": "consumer.listener",
     "DagsterRebalanceError": "core.errors",
+    "ExternalJobs": "orchestration.external_work",
     "ExternalWork": "orchestration.external_work",
     "FixedResource": "orchestration.fixed",
     "IllegalStateError": "core.errors",

@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.run_ender import RunEnder, in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -33,15 +34,7 @@ class ExternalWork(Protocol):
 
     It is asked before the batch of a run that did not succeed is offered again, by any process of
     the group: by the code server, and by streaming runs. Several may ask at once, and again for a
-    run that has nothing left.
-
-    Example:
-        ```python
-        class Jobs(ExternalWork):
-            def stop(self, run_id: str) -> None:
-                for job in cluster().active_jobs(name=run_id):
-                    job.cancel_and_wait()
-        ```
+    run that has nothing left. `ExternalJobs` has the waiting already.
     """
 
     def stop(self, run_id: str) -> None:
@@ -54,6 +47,57 @@ class ExternalWork(Protocol):
         Raises:
             Exception: Any: the work may go on. The batch waits, and this is asked again.
         """
+
+
+class ExternalJobs(ABC):
+    """External work in jobs that can be listed and cancelled by the run that has begun them.
+
+    Example:
+        ```python
+        class Jobs(ExternalJobs):
+            def active(self, run_id: str) -> list[Job]:
+                return cluster().jobs(name=run_id, states=["queued", "running", "cancelling"])
+
+            def cancel(self, job: Job) -> None:
+                cluster().cancel(job.id)
+        ```
+
+    Attributes:
+        limit_s: For how long one `stop` waits; it is asked again after it has failed.
+        look_s: How often it lists the jobs meanwhile.
+    """
+
+    limit_s: float = 100.0
+    look_s: float = 2.0
+
+    @abstractmethod
+    def active(self, run_id: str) -> Iterable[Any]:
+        """List all jobs of a run that may still work, those that are being cancelled included.
+
+        Any error means that they may.
+        """
+
+    @abstractmethod
+    def cancel(self, job: Any) -> None:  # noqa: ANN401 - whatever `active` lists
+        """Ask for the end of a job, and need not wait. Called again while it is listed."""
+
+    def stop(self, run_id: str) -> None:
+        """Cancel all jobs of a run, and wait until none is listed any more.
+
+        Raises:
+            TimeoutError: Some still are.
+        """
+        until = time.monotonic() + self.limit_s
+        while jobs := list(self.active(run_id)):
+            if time.monotonic() >= until:
+                msg = (
+                    f"{len(jobs)} external jobs of run {run_id} are still active after "
+                    f"{self.limit_s:g} s"
+                )
+                raise TimeoutError(msg)
+            for job in jobs:
+                self.cancel(job)
+            time.sleep(self.look_s)
 
 
 class WorkStopper:

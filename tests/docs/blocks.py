@@ -25,7 +25,9 @@ def block_with(file: str, language: str, text: str) -> str:
 
 def run_block(page: str, source: str, names: dict[str, object]) -> None:
     """Run a block of a page, as its reader would, with these names and for them."""
-    exec(compile(source, page, "exec"), names)  # noqa: S102 - the project's own documentation
+    # Without this file's own __future__, which changes what annotations are.
+    code = compile(source, page, "exec", dont_inherit=True)
+    exec(code, names)  # noqa: S102 - the project's own documentation
 
 
 @dataclass(frozen=True)

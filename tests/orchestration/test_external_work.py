@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance import (
+    ExternalJobs,
     ExternalWork,
     KafkaBatch,
     build_kafka_batch_defs,
@@ -116,6 +117,41 @@ def test_an_answer_wakes_whoever_waits() -> None:
     threading.Timer(0.01, go_on.set).start()
     WorkStopper([jobs], wait_s=30)("run-1")
     assert jobs.asked == ["run-1"]
+
+
+class Listed(ExternalJobs):
+    """Jobs that end some looks after they were cancelled."""
+
+    look_s = 0.0
+
+    def __init__(self, *jobs: str, looks: int) -> None:
+        self.jobs, self.looks = jobs, looks
+        self.cancelled: list[str] = []
+
+    def active(self, run_id: str) -> list[str]:
+        """Those of one run, until they have ended."""
+        self.looks -= 1
+        return [job for job in self.jobs if job.startswith(run_id)] if self.looks > 0 else []
+
+    def cancel(self, job: str) -> None:
+        """Note it."""
+        self.cancelled.append(job)
+
+
+def test_jobs_are_over_when_none_is_listed_any_more() -> None:
+    """A platform takes a cancel, and works on for a while."""
+    jobs = Listed("run-1/a", "run-2/b", looks=3)
+    WorkStopper([jobs], start=at_once)("run-1")
+    assert jobs.cancelled == ["run-1/a"] * 2
+
+
+def test_jobs_that_do_not_end_are_not_over() -> None:
+    """The batch must wait for them."""
+    jobs = Listed("run-1/a", looks=1_000_000)
+    jobs.limit_s = 0.0
+    with pytest.raises(TimeoutError, match="1 external jobs of run run-1 are still active"):
+        jobs.stop("run-1")
+    assert jobs.cancelled == []
 
 
 class Spark:

@@ -1,0 +1,54 @@
+"""What a Pipes client starts: it has a batch and the address of Kafka, and works slowly.
+
+Each record that it has written is one line of the output of its group. What it does is noted in a
+journal, in its order.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from confluent_kafka import Consumer
+from confluent_kafka import TopicPartition as Partition
+from dagster_pipes import open_dagster_pipes
+
+from dagster_rebalance import PipesBatch
+from dagster_rebalance.core.partition import OffsetRange
+
+ROOT = Path(os.environ["E2E_ROOT"])
+
+
+def _note(event: str) -> None:
+    with (ROOT / "journal").open("a") as journal:
+        journal.write(f"{event} {os.environ['CHILD_OF']}\n")
+
+
+def _read(consumer: Consumer, range_: OffsetRange) -> list[str]:
+    consumer.assign([Partition(range_.topic, range_.partition, range_.start)])
+    found: list[str] = []
+    while len(found) < len(range_):
+        found += [(record.value() or b"").decode() for record in consumer.consume(1, 1.0)]
+    return found[: len(range_)]
+
+
+with open_dagster_pipes() as pipes:
+    if "dagster" in sys.modules:
+        sys.exit("Dagster was imported on the other side")
+    batch = PipesBatch.from_extras(pipes.extras)
+    _note("began")
+    try:
+        while (ROOT / f"{batch.group_id}_closed").exists():
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        _note("interrupted")
+        raise
+    settings = {"bootstrap.servers": os.environ["KAFKA_BROKERS"], "group.id": "child"}
+    client = Consumer(settings)
+    written = [value for range_ in batch.offset_ranges for value in _read(client, range_)]
+    client.close()
+    with (ROOT / f"{batch.group_id}_output").open("a") as output:
+        output.writelines(f"{value}\n" for value in written)
+    _note("done")
+    pipes.log.info("wrote %d records as %s", len(written), pipes.get_extra("asset"))
+    pipes.report_asset_materialization(metadata=batch.metadata(row_count=len(written)))

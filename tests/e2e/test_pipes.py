@@ -1,0 +1,206 @@
+"""Dagster Pipes on a real Kafka and a real Dagster, in both forms of runs at the same time.
+
+The client starts processes. They outlive a run that is killed, as jobs on a cluster do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import TopicPartition as Partition
+
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+
+pytestmark = [pytest.mark.e2e, pytest.mark.broker]
+GROUPS = ("pipes_batch", "pipes_stream")
+RECORDS = 5
+Status = dg.DagsterRunStatus
+
+
+class Group:
+    """One of the groups: its topic, its runs and their children."""
+
+    def __init__(
+        self, name: str, kafka: KafkaCluster, root: Path, instance: dg.DagsterInstance
+    ) -> None:
+        self.name = name
+        self.kafka = kafka
+        self.root = root
+        self.instance = instance
+        self.produced: list[str] = []
+
+    def produce(self) -> None:
+        """Write records that are all different."""
+        producer = Producer(self.kafka.client_config())
+        for _ in range(RECORDS):
+            self.produced.append(f"{self.name}-{len(self.produced)}")
+            producer.produce(self.name, self.produced[-1].encode())
+        producer.flush(30)
+
+    def committed(self) -> int:
+        """The committed offset; 0 while Kafka does not say."""
+        consumer = Consumer({**self.kafka.client_config(), "group.id": self.name})
+        try:
+            (found,) = consumer.committed([Partition(self.name, 0)], timeout=30)
+            return max(0, found.offset)
+        except KafkaException:  # the coordinator of a new group has to be found first
+            return 0
+        finally:
+            consumer.close()
+
+    def output(self) -> list[str]:
+        """What its children have written."""
+        file = self.root / f"{self.name}_output"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def runs(self) -> list[dg.DagsterRun]:
+        """Its runs, oldest first."""
+        records = self.instance.get_run_records(dg.RunsFilter(job_name=self.name), ascending=True)
+        return [record.dagster_run for record in records]
+
+    def journal(self) -> list[tuple[str, str]]:
+        """What happened to its children, and of which run they are."""
+        mine = {run.run_id for run in self.runs()}
+        file = self.root / "journal"
+        lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+        return [(event, run_id) for event, run_id in lines if run_id in mine]
+
+    def begun(self) -> list[str]:
+        """The runs of its children, in the order in which these began."""
+        return [run_id for event, run_id in self.journal() if event == "began"]
+
+    def close(self) -> None:
+        """Let children wait before they write."""
+        (self.root / f"{self.name}_closed").touch()
+
+    def open(self) -> None:
+        """Let them go on."""
+        (self.root / f"{self.name}_closed").unlink()
+
+    def said(self, run_id: str) -> str:
+        """All messages of a run in Dagster's event log."""
+        return " ".join(entry.message for entry in self.instance.all_logs(run_id))
+
+    def state(self) -> str:
+        """How things stand, for the message of a test that fails."""
+        runs = [f"{run.run_id[:8]} {run.status.value}" for run in self.runs()]
+        return f"{self.name}: {runs}, committed {self.committed()}, {self.journal()}"
+
+
+@pytest.fixture
+def dagster(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
+    """A deployment with both groups in one code location."""
+    for name in GROUPS:
+        kafka_broker.create_topic(name, 1)
+    env = {"E2E_ROOT": str(tmp_path), "KAFKA_BROKERS": kafka_broker.bootstrap_servers}
+    folder = Path(__file__).parent / "project"
+    location = CodeLocation("shop", "pipes_project", folder, env)
+    with DagsterDeployment(tmp_path / "home", [location]) as deployment:
+        yield deployment
+
+
+def _process(group: Group, run_id: str) -> int:
+    found = re.search(r"Executing steps in process \(pid: (\d+)\)", group.said(run_id))
+    assert found is not None
+    return int(found[1])
+
+
+def _each(groups: list[Group], what: str, condition: Callable[[Group], object]) -> None:
+    for group in groups:
+        wait_until(
+            lambda group=group: condition(group) or None,  # type: ignore[misc]
+            timeout_s=120,
+            what=lambda group=group: f"{what}; {group.state()}",  # type: ignore[misc]
+            interval_s=0.2,
+        )
+
+
+def _all_done_once(groups: list[Group]) -> None:
+    _each(groups, "all to be committed", lambda group: group.committed() == len(group.produced))
+    for group in groups:
+        assert group.output() == group.produced, group.state()
+
+
+@pytest.mark.timeout(400)
+def test_records_are_written_once_through_a_kill_and_a_cancel(
+    kafka_broker: KafkaCluster, dagster: DagsterDeployment, tmp_path: Path
+) -> None:
+    """A child that outlives its run is ended before the next one begins on the same records."""
+    with dagster.instance() as instance:
+        groups = [Group(name, kafka_broker, tmp_path, instance) for name in GROUPS]
+        for group in groups:
+            group.produce()
+            dagster.ui.start_sensor("shop", f"{group.name}_sensor")
+        _all_done_once(groups)
+        for group in groups:
+            _is_shown(group)
+
+        killed = _begin_another(groups)
+        for group, run_id in zip(groups, killed, strict=True):
+            os.kill(_process(group, run_id), signal.SIGKILL)
+        _each(groups, "the next child", lambda group: group.begun()[-1] not in killed)
+        for group, run_id in zip(groups, killed, strict=True):
+            assert _ends(group, run_id)[0] == "stopped", "it went on until it was stopped"
+            group.open()
+        _all_done_once(groups)
+
+        cancelled = _begin_another(groups)
+        for run_id in cancelled:
+            dagster.ui.cancel(run_id)
+        _each(groups, "the next child", lambda group: group.begun()[-1] not in cancelled)
+        for group, run_id in zip(groups, cancelled, strict=True):
+            assert _ends(group, run_id)[:2] == ["interrupted", "stopped"], group.state()
+            assert instance.get_run_by_id(run_id).status is Status.CANCELED  # type: ignore[union-attr]
+            group.open()
+        _all_done_once(groups)
+        for group in groups:
+            dagster.ui.stop_sensor("shop", f"{group.name}_sensor")
+
+
+def _is_shown(group: Group) -> None:
+    """What the child has said is in the log of its run, and on the materialisation."""
+    (run_id,) = {run_id for event, run_id in group.journal() if event == "done"}
+    assert f"wrote {RECORDS} records as {group.name}_orders" in group.said(run_id)
+    wanted = dg.AssetKey(f"{group.name}_orders")
+    (record,) = group.instance.fetch_materializations(wanted, limit=10).records
+    assert record.asset_materialization is not None
+    metadata = record.asset_materialization.metadata
+    assert metadata["dagster/row_count"].value == RECORDS
+    assert metadata["offsets"].value == RECORDS
+    assert f"- `{group.name}-0 [0, {RECORDS})`" in str(metadata["ranges"].value)
+
+
+def _ends(group: Group, run_id: str) -> list[str]:
+    """What happened between the last child of a run and the first child after it."""
+    journal = group.journal()
+    last = max(number for number, line in enumerate(journal) if line == ("began", run_id))
+    ends = []
+    for event, of in journal[last + 1 :]:
+        if event == "began":
+            break
+        assert of == run_id
+        ends.append(event)
+    return ends
+
+
+def _begin_another(groups: list[Group]) -> list[str]:
+    """Let a child begin on new records in each group, and wait; the runs of these."""
+    before = {group.name: len(group.begun()) for group in groups}
+    for group in groups:
+        group.close()
+        group.produce()
+    _each(groups, "a child at work", lambda group: len(group.begun()) > before[group.name])
+    return [group.begun()[-1] for group in groups]
