@@ -20,7 +20,7 @@ from botocore.stub import Stubber
 from confluent_kafka import Producer
 from pyarrow import dataset
 
-from dagster_rebalance import KafkaBatch, OffsetRange
+from dagster_rebalance import ExternalJobs, KafkaBatch, OffsetRange
 from tests.docs.blocks import ROOT, block_with, run_block
 
 if TYPE_CHECKING:
@@ -146,7 +146,6 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Played:
         vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("KAFKA_BROKERS", "nowhere:9092")
-    monkeypatch.setattr("time.sleep", lambda _s: None)
     return found
 
 
@@ -155,6 +154,13 @@ def pasted(text: str, **names: object) -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "pasted", **names}
     run_block(PAGE, block_with(PAGE, "python", text), found)
     return found
+
+
+def stopping(name: str, names: dict[str, Any]) -> ExternalJobs:
+    """What ends jobs, and does not wait between two looks."""
+    jobs: ExternalJobs = names[name]()
+    jobs.look_s = 0.0
+    return jobs
 
 
 def named(told: dict[str, Any]) -> str:
@@ -188,13 +194,13 @@ def test_the_example_is_a_code_location(text: str) -> None:
 
 def test_runs_of_databricks_are_ended(played: Played) -> None:
     """Of one Dagster run, until Databricks lists them no more."""
-    pasted("class DatabricksRuns")["DatabricksRuns"]().stop(RUN)
+    stopping("DatabricksRuns", pasted("class DatabricksRuns")).stop(RUN)
     assert played.workspace.cancelled == [1, 1]
 
 
 def test_pods_are_ended(played: Played) -> None:
     """Until their node has said that they have."""
-    pasted("class Pods")["Pods"]().stop(RUN)
+    stopping("Pods", pasted("class Pods")).stop(RUN)
     assert played.pods.deleted == ["one", "one"]
 
 
@@ -212,12 +218,12 @@ def test_jobs_of_emr_are_ended() -> None:
             "applicationId": application,
             "id": f"job-{number}",
             "arn": f"arn:aws:emr-serverless:eu-central-1:123456789012:/job/{number:060}",
-            "createdBy": "dagster",
+            "createdBy": names["ROLE"],
             "createdAt": 0,
             "updatedAt": 0,
             "executionRole": names["ROLE"],
             "state": state,
-            "stateDetails": "",
+            "stateDetails": "as the test wants it",
             "releaseLabel": "emr-spark-8.0.0",
             "name": f"orders {of}",
         }
@@ -232,7 +238,7 @@ def test_jobs_of_emr_are_ended() -> None:
         ending = {"jobRuns": [other, job(2, RUN, "CANCELLING")]}
         stub.add_response("list_job_runs", ending, asked)
         stub.add_response("list_job_runs", {"jobRuns": [other]}, asked)
-        names["EmrJobs"]().stop(RUN)
+        stopping("EmrJobs", names).stop(RUN)
         stub.assert_no_pending_responses()
 
 

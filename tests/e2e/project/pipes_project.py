@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 
@@ -65,7 +66,7 @@ def _orders(name: str) -> dg.AssetsDefinition:
         context: dg.AssetExecutionContext,
         kafka_batch: KafkaBatch,
         pipes: dg.PipesSubprocessClient,
-    ) -> dg.MaterializeResult:
+    ) -> dg.MaterializeResult[Any]:
         # What runs on a cluster has no variables of this process: it does not show that the run's
         # process is gone.
         env = {"CHILD_OF": context.run_id, "DAGSTER_REBALANCE_RUN": ""}
