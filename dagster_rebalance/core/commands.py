@@ -246,7 +246,7 @@ class CancelRuns:
 
 @dataclass(frozen=True, slots=True)
 class EndDeadRuns:
-    """Stop the Spark work of runs whose process has gone, and mark these runs as over.
+    """Stop what runs whose process has gone have begun elsewhere, and mark these runs as over.
 
     A run that Dagster shows at work is marked as failed, too. Answer for each, perhaps much later:
     `DeadRunEnded`; none for a run that turns out to live.

@@ -373,7 +373,8 @@ def _unconfirmed(run: RunSeen, left_s: float) -> str:
     ended = "was deleted from Dagster" if run.state is RunState.DELETED else "has ended in Dagster"
     return (
         f"{named_runs([run.run_id])} {ended} and its process has not said so: "
-        f"without a sign of life it counts as dead in {left_s:.0f} s, and its Spark work is stopped"
+        f"without a sign of life it counts as dead in {left_s:.0f} s, and what it has begun "
+        "elsewhere, on Spark too, is stopped"
     )
 
 

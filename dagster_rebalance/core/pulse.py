@@ -8,8 +8,8 @@ database that was away kept the runs from giving signs too.
 Dagster's status alone ends no run that has begun its work, since its code server, run monitoring
 and people write it too. The pulse names such a run when its own process has said that it is
 finished, when that process is known to be gone, or when it gave no sign for the time-out. The
-member stops the Spark work of a named run and marks it as over. It watches a deleted run on, until
-it knows the same of it.
+member stops what a named run has begun elsewhere and marks it as over. It watches a deleted run on,
+until it knows the same of it.
 """
 
 from __future__ import annotations

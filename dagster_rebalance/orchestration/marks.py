@@ -48,7 +48,7 @@ _SENTENCES = {
     Mark.TAKEN_BACK: (
         "this run is stopped for a reason that is not its own, and does not count as an attempt"
     ),
-    Mark.OVER: "the process of this run is gone, and its Spark work is stopped",
+    Mark.OVER: "the process of this run is gone, and its work elsewhere is stopped",
     Mark.JOINED: "this run has partitions of its group",
     Mark.LEAVE: "this run is asked to finish its batch and to leave its group",
 }

@@ -22,6 +22,7 @@ from dagster_rebalance.core.stream_batches import StreamBatch
 from dagster_rebalance.orchestration.interruptions import Interruptions
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, span, tp
 from tests.orchestration.test_stream_run import Stage, leave
@@ -275,6 +276,29 @@ def test_the_next_attempt_waits_until_the_job_of_the_first_one_is_over(
     assert stage.committed(0) == 3
     notes = [entry.user_message for entry in instance.all_logs(run_id)]
     assert any("is not over: it is at work until then: the cluster is away" in n for n in notes)
+
+
+def test_a_streaming_run_ends_the_jobs_of_other_runs_as_well(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is a member, and members end the runs whose process is gone."""
+    given: list[Any] = []
+
+    class Ledger(RunLedger):
+        """Keeps what stops work."""
+
+        def __init__(self, *args: Any, **settings: Any) -> None:  # noqa: ANN401 - as the real one
+            super().__init__(*args, **settings)
+            given.append(settings["stop_work"])
+
+    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run.RunLedger", Ledger)
+    jobs = Jobs()
+    stage = Stage(instance, lambda *_: leave(), external_work=[jobs])
+    stage.produce(0, 3)
+    stage.run()
+    (stop_work,) = given
+    stop_work("another run")
+    assert jobs.asked == ["another run"]
 
 
 def test_a_run_that_ends_before_its_job_does_fails(instance: dg.DagsterInstance) -> None:

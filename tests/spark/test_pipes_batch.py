@@ -1,0 +1,45 @@
+"""`PipesBatch`: what it reads by, and what it shows. What it reads is tested with the page."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dagster_rebalance import OffsetRange, PipesBatch
+from dagster_rebalance.spark import pipes_batch
+
+BATCH = PipesBatch("b-1", "etl", (OffsetRange("orders", 0, 5, 9),), "read_uncommitted")
+
+
+@pytest.mark.parametrize("own", [None, "read_committed"])
+def test_records_of_transactions_are_those_of_the_group(
+    own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the other side says what it wants: it may have to read as another reader does."""
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(
+        pipes_batch, "read_ranges", lambda *given, **more: asked.append((given, more))
+    )
+    session: Any = object()
+    kafka = {"bootstrap.servers": "broker:9092", **({"isolation.level": own} if own else {})}
+    BATCH.dataframe(session, kafka, options={"includeHeaders": "true"}, allow_plaintext=True)
+    (((of, ranges, settings), more),) = asked
+    assert of is session
+    assert ranges == BATCH.offset_ranges
+    assert settings == {**kafka, "isolation.level": own or "read_uncommitted"}
+    assert more == {"connector_options": {"includeHeaders": "true"}, "allow_plaintext": True}
+
+
+def test_it_is_read_from_extras_and_shows_what_a_batch_of_an_asset_shows() -> None:
+    """In the form that Pipes takes metadata in."""
+    batch = PipesBatch.from_extras(BATCH.extras)
+    assert type(batch) is PipesBatch
+    assert batch == BATCH
+    shown = {
+        "batch": "b-1",
+        "ranges": {"raw_value": "- `orders-0 [5, 9)`", "type": "md"},
+        "offsets": 4,
+    }
+    assert batch.metadata() == shown
+    assert batch.metadata(row_count=0) == {**shown, "dagster/row_count": 0}
