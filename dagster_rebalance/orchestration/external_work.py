@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 WAIT_S = 5.0
 """How long an answer is waited for: a tick has a minute for all dead runs together."""
-FRESH_S = 60.0
-"""An answer that nobody has taken for longer than this says nothing any more."""
+FRESH_S = 600.0
+"""An answer that nobody has taken for longer than this says nothing any more. A dead run is looked
+at again after a quarter of its time-out, and each answer may take longer than it is waited for."""
 
 
 class ExternalWork(Protocol):
