@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 WAIT_S = 5.0
 """How long an answer is waited for: a tick has a minute for all dead runs together."""
 FRESH_S = 600.0
-"""An answer that nobody has taken for longer than this says nothing any more. A dead run is looked
-at again after a quarter of its time-out, and each answer may take longer than it is waited for."""
+"""How old a question may be whose answer counts for a dead run. Such a run is looked at again after
+a quarter of its time-out, and each answer may take longer than it is waited for."""
 
 
 class ExternalWork(Protocol):
@@ -123,29 +123,36 @@ class WorkStopper:
         self._wait_s = wait_s
         self._clock = clock
         self._answered = threading.Condition()
-        self._over_at: dict[str, float] = {}
+        self._asked_at: dict[str, float] = {}
+        """When those questions were asked whose answer was that the work is over."""
         self._errors: dict[str, Exception] = {}
-        self._ender = RunEnder(self, logger.warning, self._note_over, start, clock)
+        self._ender = RunEnder(self, logger.warning, lambda _run_id: None, start, clock)
 
-    def __call__(self, run_id: str) -> None:
+    def __call__(self, run_id: str, *, since: float | None = None) -> None:
         """Return once nothing of a run works any more.
 
-        An earlier call that was answered meanwhile counts.
+        An earlier question that was answered meanwhile counts.
+
+        Args:
+            run_id: The run.
+            since: By the clock: an answer to an earlier question says nothing, because the run has
+                begun more since then. None for a dead run, which begins nothing.
 
         Raises:
             TimeoutError: There is no answer yet. Call again: the question stands.
             Exception: Whatever the user's code has raised.
         """
+        least = self._clock() - FRESH_S if since is None else since
         with self._answered:
-            if self._is_over(run_id):
+            if self._is_over(run_id, least):
                 return
             self._errors.pop(run_id, None)
         self._ender.end_dead({run_id: ""})
         with self._answered:
             self._answered.wait_for(
-                lambda: run_id in self._over_at or run_id in self._errors, self._wait_s
+                lambda: run_id in self._asked_at or run_id in self._errors, self._wait_s
             )
-            if self._is_over(run_id):
+            if self._is_over(run_id, least):
                 return
             error = self._errors.pop(run_id, None)
         if error is not None:
@@ -157,18 +164,14 @@ class WorkStopper:
         )
         raise TimeoutError(msg)
 
-    def _is_over(self, run_id: str) -> bool:
-        return self._over_at.pop(run_id, float("-inf")) >= self._clock() - FRESH_S
-
-    def _note_over(self, run_id: str) -> None:
-        with self._answered:
-            self._over_at[run_id] = self._clock()
-            self._answered.notify_all()
+    def _is_over(self, run_id: str, least: float) -> bool:
+        return self._asked_at.pop(run_id, float("-inf")) >= least
 
     # RunsToEnd
 
     def end_dead(self, run_id: str, _sign: str) -> bool:
         """Ask, and wait for the answer. Called by the threads of the run ender."""
+        asked_at = self._clock()
         try:
             for work in self._works:
                 work.stop(run_id)
@@ -177,6 +180,9 @@ class WorkStopper:
                 self._errors[run_id] = error
                 self._answered.notify_all()
             raise
+        with self._answered:
+            self._asked_at[run_id] = asked_at
+            self._answered.notify_all()
         return True
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:

@@ -314,11 +314,11 @@ class StreamRun:
         Until then the batch is at work: nobody may begin it again. When the run has to end before
         that, it ends as one that failed, and whoever comes next waits for the same.
         """
-        tries = 0
+        tries, since = 0, time.monotonic()
         while self._stopper is not None:
             try:
                 if not self._heartbeat.interrupted_because:  # else others stop it
-                    self._stopper(self._run.run_id)
+                    self._stopper(self._run.run_id, since=since)
                     return True
             except Exception as error:  # noqa: BLE001 - whatever the user's code raises
                 tries += 1

@@ -110,6 +110,24 @@ def test_an_answer_counts_once_and_not_for_ever() -> None:
     assert len(started) == 1
 
 
+def test_an_answer_to_a_question_that_was_asked_before_says_nothing() -> None:
+    """A streaming run has begun more since then, and a call that hung answers late."""
+    clock, jobs = Clock(), Jobs()
+    started: list[Callable[[], None]] = []
+    stopper = WorkStopper(
+        [jobs], wait_s=0.0, start=lambda _name, work: started.append(work), clock=clock
+    )
+    with pytest.raises(TimeoutError):
+        stopper("run-1", since=0.0)
+    started.pop()()
+    clock.now = 1.0
+    with pytest.raises(TimeoutError):
+        stopper("run-1", since=1.0)
+    started.pop()()
+    stopper("run-1", since=1.0)
+    assert jobs.asked == ["run-1"] * 2
+
+
 def test_an_answer_wakes_whoever_waits() -> None:
     """In a thread of its own, as in a code server."""
     go_on = threading.Event()

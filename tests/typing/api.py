@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import confluent_kafka
 from confluent_kafka import Message
+from pyspark.sql import DataFrame
 from typing_extensions import assert_type
 
 from dagster_rebalance import (
@@ -17,12 +18,15 @@ from dagster_rebalance import (
     CompositeRebalanceListener,
     ConsumerRebalanceListener,
     DagsterRebalanceError,
+    ExternalJobs,
+    ExternalWork,
     IllegalStateError,
     KafkaBatch,
     OffsetAndMetadata,
     OffsetRange,
     OffsetTracker,
     PartitionLostError,
+    PipesBatch,
     PollResult,
     RebalanceAwareConsumer,
     RebalanceConsumer,
@@ -36,6 +40,8 @@ from dagster_rebalance.consumer.port import OffsetAndTimestamp, PartitionInfo
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
+
+    from pyspark.sql import SparkSession
 
 TP = TopicPartition("orders", 0)
 CLIENT = confluent_kafka.TopicPartition("orders", 0, 5)
@@ -189,6 +195,35 @@ def use_batch(batch: KafkaBatch) -> None:
     message = next(batch.messages(batch.offset_ranges[:2], timeout_s=5.0))
     ranges = [OffsetRange("orders", 0, 0, 5)]
     assert_type(KafkaBatch.for_testing(ranges, messages=[message]), KafkaBatch)
+
+
+class Jobs(ExternalJobs):
+    """Jobs of a platform by their names."""
+
+    def active(self, run_id: str) -> list[str]:
+        """Of any type."""
+        return [run_id]
+
+    def cancel(self, job: str) -> None:
+        """What `active` lists."""
+
+
+class Work:
+    """Any object with the method will do."""
+
+    def stop(self, run_id: str) -> None:
+        """Wait until it is over."""
+
+
+def use_pipes(batch: KafkaBatch, session: SparkSession) -> list[ExternalWork]:
+    """Both sides."""
+    extras = batch.pipes_extras({"table": "orders"})
+    assert_type(extras, dict[str, Any])
+    sent = PipesBatch.from_extras(extras)
+    assert_type(sent, PipesBatch)
+    assert_type(sent.offset_ranges, tuple[OffsetRange, ...])
+    assert_type(sent.dataframe(session, {"bootstrap.servers": "localhost:9092"}), DataFrame)
+    return [Jobs(), Work()]
 
 
 def what_librdkafka_does_not_tell(consumer: RebalanceAwareConsumer) -> NoReturn:
