@@ -69,7 +69,7 @@ def _orders(name: str) -> dg.AssetsDefinition:
     ) -> dg.MaterializeResult[Any]:
         # What runs on a cluster has no variables of this process: it does not show that the run's
         # process is gone.
-        env = {"CHILD_OF": context.run_id, "DAGSTER_REBALANCE_RUN": ""}
+        env = {"CHILD_OF": context.run.run_id, "DAGSTER_REBALANCE_RUN": ""}
         return pipes.run(
             context=context,
             command=[sys.executable, str(CHILD)],
