@@ -218,8 +218,8 @@ def test_a_batch_whose_client_keeps_an_interrupt_to_itself_is_done_again(
     assert [StreamBatch.read(batch_id).attempt for batch_id in stage.ids] == [1, 1]  # type: ignore[union-attr]
     assert stage.committed(0) == 3
     assert jobs.asked == [run_id], "a batch that succeeded has nothing left"
-    shown = [said["batch"] for said in stage.shown(dg.AssetKey("orders")) if "batch" in said]
-    assert shown == stage.ids[1:], "what was cancelled is not shown as made"
+    shown = {said.get("batch") for said in stage.shown(dg.AssetKey("orders"))}
+    assert shown & set(stage.ids) == {stage.ids[1]}, "what was cancelled is not shown as made"
 
 
 def test_a_client_that_fails_to_end_its_job_has_not_failed_on_the_records(
