@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dagster_rebalance.consumer.events import CommitAnswered
+from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
-from proofs.simulation.coordinator import TOPIC
+from proofs.simulation.coordinator import TOPIC, Grant
 from proofs.simulation.world import World
 
 if TYPE_CHECKING:
@@ -25,3 +27,17 @@ def test_a_commit_that_is_not_waited_for_is_stored_and_answered_by_a_later_poll(
     process.consumer.poll(0)
     assert answers == [({partition: stored}, None)]
     assert process.consumer.offsets_for_times({partition: 0}) == {partition: None}
+
+
+def test_one_poll_tells_all_that_has_happened_since_the_one_before() -> None:
+    """A member may get partitions and be asked for others in one turn of its pump."""
+    world = World(2)
+    world.clockwork.run(5)
+    member = world.processes[0].member
+    mine = member._owned
+    first, other = min(mine), TopicPartition(TOPIC, 99)
+    epoch = member._epoch
+    for number, partitions in enumerate((mine | {other}, mine - {first} | {other}), epoch + 1):
+        member._inbox.append((member.member_id, Grant(number, frozenset(partitions))))
+    told = [event for event in member.poll(0) if not isinstance(event, CommitAnswered)]
+    assert told == [PartitionsAssigned((other,)), RevokeRequested((first,))]

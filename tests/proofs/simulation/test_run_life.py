@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.runs import RunState
 from proofs.simulation.clockwork import Violation
@@ -150,3 +151,34 @@ def test_a_range_is_done_when_each_asset_has_it(world: World) -> None:
     assert [
         entry[:2] for entry in world.dagster.outputs.done[partition] if entry[0] == RANGE.start
     ] == [(RANGE.start, RANGE.until)]
+
+
+def test_a_launch_that_fails_begins_nothing(world: World) -> None:
+    """Dagster shows a failed run of which no process has ever lived."""
+    world.weather.launches_fail = 1.0
+    run_id = world.dagster.create("b", (RANGE,))
+    world.dagster._move(run_id, RunState.WAITING)
+    world.dagster._launch(run_id)
+    assert world.dagster.runs[run_id].state is RunState.FAILED
+    assert not world.dagster.runs[run_id].has_started
+    assert world.dagster.processes[run_id].is_gone
+
+
+def test_a_run_may_take_longer_to_its_first_sign_than_a_member_waits(world: World) -> None:
+    """A slow resource stands before the batch; most runs are quick."""
+    world.weather.stalls = 0.2
+    seconds = [world.weather.reaching_its_check() for _ in range(200)]
+    assert max(seconds) > world.weather.settings.pulse.start_timeout_s
+    assert sorted(seconds)[50] < 1
+
+
+def test_a_request_without_a_run_key_makes_a_second_run(world: World) -> None:
+    """Run keys count within one code location; another one with the same group knows them not."""
+    world.clockwork.run(5)
+    (process,) = world.processes
+    offer, known = Offer("b-late", 1, (RANGE,)), set(world.dagster.runs)
+    made = []
+    for keyed in (True, True, False):
+        process._arrive(offer, keyed=keyed)
+        made.append(len(set(world.dagster.runs) - known))
+    assert made == [1, 1, 2]
