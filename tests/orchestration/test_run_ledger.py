@@ -884,3 +884,25 @@ def test_why_a_run_refused_itself_is_read(instance: dg.DagsterInstance, batch_id
         instance, offer(batch_id), Status.FAILURE, tags={REFUSAL_TAG: "Kafka could not be asked"}
     )
     assert look(instance, batch_id).refusal == "Kafka could not be asked"
+
+
+def test_a_look_at_live_runs_reads_none_that_has_ended(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group has a hundred thousand of them in a year, and members look each second."""
+    ended = [make_run(instance, offer(f"{batch_id}-{n}"), Status.SUCCESS) for n in range(5)]
+    live = make_run(instance, offer(batch_id), Status.STARTED)
+    give_sign(instance, live, "0 ?another machine")
+    read: list[str] = []
+    ask = instance.get_run_records
+
+    def get_run_records(*asked: Any, **options: Any) -> list[dg.RunRecord]:  # noqa: ANN401
+        found = list(ask(*asked, **options))
+        read.extend(record.dagster_run.run_id for record in found)
+        return found
+
+    monkeypatch.setattr(instance, "get_run_records", get_run_records)
+    seen = RunLedger(instance, "etl").read([], live_too=True)
+    assert live.run_id in read
+    assert live.run_id in {run.run_id for run in seen}
+    assert not {run.run_id for run in ended} & set(read)
