@@ -21,9 +21,11 @@ import typer
 from dagster_rebalance.core.control import selection
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.group_status import Owners
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import groups_of, partitions_of
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import GroupSettings
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger

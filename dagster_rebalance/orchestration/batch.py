@@ -22,8 +22,8 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.pipes import SentBatch
 from dagster_rebalance.core.rerun_batches import rerun_of
 from dagster_rebalance.core.start_check import refusal, rerun_refusal
-from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.given_messages import GivenMessages
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.interruptions import Interruptions
 from dagster_rebalance.orchestration.marks import Mark, set_mark

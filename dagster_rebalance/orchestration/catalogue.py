@@ -9,11 +9,7 @@ events in a sensor's result away when the tick times out.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import re
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -32,6 +28,7 @@ from dagster_rebalance.orchestration.history_checks import (
     drained_result,
     gap_result,
 )
+from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.roster import history_of, said_in, tables
 from dagster_rebalance.orchestration.stopped import evaluation
@@ -46,114 +43,16 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.receipts import Outcome, Receipt
     from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
     from dagster_rebalance.core.reset import Move
+    from dagster_rebalance.orchestration.group_assets import GroupAssets
+    from dagster_rebalance.orchestration.host import Host
     from dagster_rebalance.orchestration.port import RunError
 
-_PART_SHOWN = 60
-_PLAIN_PART = re.compile(r"[A-Za-z0-9_.-]{1,200}")
-_NOT_PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 _EVENTS_READ = 100
 _ASSIGNMENTS_READ = 1_000
 _PARTITIONS_PER_QUERY = 500
 _COMMITS_READ = 10
 """Dagster's UI lets people report materialisations, which have no offsets: the last commit may be
 behind some of them."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroupAssets:
-    """The assets that stand for a consumer group.
-
-    Attributes:
-        offsets: Its committed offsets; one partition for each topic-partition.
-        group: Its members and holds.
-        lag: Its lag over time.
-    """
-
-    offsets: dg.AssetKey
-    group: dg.AssetKey
-    lag: dg.AssetKey
-
-    @classmethod
-    def of(cls, group_id: str) -> GroupAssets:
-        """The assets of a group, by its id."""
-        part = _key_part(group_id)
-        names = ("offsets", "group", "lag")
-        return cls(*(dg.AssetKey(["kafka", part, name]) for name in names))
-
-    @property
-    def partitions_name(self) -> str:
-        """The name under which Dagster keeps the partitions of the offsets asset."""
-        return "/".join(self.offsets.path)
-
-    @property
-    def order_book_name(self) -> str:
-        """The name under which Dagster keeps what people have ordered."""
-        return f"dagster_rebalance/orders/{self.group.path[1]}"
-
-    @property
-    def rerun_book_name(self) -> str:
-        """The name under which Dagster keeps the batches of reruns."""
-        return f"dagster_rebalance/reruns/{self.group.path[1]}"
-
-    @property
-    def settings_name(self) -> str:
-        """The name under which Dagster keeps the settings that members have left."""
-        return f"dagster_rebalance/settings/{self.group.path[1]}"
-
-
-class Seat:
-    """A seat says which process of a code location is the member for a sensor.
-
-    It is one value in Dagster's storage, which the member writes over and over. With it two
-    replicas of one code server settle: the one that made way can see whether the other still lives.
-
-    Args:
-        instance: Where the value is stored.
-        assets: The assets of the group.
-        location: The code location.
-        sensor: The sensor.
-    """
-
-    def __init__(
-        self, instance: dg.DagsterInstance, assets: GroupAssets, location: str, sensor: str
-    ) -> None:
-        self._storage = instance.run_storage
-        name = json.dumps([assets.group.path, location, sensor])
-        self._key = f"dagster_rebalance/seat/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
-
-    def keep(self, incarnation: str) -> None:
-        """Give a sign of life of the member that lives in a process."""
-        self._storage.set_cursor_values({self._key: f"{incarnation} {time.time():.0f}"})
-
-    def release(self, incarnation: str) -> None:
-        """Free the seat, unless another process has it by now."""
-        if self.sign().startswith(f"{incarnation} "):
-            self._storage.set_cursor_values({self._key: ""})
-
-    def sign(self) -> str:
-        """The last sign of whoever has the seat; empty when it is free."""
-        return self._storage.get_cursor_values({self._key}).get(self._key, "")
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The process that a member lives in.
-
-    Attributes:
-        location: The code location.
-        sensor: The sensor that asks for the member.
-        incarnation: A name for this process that is never used again.
-        run_id: The streaming run that the process executes; empty for a code server.
-    """
-
-    location: str
-    sensor: str
-    incarnation: str
-    run_id: str = ""
-
-
-NOBODY = Host(location="", sensor="", incarnation="")
-"""Who reads what was reported, and is no member."""
 
 
 class Catalogue:
@@ -590,16 +489,3 @@ def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:
         for record in records
         if isinstance(until := record.get("until"), int) and 0 <= until <= MAX_OFFSET
     ]
-
-
-def _key_part(group_id: str) -> str:
-    """Return a group id as a part of an asset key.
-
-    The part is the id itself if Dagster's selections and pages can take it; otherwise it is a
-    cleaned id with a digest that tells it from others. Kafka takes anything for a group id:
-    slashes, quotes, line ends, and thousands of characters.
-    """
-    if _PLAIN_PART.fullmatch(group_id):
-        return group_id
-    digest = hashlib.sha256(group_id.encode()).hexdigest()[:12]
-    return f"{_NOT_PLAIN.sub('_', group_id)[:_PART_SHOWN]}-{digest}"

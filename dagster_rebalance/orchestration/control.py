@@ -22,7 +22,7 @@ from dagster_rebalance.core.control import (
 )
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.order_book import OrderBook
 
 if TYPE_CHECKING:

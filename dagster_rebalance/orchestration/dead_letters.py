@@ -19,7 +19,7 @@ from dagster_rebalance.core.errors import BatchRefusedError
 from dagster_rebalance.core.events import DeadLetterFailed, DeadLetterStored
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.topics import Topics
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

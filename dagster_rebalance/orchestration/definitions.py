@@ -15,12 +15,14 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.fleet import Fleet
 from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.code_version import code_version
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
 from dagster_rebalance.orchestration.external_work import stopper_of
 from dagster_rebalance.orchestration.fixed import fixed
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import build_history_checks
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.job_checks import check_assets, check_retries, check_steps
 from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.lineage import downstream, topic_assets

@@ -17,9 +17,11 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch, batches_of
 from dagster_rebalance.core.reruns import Apart, Past, Selection, Span, select
 from dagster_rebalance.orchestration.bounds import read_bounds
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.commit_records import processed
 from dagster_rebalance.orchestration.control import partitions_of
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.runs import RunLedger
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import dagster as dg
 
 from dagster_rebalance.core.rerun_steps import steps
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets, Seat
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY, Seat
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.tags import rerun_tags, run_config, run_tags
 

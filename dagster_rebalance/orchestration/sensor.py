@@ -17,11 +17,13 @@ import dagster as dg
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import LagLimit
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopper_of, stopping
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.host import Host, Seat
 from dagster_rebalance.orchestration.job_checks import check_executor, check_retries, check_steps
 from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember

@@ -28,11 +28,13 @@ from dagster_rebalance.core.known_logs import KnownLogs
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
 from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.external_work import stopping
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark

@@ -16,9 +16,9 @@ import dagster as dg
 
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
-from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.rerun_tick import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.roster import told_last

@@ -9,7 +9,9 @@ import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.order_book import OrderBook
 from tests.cli.typed import typed
 

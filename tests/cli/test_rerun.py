@@ -10,8 +10,10 @@ import pytest
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from tests.cli.typed import typed

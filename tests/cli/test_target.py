@@ -10,8 +10,10 @@ import pytest
 from dagster_rebalance.cli.target import client_config, open_target
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from tests.cli.typed import typed
 

@@ -11,8 +11,10 @@ import pytest
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, OffsetRange
 from dagster_rebalance.core.commands import RecordCommit, StoreDeadLetter
 from dagster_rebalance.core.settings import DeadlinePolicy, LossPolicy
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import MOST_ERROR_CHARACTERS, DeadLetters
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from tests.docs.blocks import ROOT, block_with, run_block
 from tests.orchestration.parts import span
 

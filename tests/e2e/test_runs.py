@@ -11,8 +11,8 @@ import pytest
 
 from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import DagsterRebalanceError
-from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.orchestration.tags import BATCH_TAG
 from tests.e2e.stage import PATIENCE_S, Group

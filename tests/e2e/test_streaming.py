@@ -23,7 +23,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 from confluent_kafka import TopicPartition as Partition
 
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.tags import VERSION_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.deployment import AT_ONCE, CodeLocation, DagsterDeployment

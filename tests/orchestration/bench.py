@@ -20,8 +20,10 @@ from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.lag import NO_LIMIT
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.parts import Parts

@@ -17,8 +17,8 @@ from confluent_kafka.admin import AdminClient
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.partition import TopicPartition as OurPartition
 from dagster_rebalance.orchestration import sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.members import Members
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK

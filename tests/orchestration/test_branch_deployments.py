@@ -11,7 +11,7 @@ from dagster_rebalance import build_kafka_batch_defs, build_kafka_stream_defs
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration import sensor, stream_sensor
 from dagster_rebalance.orchestration.branch import IS_BRANCH
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.members import MEMBERS
 from dagster_rebalance.orchestration.tags import SLOT_TAG
 from dagster_rebalance.testing.fake_group import FakeGroup

@@ -13,7 +13,9 @@ from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.lag import Standing
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import span, tp

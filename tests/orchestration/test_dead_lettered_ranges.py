@@ -14,8 +14,10 @@ import pytest
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import BatchRefusedError
 from dagster_rebalance.core.partition import OffsetRange
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import dead_lettered_range
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from tests.orchestration.parts import span
 

@@ -16,12 +16,14 @@ from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
 from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import DRAINED_CHECK, GAP_CHECK
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.lag import LAG_CHECK
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource

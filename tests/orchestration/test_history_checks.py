@@ -13,13 +13,15 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.core.reset import Move
 from dagster_rebalance.core.roster import Kind, Said
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import (
     DRAINED_CHECK,
     GAP_CHECK,
     build_history_checks,
     drained_result,
 )
+from dagster_rebalance.orchestration.host import Host
 from tests.orchestration.parts import kafka_in_memory, span, tp
 
 if TYPE_CHECKING:

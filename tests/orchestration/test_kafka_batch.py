@@ -17,8 +17,8 @@ from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
-from dagster_rebalance.orchestration.catalogue import GroupAssets
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.order_book import OrderBook

@@ -12,8 +12,10 @@ from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, LagLimit, PartitionLag
 from dagster_rebalance.core.partition import OffsetAndMetadata
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.lag import LAG_CHECK, build_lag_check
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from tests.orchestration.bench import Bench

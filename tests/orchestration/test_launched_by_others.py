@@ -17,7 +17,7 @@ from dagster_rebalance import (
     KafkaSparkResource,
     build_kafka_batch_defs,
 )
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
 from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
 from tests.orchestration.parts import GROUPS, claimed, kafka_in_memory, offer, tags_of, tp

@@ -20,7 +20,9 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
 from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host, Seat
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host, Seat
 from dagster_rebalance.orchestration.members import HostedMember, Members
 from dagster_rebalance.orchestration.parts import Parts
 from dagster_rebalance.orchestration.runs import RunLedger

@@ -21,7 +21,9 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.lag import LagLimit
 from dagster_rebalance.orchestration import group_report
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.lag import LAG_CHECK
 from dagster_rebalance.orchestration.mailbox import Mailbox
 from dagster_rebalance.orchestration.parts import Parts

@@ -17,8 +17,10 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.events import LastRecorded
 from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.orchestration import sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.mailbox import Mail
 from dagster_rebalance.orchestration.members import Members
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource

@@ -12,9 +12,11 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.group_status import Assigned, MemberSeen, Owners
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.orchestration.bounds import READ_LIMIT_S
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import GroupSettings, told
+from dagster_rebalance.orchestration.host import NOBODY, Host
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.onlooker import GroupSeen, look_on
 from dagster_rebalance.orchestration.runs import RunLedger

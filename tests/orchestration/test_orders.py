@@ -11,9 +11,11 @@ import pytest
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give, groups_of
 from dagster_rebalance.orchestration.control_job import build_kafka_control_job
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.fixtures import unique_name

@@ -23,7 +23,8 @@ from dagster_rebalance.core.events import LostReason, PartitionsAssigned, Partit
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.orchestration.catalogue import Catalogue, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK

@@ -23,7 +23,9 @@ from dagster_rebalance.core.ownership import Phase
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.settings import DriverSettings
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.deadline import wait_until

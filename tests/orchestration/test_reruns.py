@@ -17,10 +17,12 @@ from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.core.reruns import Span
 from dagster_rebalance.orchestration import rerun_tick
 from dagster_rebalance.orchestration import sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import NOBODY, Catalogue, GroupAssets
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.commit_records import processed
 from dagster_rebalance.orchestration.control import Wanted as WantedOrder
 from dagster_rebalance.orchestration.control import give
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.mailbox import Mail
 from dagster_rebalance.orchestration.members import Members
 from dagster_rebalance.orchestration.rerun import Reruns, Wanted, time_of

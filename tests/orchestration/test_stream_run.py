@@ -16,7 +16,7 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
-from dagster_rebalance.orchestration.catalogue import GroupAssets
+from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.stream_run import StreamRun

@@ -15,8 +15,10 @@ from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.signs import SignsOfLife

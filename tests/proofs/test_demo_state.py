@@ -13,7 +13,9 @@ from confluent_kafka import KafkaError, KafkaException
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
-from dagster_rebalance.orchestration.catalogue import Catalogue, GroupAssets, Host
+from dagster_rebalance.orchestration.catalogue import Catalogue
+from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import Host
 from proofs.demo.per_batch.board import LaneBoard
 from proofs.demo.per_batch.state import Watcher
 from proofs.interrupts import Interrupts

@@ -1,0 +1,73 @@
+"""The process that a member lives in, and the seat that it keeps.
+
+Two replicas of one code server serve the same sensor. They settle by the seat, so that they do not
+take the member from each other for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from dagster_rebalance.orchestration.group_assets import GroupAssets
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The process that a member lives in.
+
+    Attributes:
+        location: The code location.
+        sensor: The sensor that asks for the member.
+        incarnation: A name for this process that is never used again.
+        run_id: The streaming run that the process executes; empty for a code server.
+    """
+
+    location: str
+    sensor: str
+    incarnation: str
+    run_id: str = ""
+
+
+NOBODY = Host(location="", sensor="", incarnation="")
+"""Who reads what was reported, and is no member."""
+
+
+class Seat:
+    """A seat says which process of a code location is the member for a sensor.
+
+    It is one value in Dagster's storage, which the member writes over and over. With it two
+    replicas of one code server settle: the one that made way can see whether the other still lives.
+
+    Args:
+        instance: Where the value is stored.
+        assets: The assets of the group.
+        location: The code location.
+        sensor: The sensor.
+    """
+
+    def __init__(
+        self, instance: dg.DagsterInstance, assets: GroupAssets, location: str, sensor: str
+    ) -> None:
+        self._storage = instance.run_storage
+        name = json.dumps([assets.group.path, location, sensor])
+        self._key = f"dagster_rebalance/seat/{hashlib.sha256(name.encode()).hexdigest()[:32]}"
+
+    def keep(self, incarnation: str) -> None:
+        """Give a sign of life of the member that lives in a process."""
+        self._storage.set_cursor_values({self._key: f"{incarnation} {time.time():.0f}"})
+
+    def release(self, incarnation: str) -> None:
+        """Free the seat, unless another process has it by now."""
+        if self.sign().startswith(f"{incarnation} "):
+            self._storage.set_cursor_values({self._key: ""})
+
+    def sign(self) -> str:
+        """The last sign of whoever has the seat; empty when it is free."""
+        return self._storage.get_cursor_values({self._key}).get(self._key, "")
