@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.core.partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from dagster_rebalance.core.owned_partition import OwnedPartition
 
@@ -29,6 +29,10 @@ class AssignedPartitions(MutableMapping[TopicPartition, "OwnedPartition"]):
     def busy(self) -> tuple[OwnedPartition, ...]:
         """Those for which something is to be done, or may be as time goes on."""
         return tuple(sorted(self._busy.values(), key=lambda owned: owned.epoch))
+
+    def known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
+        """Those of the partitions that this member has."""
+        return [self._all[partition] for partition in partitions if partition in self._all]
 
     def next_idle(self, most: int) -> list[TopicPartition]:
         """Up to `most` of the idle ones: others at each call, until all had their turn."""

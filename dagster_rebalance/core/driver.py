@@ -22,7 +22,7 @@ from dagster_rebalance.core.assigned import AssignedPartitions
 from dagster_rebalance.core.control import Order, in_force
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.forecast import Forecast
-from dagster_rebalance.core.holds import Hold, advance, is_over
+from dagster_rebalance.core.held_partitions import HeldPartitions
 from dagster_rebalance.core.lookups import Lookups
 from dagster_rebalance.core.obedience import Obedience
 from dagster_rebalance.core.occurrences import Occurred
@@ -31,7 +31,6 @@ from dagster_rebalance.core.owned_partition import OwnedPartition, Refused
 from dagster_rebalance.core.ownership import Change, Phase
 from dagster_rebalance.core.partition import Log, named
 from dagster_rebalance.core.planning import plan
-from dagster_rebalance.core.receipts import Cause, Outcome
 from dagster_rebalance.core.restoring import (
     is_news,
     moved_offset,
@@ -48,7 +47,6 @@ from dagster_rebalance.core.runs import (
     unclaimed_workers,
 )
 from dagster_rebalance.core.setbacks import unanswered
-from dagster_rebalance.core.settings import DriverSettings, HoldBudget, LeavePolicy, LossPolicy
 from dagster_rebalance.core.stream_batches import StreamBatch
 from dagster_rebalance.core.stream_claims import StreamClaims
 from dagster_rebalance.core.transactions import noticed, why_hanging
@@ -56,11 +54,9 @@ from dagster_rebalance.core.transactions import noticed, why_hanging
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from dagster_rebalance.core.holds import Hold
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
-
-
-_SHOWN_AFTER_S = 1.0
-"""Most holds are over sooner, and then the receipt says it all."""
+    from dagster_rebalance.core.settings import DriverSettings
 
 
 class Driver:
@@ -71,14 +67,13 @@ class Driver:
     ) -> None:
         self.settings = settings
         self.partitions = AssignedPartitions()
-        self.holds: tuple[Hold, ...] = ()
-        self.leaving: str | None = None
         self._new_batch_id = new_batch_id
         self._epoch = 0
         self.pulse = settings.pulse
         self._last_tick_at = self._now = now
         self._asked_since: dict[Offer, float] = {}
         self._streaming = StreamClaims(settings, new_batch_id)
+        self._given_up = HeldPartitions(settings, self.partitions, self._streaming)
         self._lookups = Lookups(settings)
         self._rechecked_at = float("-inf")
         self.orders: tuple[Order, ...] = ()
@@ -111,7 +106,7 @@ class Driver:
         commands += self._store_letters(now)
         commands += self._commit(now)
         commands += self._record(now)
-        commands += self._advance_holds(now)
+        commands += self._given_up.advance(now)
         commands += self._obedience.due(self.partitions.busy, now)
         commands += self._claim_again(now)
         commands += self._claim(now)
@@ -160,14 +155,19 @@ class Driver:
         return Log() if owned is None else owned.log
 
     @property
+    def holds(self) -> tuple[Hold, ...]:
+        """What is given up, in the order of the requests."""
+        return self._given_up.holds
+
+    @property
+    def leaving(self) -> str | None:
+        """Why the member leaves the group; None while it stays."""
+        return self._given_up.leaving
+
+    @property
     def held(self) -> frozenset[TopicPartition]:
         """The partitions whose revoke must still be delayed."""
-        return frozenset(
-            partition
-            for hold in self.holds
-            if hold.cause is Cause.REVOKE
-            for partition in hold.epochs
-        )
+        return self._given_up.revoked
 
     # What Kafka says
 
@@ -191,86 +191,22 @@ class Driver:
         )
 
     def _on_revoke_requested(self, event: seen.RevokeRequested, now: float) -> Iterable[do.Command]:
-        yield do.Note(
-            f"Kafka asks for {named(event.partitions)} back",
-            Occurred.REVOKE_REQUESTED,
-            {"partitions": event.partitions},
-        )
-        self._give_up(event.partitions, Cause.REVOKE, self.settings.budget, now)
+        yield from self._given_up.revoke(event, now)
+        self._lookups.want_runs()
 
     def _on_leave_requested(self, event: seen.LeaveRequested, now: float) -> Iterable[do.Command]:
-        hands_over = event.has_successor and self.settings.on_leave is LeavePolicy.RELEASE
-        budget = self.settings.budget
-        if hands_over:
-            # It waits for commits alone, which the end of a hold is kept for.
-            budget = budget.within(budget.commit_slice_s)
-        if event.limit_s is not None:
-            budget = budget.within(event.limit_s)
-        if self.leaving is None:
-            self.leaving = event.reason
-            yield do.Note(
-                f"leaving the group: {event.reason}",
-                Occurred.MEMBER_LEAVING,
-                {"reason": event.reason},
-            )
-            self._give_up(tuple(self.partitions), Cause.LEAVE, budget, now)
-        # What is under way can only get faster: a code server is killed when its time is up,
-        # whatever the member began before. A revoke that the leave for a successor overtakes is
-        # handed over as well.
-        self.holds = tuple(
-            hold.hastened(budget, now, hands_over=hands_over)
-            if hands_over or hold.cause is Cause.LEAVE
-            else hold
-            for hold in self.holds
-        )
-
-    def _give_up(
-        self, partitions: Iterable[TopicPartition], cause: Cause, budget: HoldBudget, now: float
-    ) -> None:
-        epochs = {}
-        for owned in self._known(partitions):
-            held_since = now if owned.held_since is None else owned.held_since
-            asked_back = owned.asked_back()
-            self.partitions[owned.partition] = replace(
-                asked_back, held_since=held_since, runs_are_known=not asked_back.entries
-            )
-            epochs[owned.partition] = owned.epoch
-        self.holds = (*self.holds, Hold(cause, epochs, now, budget))
-        self._lookups.want_runs()
+        was_leaving = self.leaving is not None
+        yield from self._given_up.leave(event, now)
+        if not was_leaving:
+            self._lookups.want_runs()
 
     def _on_revoked(self, event: seen.PartitionsRevoked, now: float) -> Iterable[do.Command]:
         """What was not released was taken away."""
-        taken = tuple(owned.partition for owned in self._known(event.partitions))
+        taken = tuple(owned.partition for owned in self.partitions.known(event.partitions))
         return self._on_lost(seen.PartitionsLost(taken), now) if taken else ()
 
     def _on_lost(self, event: seen.PartitionsLost, now: float) -> Iterable[do.Command]:
-        is_superseded = event.reason is seen.LostReason.SUPERSEDED
-        change = Change.SUPERSESSION_NOTICED if is_superseded else Change.LOSS_NOTICED
-        outcome = Outcome.SUPERSEDED if is_superseded else Outcome.LOST
-        gone = [owned.changed(change) for owned in self._known(event.partitions)]
-        for owned in gone:
-            del self.partitions[owned.partition]
-        yield do.Note(
-            f"{outcome.value}: {named(event.partitions)}; nothing is committed for them any more",
-            Occurred.PARTITIONS_LOST,
-            {"partitions": event.partitions, "reason": event.reason},
-        )
-        runs = {run for owned in gone for run in owned.live_runs}
-        if self.settings.on_lost is not LossPolicy.CANCEL:
-            # The worker stops in any case: nobody else can wait for a part of its batch.
-            runs &= {self.settings.worker}
-        if runs:
-            yield do.CancelRuns(tuple(sorted(runs)), f"their partitions were {outcome.value}")
-        yield from self._streaming.left_behind(gone)
-        yield from _no_longer_stopped(gone)
-        kept = []
-        for hold in self.holds:
-            taken, rest = hold.split(event.partitions)
-            if taken.epochs:
-                yield do.RecordReceipt(taken.receipt(gone, now, outcome))
-            if rest.epochs or hold.cause is Cause.LEAVE:
-                kept.append(rest)
-        self.holds = tuple(kept)
+        return self._given_up.lose(event, now)
 
     # What Dagster and the clock say
 
@@ -518,23 +454,12 @@ class Driver:
             return
         if record.claim_to_commit_s is not None:
             self.forecast = self.forecast.after(record.claim_to_commit_s)
-        # A launcher that cannot cancel what it launches leaves it alone: such a run may have been
-        # asked to end, and succeed.
         succeeded = {
             entry.progress.run_id
             for entry in before.entries
             if isinstance(entry.progress, Succeeded)
         }
-        self.holds = tuple(
-            replace(
-                hold,
-                committed={**hold.committed, after.partition: record.range.until},
-                cancelled=hold.cancelled - succeeded,
-            )
-            if hold.epochs.get(after.partition) == after.epoch
-            else hold
-            for hold in self.holds
-        )
+        self._given_up.note_committed(after, record.range.until, succeeded)
 
     def _distrusted(self, owned: OwnedPartition) -> OwnedPartition:
         self._lookups.want_stored()
@@ -610,56 +535,6 @@ class Driver:
                 self.partitions[owned.partition] = replace(owned, recorded_at=now)
                 yield record
 
-    def _advance_holds(self, now: float) -> Iterable[do.Command]:
-        """End the holds that are over, those of revokes first.
-
-        The revoke releases a partition that is in the hold of a leave as well.
-        """
-        advanced = []
-        for hold in self.holds:
-            step = advance(hold, self._known(hold.epochs), self.settings, now)
-            advanced.append(step.hold)
-            self.partitions.update({owned.partition: owned for owned in step.drained})
-            yield from step.cancels
-        self.holds = tuple(advanced)
-        for hold in sorted(self.holds, key=lambda hold: hold.cause is Cause.LEAVE):
-            held = self._known(hold.epochs)
-            if is_over(held):
-                yield from self._end(hold, held, now)
-            elif not hold.is_shown and now - hold.requested_at >= _SHOWN_AFTER_S:
-                yield self._shown(hold, held, now)
-
-    def _shown(self, hold: Hold, held: Iterable[OwnedPartition], now: float) -> do.ShowHold:
-        """Tell people of a hold that was not over at once."""
-        runs = {run for owned in held for run in owned.live_runs}
-        self.holds = tuple(
-            replace(other, is_shown=True) if other is hold else other for other in self.holds
-        )
-        partitions, left_s = tuple(sorted(hold.epochs)), hold.limit_at - now
-        return do.ShowHold(hold.cause, partitions, tuple(sorted(runs)), left_s)
-
-    def _known(self, partitions: Iterable[TopicPartition]) -> list[OwnedPartition]:
-        """Those of the partitions that this member has."""
-        return [
-            self.partitions[partition] for partition in partitions if partition in self.partitions
-        ]
-
-    def _end(self, hold: Hold, held: list[OwnedPartition], now: float) -> Iterable[do.Command]:
-        # Runs are still live when the limit of a leave ended the hold of a revoke before its own.
-        left = Outcome.HANDED_OVER if hold.hands_over else Outcome.DEADLINE
-        outcome = left if any(owned.live_runs for owned in held) else None
-        self.holds = tuple(other for other in self.holds if other is not hold)
-        if hold.cause is Cause.REVOKE:
-            for owned in held:
-                owned.changed(Change.RELEASE_COMPLETED)
-                del self.partitions[owned.partition]
-        if hold.epochs:
-            yield do.RecordReceipt(hold.receipt(held, now, outcome))
-        yield from self._streaming.left_behind(held)
-        yield from _no_longer_stopped(held)
-        if hold.cause is Cause.LEAVE:
-            yield do.LeaveGroup(self.leaving or "asked to")
-
     def _claim_again(self, now: float) -> Iterable[do.Command]:
         if self._streaming.may_write_again(self.partitions.busy):
             wanted = next(iter(self._wanted), None)
@@ -701,16 +576,3 @@ def _adopted(range_: OffsetRange, batch_id: str, progress: InFlight) -> do.Note:
         Occurred.BATCH_ADOPTED,
         {"batch_id": batch_id, "run_ids": progress.run_ids, **range_.fields},
     )
-
-
-def _no_longer_stopped(partitions: Iterable[OwnedPartition]) -> Iterable[do.Command]:
-    """Clear the stop reasons of partitions that this member does not own any more.
-
-    The owner of a partition shows why it is stopped: the next owner says it again if it still
-    holds.
-    """
-    return [
-        do.ShowStop(owned.partition, "", is_released=True)
-        for owned in partitions
-        if owned.stop_reason
-    ]

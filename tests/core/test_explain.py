@@ -7,7 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dagster_rebalance.core.commands import ReadStoredOffsets, RecordCommit
-from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
+from dagster_rebalance.core.events import (
+    LeaveRequested,
+    PartitionsAssigned,
+    RevokeRequested,
+)
 from dagster_rebalance.core.explain import explain_hold, explain_partition, summary
 from dagster_rebalance.core.forecast import Forecast
 from dagster_rebalance.core.holds import Hold
@@ -364,7 +368,7 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
 
 
 def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
-    """Holds, stops, partitions that are taken in, and a leave."""
+    """Holds, stops, and partitions that are taken in."""
     world = World(records=85, partitions=4)
     assert summary(world.member().driver, world.now) == ("owns no partitions",)
     member = world.member(owns=3)
@@ -375,7 +379,6 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     member.feed(RevokeRequested((range_.topic_partition,)))
     member.fails.add(ReadStoredOffsets)
     member.feed(PartitionsAssigned((tp(3),)))
-    member.driver.leaving = "a reload"
     halted = next(o for o in member.driver.partitions.values() if o.phase is Phase.OWNED)
     member.driver.partitions[halted.partition] = replace(
         halted, phase=Phase.STOPPED, stop_reason="no way"
@@ -383,7 +386,6 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     (stopped_run,) = halted.live_runs
     assert summary(member.driver, world.now) == (
         "owns orders-0..3 (4 partitions), lag 255, 3 runs in flight, 2 of them not started",
-        "leaving the group: a reload",
         f"holding {range_.topic_partition} for 0 s: waiting for run run1 on {range_}; 290 s left",
         (
             f"{halted.partition}: stopped: no way; run {stopped_run} for [0, 85) waits in "
@@ -391,6 +393,15 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
         ),
         "orders-3: being taken in, reads its committed offset",
     )
+
+
+def test_the_summary_says_why_the_member_leaves() -> None:
+    """A person who has reloaded code wants to know whether that is the reason."""
+    world = World(records=85)
+    member = world.member(owns=1)
+    member.tick()
+    member.feed(LeaveRequested("a reload"))
+    assert "leaving the group: a reload" in summary(member.driver, world.now)
 
 
 def test_without_a_member_nothing_is_said_to_be_under_way() -> None:

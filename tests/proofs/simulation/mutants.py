@@ -19,6 +19,7 @@ from dagster_rebalance.core import runs as runs_module
 from dagster_rebalance.core import start_check as start_check_module
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.held_partitions import HeldPartitions
 from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.ledger import OffsetLedger
 from dagster_rebalance.core.offers import Offer, offers_of
@@ -219,16 +220,16 @@ def begin_at_the_end(patch: pytest.MonkeyPatch) -> None:
 
 def leave_with_an_open_hold(patch: pytest.MonkeyPatch) -> None:
     """A member that leaves forgets to end the hold for it."""
-    real = Driver._end
+    real = HeldPartitions._end
 
     def end(
-        self: Driver, hold: Hold, held: list[OwnedPartition], now: float
+        self: HeldPartitions, hold: Hold, held: list[OwnedPartition], now: float
     ) -> Iterable[do.Command]:
         yield from real(self, hold, held, now)
         if hold.cause is Cause.LEAVE:
             self.holds = (*self.holds, hold)
 
-    patch.setattr(Driver, "_end", end)
+    patch.setattr(HeldPartitions, "_end", end)
 
 
 def believe_dagster(patch: pytest.MonkeyPatch) -> None:
@@ -336,16 +337,16 @@ def a_refusal_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
 
 def keep_every_hold(patch: pytest.MonkeyPatch) -> None:
     """Holds that have ended are not forgotten."""
-    real, kept = Driver._end, []
+    real, kept = HeldPartitions._end, []
 
     def end(
-        self: Driver, hold: Hold, held: list[OwnedPartition], now: float
+        self: HeldPartitions, hold: Hold, held: list[OwnedPartition], now: float
     ) -> Iterable[do.Command]:
         kept.append(hold)
         self.kept = kept  # type: ignore[attr-defined]
         return real(self, hold, held, now)
 
-    patch.setattr(Driver, "_end", end)
+    patch.setattr(HeldPartitions, "_end", end)
 
 
 def ignore_people(patch: pytest.MonkeyPatch) -> None:
