@@ -16,11 +16,16 @@ import dagster as dg
 
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.group_status import Assigned
-from dagster_rebalance.core.partition import MAX_OFFSET, TopicPartition, named, partitions_named
+from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
 from dagster_rebalance.core.roster import Roster, roster
 from dagster_rebalance.orchestration import lag as lag_asset
 from dagster_rebalance.orchestration.checks import as_evaluation
-from dagster_rebalance.orchestration.commit_records import commits_in, metadata_of
+from dagster_rebalance.orchestration.commit_records import (
+    commits_in,
+    last_recorded,
+    materialisation,
+    newest,
+)
 from dagster_rebalance.orchestration.group_settings import GroupSettings
 from dagster_rebalance.orchestration.history_checks import (
     DRAINED_CHECK,
@@ -34,7 +39,7 @@ from dagster_rebalance.orchestration.roster import history_of, said_in, tables
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.core.commands import RecordCommit, ShowHold
     from dagster_rebalance.core.control import Order
@@ -49,10 +54,6 @@ if TYPE_CHECKING:
 
 _EVENTS_READ = 100
 _ASSIGNMENTS_READ = 1_000
-_PARTITIONS_PER_QUERY = 500
-_COMMITS_READ = 10
-"""Dagster's UI lets people report materialisations, which have no offsets: the last commit may be
-behind some of them."""
 
 
 class Catalogue:
@@ -98,52 +99,7 @@ class Catalogue:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, LastRecorded]:
         """The last recorded commit of each partition that has one."""
-        wanted = tuple(partitions)
-        found: dict[TopicPartition, LastRecorded] = {}
-        for start in range(0, len(wanted), _PARTITIONS_PER_QUERY):
-            found |= self._recorded_last(wanted[start : start + _PARTITIONS_PER_QUERY])
-        return found
-
-    def _recorded_last(
-        self, partitions: Sequence[TopicPartition]
-    ) -> dict[TopicPartition, LastRecorded]:
-        """Return the same for one slice of the partitions, in two queries.
-
-        Each partition whose last materialisation somebody else has reported takes one query more.
-        """
-        names = {str(partition) for partition in partitions}
-        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
-        newest = self._instance.get_latest_storage_id_by_partition(
-            self._assets.offsets, kind, names
-        )
-        if not newest:
-            return {}
-        these = dg.AssetRecordsFilter(
-            asset_key=self._assets.offsets, storage_ids=sorted(newest.values())
-        )
-        records = self._instance.fetch_materializations(these, limit=len(newest)).records
-        commits = {record.partition_key: metadata_of(record) for record in records}
-        found: dict[TopicPartition, LastRecorded] = {}
-        for partition in partitions:
-            name = str(partition)
-            known = (
-                (_commits([commits.get(name, {})]) or _commits(self._recorded(partition)))
-                if name in newest
-                else []
-            )
-            if known:
-                found[partition] = known[0]
-        return found
-
-    def _recorded(self, partition: TopicPartition) -> Iterator[dict[str, object]]:
-        """What the last commits of a partition were recorded with, newest first."""
-        records = self._instance.fetch_materializations(
-            dg.AssetRecordsFilter(
-                asset_key=self._assets.offsets, asset_partitions=[str(partition)]
-            ),
-            limit=_COMMITS_READ,
-        ).records
-        yield from map(metadata_of, records)
+        return last_recorded(self._instance, self._assets.offsets, tuple(partitions))
 
     def record_commit(self, commit: RecordCommit) -> None:
         """Record what is committed as a materialisation, unless that was done.
@@ -152,7 +108,7 @@ class Catalogue:
         """
         known = {
             found
-            for said in self._recorded(commit.range.topic_partition)
+            for said in newest(self._instance, self._assets.offsets, commit.range.topic_partition)
             for found in commits_in(said)
         }
         rest = commit.without(known)
@@ -174,48 +130,12 @@ class Catalogue:
                 self._tell(result, GAP_CHECK, self._assets.offsets)
 
     def _record(self, commit: RecordCommit) -> None:
-        partition = commit.range.topic_partition
-        metadata: dict[str, Any] = {
-            "start": commit.range.start,
-            "until": commit.range.until,
-            "offsets": len(commit.range),
-            "dagster/uri": f"kafka://{partition.topic}/{partition.partition}",
-            "lag": commit.lag,
-            "run": dg.MetadataValue.dagster_run(commit.run_id),
-            "batch": commit.batch_id,
-            "epoch": commit.epoch,
-            "member": self._host.location,
-        }
-        if commit.claim_to_commit_s is not None:
-            metadata["claim_to_commit_seconds"] = round(commit.claim_to_commit_s, 3)
-        if commit.drain_s is not None:
-            metadata["drain_seconds"] = round(commit.drain_s, 3)
-        if commit.is_late:
-            metadata["recorded_late"] = True
-        description = f"{commit.range} committed"
-        if commit.joined:
-            metadata["commits"] = len(commit.ends)
-            metadata["joined"] = dg.MetadataValue.json([list(end) for end in commit.joined])
-            description = f"{description} in {len(commit.ends)} commits"
+        record = materialisation(commit, self._assets.offsets, self._host.location)
         if commit.is_dead_letter:
-            description = (
-                f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: "
-                "the dead-letter topic has it"
-            )
-            metadata["dead_letter"] = True
-            self._observe(
-                "dead_letter",
-                description,
-                {"partitions": dg.MetadataValue.json([str(partition)]), **metadata},
-            )
-        self._instance.report_runless_asset_event(
-            dg.AssetMaterialization(
-                asset_key=self._assets.offsets,
-                partition=str(partition),
-                description=description,
-                metadata=metadata,
-            )
-        )
+            partitions = dg.MetadataValue.json([str(commit.range.topic_partition)])
+            said = {"partitions": partitions, **record.metadata}
+            self._observe("dead_letter", record.description or "", said)
+        self._instance.report_runless_asset_event(record)
 
     def record_hold(self, hold: ShowHold) -> None:
         """Record that partitions are held, and what for."""
@@ -481,11 +401,3 @@ def _rerun_metadata(rerun: Rerun) -> dict[str, Any]:
         "reason": rerun.reason,
         "asked_at": dg.MetadataValue.timestamp(rerun.at),
     }
-
-
-def _commits(records: Iterable[dict[str, object]]) -> list[LastRecorded]:
-    return [
-        LastRecorded(until, str(record.get("run", "")))
-        for record in records
-        if isinstance(until := record.get("until"), int) and 0 <= until <= MAX_OFFSET
-    ]

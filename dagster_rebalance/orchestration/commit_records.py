@@ -1,29 +1,79 @@
 """What the materialisations of the offsets asset say: the commits of a group, and so its past.
 
-Owns how a record is read back, whoever wrote it: people report materialisations, too, and these say
-nothing. A record may stand for several commits.
+Owns what a record says, and how it is read back, whoever wrote it: people report materialisations,
+too, and these say nothing. A record may stand for several commits.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
 from dagster_rebalance.core.commands import recorded_commits
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.events import LastRecorded
+from dagster_rebalance.core.partition import MAX_OFFSET, OffsetRange
 from dagster_rebalance.core.reruns import Processed, parts_of
 from dagster_rebalance.orchestration.tags import ranges_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from dagster_rebalance.core.commands import RecordCommit
     from dagster_rebalance.core.partition import TopicPartition
 
 _RECORDS_PER_QUERY = 1_000
 _SHOWN_READ = 1_000
 """A late record stands for the last commits of a run, which may have had others after them."""
+_PARTITIONS_PER_QUERY = 500
+_COMMITS_READ = 10
+"""Dagster's UI lets people report materialisations, which have no offsets: the last commit may be
+behind some of them."""
+
+
+def materialisation(
+    commit: RecordCommit, offsets: dg.AssetKey, member: str
+) -> dg.AssetMaterialization:
+    """The record of a commit.
+
+    Args:
+        commit: What was committed.
+        offsets: The offsets asset of the group.
+        member: The code location of the member that records it.
+    """
+    partition = commit.range.topic_partition
+    metadata: dict[str, Any] = {
+        "start": commit.range.start,
+        "until": commit.range.until,
+        "offsets": len(commit.range),
+        "dagster/uri": f"kafka://{partition.topic}/{partition.partition}",
+        "lag": commit.lag,
+        "run": dg.MetadataValue.dagster_run(commit.run_id),
+        "batch": commit.batch_id,
+        "epoch": commit.epoch,
+        "member": member,
+    }
+    if commit.claim_to_commit_s is not None:
+        metadata["claim_to_commit_seconds"] = round(commit.claim_to_commit_s, 3)
+    if commit.drain_s is not None:
+        metadata["drain_seconds"] = round(commit.drain_s, 3)
+    if commit.is_late:
+        metadata["recorded_late"] = True
+    description = f"{commit.range} committed"
+    if commit.joined:
+        metadata["commits"] = len(commit.ends)
+        metadata["joined"] = dg.MetadataValue.json([list(end) for end in commit.joined])
+        description = f"{description} in {len(commit.ends)} commits"
+    if commit.is_dead_letter:
+        metadata["dead_letter"] = True
+        description = (
+            f"the attempts of {commit.range} are exhausted, the last run is {commit.run_id}: "
+            "the dead-letter topic has it"
+        )
+    return dg.AssetMaterialization(
+        asset_key=offsets, partition=str(partition), description=description, metadata=metadata
+    )
 
 
 def metadata_of(record: dg.EventLogRecord) -> dict[str, object]:
@@ -47,6 +97,59 @@ def commits_in(metadata: Mapping[str, object]) -> Iterator[tuple[int, int, str]]
             if isinstance(each, list) and len(each) == 2 and isinstance(each[0], int)  # noqa: PLR2004 - a pair
         ]
         yield from recorded_commits(start, (*ends, (until, run_id)))
+
+
+def newest(
+    instance: dg.DagsterInstance, offsets: dg.AssetKey, partition: TopicPartition
+) -> Iterator[dict[str, object]]:
+    """What the last commits of a partition were recorded with, newest first."""
+    these = dg.AssetRecordsFilter(asset_key=offsets, asset_partitions=[str(partition)])
+    yield from map(metadata_of, instance.fetch_materializations(these, limit=_COMMITS_READ).records)
+
+
+def last_recorded(
+    instance: dg.DagsterInstance, offsets: dg.AssetKey, partitions: Sequence[TopicPartition]
+) -> dict[TopicPartition, LastRecorded]:
+    """The last recorded commit of each partition that has one.
+
+    It takes two queries for 500 partitions, and one more for each of those whose last
+    materialisation somebody else has reported.
+    """
+    found: dict[TopicPartition, LastRecorded] = {}
+    for start in range(0, len(partitions), _PARTITIONS_PER_QUERY):
+        these = partitions[start : start + _PARTITIONS_PER_QUERY]
+        for partition, said in _newest_of_each(instance, offsets, these).items():
+            last = _last_in([said]) or _last_in(newest(instance, offsets, partition))
+            if last is not None:
+                found[partition] = last
+    return found
+
+
+def _newest_of_each(
+    instance: dg.DagsterInstance, offsets: dg.AssetKey, partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, dict[str, object]]:
+    """The metadata of the last materialisation of each partition that has one."""
+    named = {str(partition): partition for partition in partitions}
+    kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+    ids = instance.get_latest_storage_id_by_partition(offsets, kind, set(named))
+    if not ids:
+        return {}
+    these = dg.AssetRecordsFilter(asset_key=offsets, storage_ids=sorted(ids.values()))
+    records = instance.fetch_materializations(these, limit=len(ids)).records
+    said = {record.partition_key: metadata_of(record) for record in records}
+    return {named[name]: said.get(name, {}) for name in ids}
+
+
+def _last_in(records: Iterable[Mapping[str, object]]) -> LastRecorded | None:
+    """The first of the records that says an offset."""
+    return next(
+        (
+            LastRecorded(until, str(record.get("run", "")))
+            for record in records
+            if isinstance(until := record.get("until"), int) and 0 <= until <= MAX_OFFSET
+        ),
+        None,
+    )
 
 
 def processed(
