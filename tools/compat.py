@@ -239,7 +239,7 @@ def main() -> int:
     reasons = dict.fromkeys(chosen.client, "chosen") if chosen.client else clients()
     brokers = chosen.broker or BROKERS
     for broker in brokers:
-        # Needs pyspark's Ivy the first time, which only this environment has.
+        # Fetched by this environment, the first time.
         fetch(kafka_jars(broker))
     started_at, rows = time.monotonic(), []
     for client in reasons:

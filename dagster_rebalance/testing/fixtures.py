@@ -19,7 +19,8 @@ def test_orders_arrive(kafka_broker, kafka_topic):
 other test has. `secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and
 ACLs. `spark_connect_server` (session): a `SparkConnectServer`. `postgres` (session): a `Postgres`,
 for Dagster's storage. All but Postgres need Java 17 to 23. The first use ever fetches the jars,
-about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it).
+about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it). The Spark Connect
+server needs the extra `spark`, too.
 DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 plays the tests on another Kafka than 4.1.1.
 """
 

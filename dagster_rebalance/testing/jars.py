@@ -2,8 +2,8 @@
 
 It checks them each time a caller uses them. It owns the cache of jars and what may be in it. It
 uses a set of jars only when the set is complete and each jar has the hash that was pinned for it
-(`pins/`), or that it had when it was fetched. The Ivy that pyspark ships fetches them and follows
-the machine's own settings: no address of a repository stands here.
+(`pins/`), or that it had when it was fetched. jgo fetches them, which knows where: no address of a
+repository stands here. A machine behind a mirror names that in Maven's own settings or a variable.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ import importlib.util
 import os
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import quoteattr
+from xml.etree import ElementTree as ET
 
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
-from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.java import find_java
-from dagster_rebalance.testing.processes import ChildProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+
+    from jgo.maven import Artifact, MavenContext
 
 CACHE_VARIABLE = "DAGSTER_REBALANCE_CACHE"
 """Names the folder for jars; without it they are in the user's cache folder."""
 
-IVY_SETTINGS_VARIABLE = "DAGSTER_REBALANCE_IVY_SETTINGS"
-"""Names an ivysettings.xml, where jars must come from a mirror."""
+REPOSITORY_VARIABLE = "DAGSTER_REBALANCE_MAVEN"
+"""Holds the address of a Maven repository, where jars must come from a mirror."""
 
-FETCH_LIMIT_S = 900
+REQUEST_LIMIT_S = 60
+AT_ONCE = 8
 MANIFEST = "manifest.sha256"
 PINS = Path(__file__).parent / "pins"
 
@@ -88,8 +89,8 @@ def pyspark_folder() -> Path:
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         msg = (
-            "The local Kafka and Spark need pyspark, which is not installed. Install the extra: "
-            "pip install 'dagster-rebalance[testing]'"
+            "The local Spark needs pyspark, which is not installed. Install the extra: "
+            "pip install 'dagster-rebalance[spark,testing]'"
         )
         raise ConfigurationError(msg)
     return Path(spec.origin).parent
@@ -117,11 +118,8 @@ def fetch(jars: JarSet, *, tell: Callable[[str], None] = tell_on_stderr) -> list
             tell(f"{jars.name}: {problem}; fetching all again")
             shutil.rmtree(folder)
         partial = folder.with_name(f"{jars.name}.partial")
-        _run_ivy(jars, partial, tell)
-        fetched = partial / "jars"
-        (fetched / MANIFEST).write_text(
-            "".join(f"{digest}  {name}\n" for name, digest in _hashes(fetched).items())
-        )
+        shutil.rmtree(partial, ignore_errors=True)
+        fetched = _download(jars, partial, tell)
         if problem := _problem(fetched, jars):
             shutil.rmtree(partial)
             msg = (
@@ -148,9 +146,15 @@ def _hashes(folder: Path) -> dict[str, str]:
     }
 
 
+def _rows(path: Path) -> Iterator[tuple[str, PurePosixPath]]:
+    """The hash of each jar, and its path in a repository; manifests of 0.1.0 have only its name."""
+    for line in path.read_text().splitlines():
+        digest, place = line.split()
+        yield digest, PurePosixPath(place)
+
+
 def _read_manifest(path: Path) -> dict[str, str]:
-    rows = (line.split() for line in path.read_text().splitlines())
-    return {name: digest for digest, name in rows}
+    return {place.name: digest for digest, place in _rows(path)}
 
 
 def _problem(folder: Path, jars: JarSet) -> str | None:
@@ -173,72 +177,105 @@ def _problem(folder: Path, jars: JarSet) -> str | None:
     return None
 
 
-def _ivy_file(jars: JarSet) -> str:
-    dependencies = "".join(
-        f"<dependency org={quoteattr(a.organisation)} name={quoteattr(a.artifact)} "
-        f"rev={quoteattr(a.version)} conf='default->default'/>"
-        for a in jars.artifacts
-    )
-    excluded = "".join(
-        f"<exclude org={quoteattr(organisation)}/>" for organisation in jars.excluded
-    )
-    return (
-        "<ivy-module version='2.0'><info organisation='local' module='jars'/><configurations><conf "
-        "name='default'/></configurations>"
-        f"<dependencies>{dependencies}{excluded}</dependencies></ivy-module>"
-    )
-
-
-def _run_ivy(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> None:
-    """Leaves the jars in `partial/jars`.
-
-    What an earlier, cut short fetch has brought is used again: Ivy checks its own cache.
-    """
-    shutil.rmtree(partial / "jars", ignore_errors=True)
-    partial.mkdir(parents=True, exist_ok=True)
-    log = partial / "ivy.log"
-    log.unlink(missing_ok=True)
-    (partial / "ivy.xml").write_text(_ivy_file(jars))
-    ivy = next((pyspark_folder() / "jars").glob("ivy-*.jar"))
-    settings = os.environ.get(IVY_SETTINGS_VARIABLE)
-    command: list[str | Path] = [
-        find_java().path,
-        "-jar",
-        ivy,
-        "-cache",
-        partial / "ivy",
-        "-ivy",
-        partial / "ivy.xml",
-    ]
-    command += ["-settings", settings] if settings else []
-    command += ["-retrieve", f"{partial}/jars/[artifact]-[revision](-[classifier]).[ext]"]
+def _download(jars: JarSet, partial: Path, tell: Callable[[str], None]) -> Path:
+    """Leave the jars and their manifest in a folder below `partial`, and return it."""
     tell(f"{jars.name}: fetching into {cache_folder()} (once)")
-    with ChildProcess(f"the fetch of {jars.name}", command, log=log) as ivy_process:
-        seen = 0
-
-        def is_over() -> bool:
-            nonlocal seen
-            text = log.read_text(errors="replace")
-            found, loaded = text.count("\tfound "), text.count("[SUCCESSFUL ]")
-            if found + loaded > seen:
-                seen = found + loaded
-                tell(
-                    f"{jars.name}: {loaded} of {found} jars"
-                    if loaded
-                    else f"{jars.name}: {found} dependencies found"
-                )
-            return not ivy_process.is_running
-
-        wait_until(
-            is_over,
-            timeout_s=FETCH_LIMIT_S,
-            what=f"the jars of {jars.name}; {log} has the details",
-            interval_s=1,
+    fetched = partial / "jars"
+    fetched.mkdir(parents=True)
+    maven = _maven(partial / "repository")
+    pin = PINS / f"{jars.name}.sha256"
+    manifest = {}
+    try:
+        artifacts = _pinned(maven, pin) if pin.exists() else _resolved(maven, jars)
+        for count, path in enumerate(_downloaded(artifacts), start=1):
+            tell(f"{jars.name}: {count} of {len(artifacts)} jars")
+            place = path.relative_to(maven.repo_cache).as_posix()
+            manifest[place] = hashlib.sha256(path.read_bytes()).hexdigest()
+            path.rename(fetched / path.name)
+    except (OSError, RuntimeError, ValueError) as error:  # as jgo and requests raise them
+        msg = (
+            f"The jars of {jars.name} could not be fetched. Is the network there? Behind a mirror, "
+            f"put its address into {REPOSITORY_VARIABLE}, or into settings.xml of Maven; a login "
+            f"belongs into .netrc. What happened: {error}"
         )
-        if ivy_process.exit_code != 0:
-            msg = (
-                f"The jars of {jars.name} could not be fetched. Is the network there? Behind a "
-                "mirror, name an ivysettings.xml in "
-                f"{IVY_SETTINGS_VARIABLE}. Ivy says:\n{ivy_process.tail(15)}"
-            )
-            raise DagsterRebalanceError(msg)
+        raise DagsterRebalanceError(msg) from error
+    rows = (f"{digest}  {place}\n" for place, digest in sorted(manifest.items()))
+    (fetched / MANIFEST).write_text("".join(rows))
+    return fetched
+
+
+def _maven(folder: Path) -> MavenContext:
+    """What knows the machine's repository, Maven Central by default, and keeps files in `folder`.
+
+    Raises:
+        ConfigurationError: jgo is not installed, or the variable holds no address.
+    """
+    try:
+        from jgo.maven import MavenContext
+    except ImportError as error:
+        msg = (
+            "The local Kafka needs jgo to fetch its jars. Install the extra: pip install "
+            "'dagster-rebalance[testing]'"
+        )
+        raise ConfigurationError(msg) from error
+    address = os.environ.get(REPOSITORY_VARIABLE) or mirror(Path.home() / ".m2" / "settings.xml")
+    if address and not address.startswith(("http://", "https://")):
+        msg = f"{REPOSITORY_VARIABLE} must begin with http:// or https://, unlike {address!r}."
+        raise ConfigurationError(msg)
+    chosen = {"mirror": address.rstrip("/")} if address else None
+    return MavenContext(
+        repo_cache=folder, local_repos=[], remote_repos=chosen, timeout=REQUEST_LIMIT_S
+    )
+
+
+def mirror(settings: Path) -> str | None:
+    """The address that Maven's settings give for Maven Central, if any.
+
+    Raises:
+        ConfigurationError: They cannot be read.
+    """
+    if not settings.is_file():
+        return None
+    try:
+        tree = ET.parse(settings)  # noqa: S314 - the user's own file
+    except (OSError, ET.ParseError) as error:
+        msg = f"{settings}, which may name a mirror for jars, cannot be read: {error}."
+        raise ConfigurationError(msg) from error
+    for found in tree.iterfind("{*}mirrors/{*}mirror"):
+        mirrored = {name.strip() for name in found.findtext("{*}mirrorOf", "").split(",")}
+        if mirrored & {"*", "external:*", "central"} and "!central" not in mirrored:
+            return found.findtext("{*}url", "").strip()
+    return None
+
+
+def _pinned(maven: MavenContext, pin: Path) -> list[Artifact]:
+    """What a pin names. Nothing has to be asked for that, not even what needs what."""
+    return [_artifact(maven, place) for _, place in _rows(pin)]
+
+
+def _artifact(maven: MavenContext, place: PurePosixPath) -> Artifact:
+    *group, artifact, version, file = place.parts
+    classifier = file.removeprefix(f"{artifact}-{version}").removesuffix(".jar").removeprefix("-")
+    return maven.project(".".join(group), artifact).at_version(version).artifact(classifier)
+
+
+def _resolved(maven: MavenContext, jars: JarSet) -> list[Artifact]:
+    """What is asked for, and all that it depends on."""
+    excluded = [maven.project(organisation, "*") for organisation in jars.excluded]
+    wanted = [
+        maven.create_dependency(f"{a.organisation}:{a.artifact}:{a.version}", excluded)
+        for a in jars.artifacts
+    ]
+    found = [dependency for part in maven.resolver.resolve(wanted) for dependency in part]
+    return [d.artifact for d in found if d.scope in {None, "compile", "runtime"}]
+
+
+def _downloaded(artifacts: Iterable[Artifact]) -> Iterator[Path]:
+    """Each jar as soon as it is there."""
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        downloads = [threads.submit(artifact.resolve) for artifact in artifacts]
+        try:
+            for download in as_completed(downloads):
+                yield download.result()
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)

@@ -2,32 +2,36 @@
 
 When they are not, the error says what is wrong.
 
-Ivy is the real one; its repository is a folder, so that nothing here needs a network.
+jgo is the real one; its repository is a folder on this machine, so that nothing here needs a
+network.
 """
 
 from __future__ import annotations
 
 import threading
 import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.testing import jars
+from dagster_rebalance.testing.broker import kafka_jars
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-pytestmark = pytest.mark.broker
+    from collections.abc import Iterator
 
 TOOL = JarSet("tool-1.0", (Coordinates("org.example", "tool", "1.0"),), excluded=("org.present",))
 
 SETTINGS = """
-<ivysettings><settings defaultResolver="folder"/><resolvers>
-  <ibiblio name="folder" m2compatible="true" root="{0}"/>
-</resolvers></ivysettings>
+<settings xmlns="http://maven.apache.org/SETTINGS/1.2.0"><mirrors>
+  <mirror><id>other</id><mirrorOf>elsewhere</mirrorOf><url>http://other.example</url></mirror>
+  <mirror><id>own</id><mirrorOf>{0}</mirrorOf><url> http://own.example/maven </url></mirror>
+</mirrors></settings>
 """
 
 POM = """
@@ -52,8 +56,15 @@ def publish(repository: Path, organisation: str, artifact: str, *needs: str) -> 
     return jar
 
 
+class Files(SimpleHTTPRequestHandler):
+    """Serves a folder, and writes no line about it."""
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A repository with `tool`, which needs `part`, and `there`, which nobody has to fetch.
 
     The cache is empty, and there are no pins.
@@ -61,12 +72,15 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "repository"
     publish(folder, "org.example", "tool", "org.example:part", "org.present:there")
     publish(folder, "org.example", "part")
-    settings = tmp_path / "ivysettings.xml"
-    settings.write_text(SETTINGS.format(folder.as_uri()))
-    monkeypatch.setenv(jars.IVY_SETTINGS_VARIABLE, str(settings))
     monkeypatch.setenv(jars.CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr(jars, "PINS", tmp_path / "pins")
-    return folder
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Files, directory=str(folder))) as server:
+        monkeypatch.setenv(jars.REPOSITORY_VARIABLE, f"http://127.0.0.1:{server.server_port}/")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield folder
+        server.shutdown()
+        thread.join()
 
 
 def cached(tmp_path: Path) -> Path:
@@ -135,14 +149,79 @@ def test_a_jar_that_is_not_what_was_pinned_is_refused(repository: Path, tmp_path
     assert not cached(tmp_path).exists()
 
 
+def test_a_pinned_set_is_fetched_by_what_its_pin_says(repository: Path, tmp_path: Path) -> None:
+    """A broker is up in seconds: nobody has to be asked what needs what, one file after another."""
+    fetch(TOOL)
+    jars.PINS.mkdir()
+    (cached(tmp_path) / jars.MANIFEST).rename(jars.PINS / f"{TOOL.name}.sha256")
+    for pom in repository.rglob("*.pom"):
+        pom.unlink()
+    told: list[str] = []
+    assert [jar.name for jar in fetch(TOOL, tell=told.append)] == ["part-1.0.jar", "tool-1.0.jar"]
+    assert told[-1] == "tool-1.0: 2 of 2 jars"
+
+
 @pytest.mark.usefixtures("repository")
 def test_a_jar_that_nobody_serves_is_an_error_that_says_what_to_do() -> None:
     """The first thing to go wrong behind a company's mirror."""
     absent = JarSet("absent", (Coordinates("org.example", "absent", "1.0"),))
     with pytest.raises(
-        DagsterRebalanceError, match=r"DAGSTER_REBALANCE_IVY_SETTINGS(.|\n)*org\.example#absent"
+        DagsterRebalanceError, match=r"DAGSTER_REBALANCE_MAVEN(.|\n)*org\.example:absent"
     ):
         fetch(absent)
+
+
+@pytest.mark.usefixtures("repository")
+def test_a_repository_that_does_not_answer_is_an_error_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without a network, too."""
+    monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "http://127.0.0.1:1")
+    with pytest.raises(DagsterRebalanceError, match=r"Is the network there\?"):
+        fetch(TOOL)
+
+
+@pytest.mark.usefixtures("repository")
+def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ivysettings.xml stood in such a variable in 0.1.0."""
+    monkeypatch.setenv(jars.REPOSITORY_VARIABLE, "/etc/ivysettings.xml")
+    with pytest.raises(ConfigurationError, match="must begin with http"):
+        fetch(TOOL)
+
+
+@pytest.mark.parametrize(
+    ("mirrored", "address"),
+    [
+        ("central", "http://own.example/maven"),
+        ("*", "http://own.example/maven"),
+        ("external:*, !internal", "http://own.example/maven"),
+        ("*,!central", None),
+    ],
+)
+def test_the_mirror_in_the_settings_of_maven_is_used(
+    mirrored: str, address: str | None, tmp_path: Path
+) -> None:
+    """Who works behind a mirror has named it there already."""
+    settings = tmp_path / "settings.xml"
+    assert jars.mirror(settings) is None
+    settings.write_text(SETTINGS.format(mirrored))
+    assert jars.mirror(settings) == address
+
+
+def test_settings_of_maven_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    """Python's own word for it names no file."""
+    settings = tmp_path / "settings.xml"
+    settings.write_text("<settings>")
+    with pytest.raises(ConfigurationError, match=r"settings\.xml, which may name a mirror"):
+        jars.mirror(settings)
+
+
+def test_the_pin_of_the_broker_says_where_each_jar_is() -> None:
+    """Else a first broker needs minutes."""
+    pin = Path(jars.__file__).parent / "pins" / f"{kafka_jars('4.1.1').name}.sha256"
+    places = [line.split()[1] for line in pin.read_text().splitlines()]
+    assert len(places) == 46
+    assert "org/apache/kafka/kafka_2.13/4.1.1/kafka_2.13-4.1.1.jar" in places
 
 
 @pytest.mark.usefixtures("repository")
