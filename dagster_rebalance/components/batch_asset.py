@@ -1,16 +1,16 @@
 """The assets of a component: functions by their Python path, and attributes for them.
 
-Owns what such a path may lead to. Attributes that cannot work on the asset of a batch (partitions,
+Owns what can be an asset. Attributes that cannot work on the asset of a batch (partitions,
 automation) do not exist here.
 """
 
-from importlib import import_module
 from types import FunctionType
 from typing import Annotated, Any, Optional, TypeAlias
 
 import dagster as dg
 from pydantic import ConfigDict
 
+from dagster_rebalance.components.python_path import found_at
 from dagster_rebalance.components.settings import setting
 from dagster_rebalance.core.errors import ConfigurationError
 
@@ -21,25 +21,12 @@ _IN_PLACE = "As of dg.AssetSpec, in place of that in the code."
 
 
 def _code(context: dg.ResolutionContext, reference: str) -> object:
-    """What a Python path leads to.
+    """The function or asset that a Python path leads to.
 
     Raises:
-        ConfigurationError: It is no path, or leads to no function.
+        ConfigurationError: It leads to none.
     """
-    module, _, name = reference.rpartition(".")
-    if not module.strip(".") or not name.isidentifier():
-        msg = (
-            f"{reference!r} is no path of a function: write package.module.function, or "
-            ".module.function for a module in the folder of this file"
-        )
-        raise ConfigurationError(msg)
-    if module.startswith("."):
-        load = dg.ComponentLoadContext.from_resolution_context(context)
-        module = load.defs_relative_module_name(load.path) + module
-    found = getattr(import_module(module), name, None)
-    if found is None:
-        msg = f"the module {module} has no {name!r}"
-        raise ConfigurationError(msg)
+    found = found_at(context, reference)
     if not isinstance(found, dg.AssetsDefinition | FunctionType):
         msg = f"{reference} is a {type(found).__name__}: give a function or an @dg.asset"
         raise ConfigurationError(msg)

@@ -12,6 +12,7 @@ import dagster as dg
 from pydantic import BaseModel, ConfigDict, Field
 
 from dagster_rebalance.components.batch_asset import ResolvedBatchAsset
+from dagster_rebalance.components.python_path import found_at
 from dagster_rebalance.components.scaffolder import KafkaBatchScaffolder
 from dagster_rebalance.components.schema import with_precise_schema
 from dagster_rebalance.components.settings import setting, settings_of
@@ -42,6 +43,11 @@ def _kafka(context: dg.ResolutionContext, model: Any) -> KafkaConsumerResource:
 
 def _spark(context: dg.ResolutionContext, model: Any) -> KafkaSparkResource:
     return KafkaSparkResource(**SparkSettings.resolve_from_model(context, model).given())
+
+
+def _work(context: dg.ResolutionContext, path: str) -> Any:
+    found = found_at(context, path)
+    return found() if isinstance(found, type) else found
 
 
 class Streaming(dg.Resolvable, dg.Model):
@@ -111,6 +117,15 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             description="Makes the runs streaming runs. Without it, each batch has a run.",
         ),
     ] = None
+    external_work: Annotated[
+        Sequence[Annotated[Any, dg.Resolver(_work, model_field_type=str)]],
+        dg.Resolver.default(
+            description=(
+                "Ends what runs have begun elsewhere: Python paths of objects with a method "
+                "`stop(run_id)`, or of classes of such, which are made without arguments."
+            )
+        ),
+    ] = ()
     name: Annotated[
         str | None,
         setting(
@@ -196,6 +211,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             "kafka_key": self.kafka_key,
             "batch_key": self.batch_key,
             "spark_key": self.spark_key,
+            "external_work": self.external_work,
             "job_tags": self.job_tags,
             "lag_within_records": self.lag_within_records,
             "lag_within_s": self.lag_within_s,

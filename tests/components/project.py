@@ -33,6 +33,16 @@ def orders(kafka_batch: KafkaBatch) -> None:
 
 def returns(kafka_batch: KafkaBatch) -> None:
     """A function."""
+
+
+class Jobs:
+    """External work."""
+
+    def stop(self, run_id: str) -> None:
+        """Ends it."""
+
+
+JOBS = Jobs()
 '''
 
 

@@ -161,6 +161,37 @@ def test_what_only_streaming_runs_have_reaches_them(monkeypatch: pytest.MonkeyPa
         assert (seen["runs"], seen["version"], seen["max_run_s"]) == (3, "1e3", 90.0)
 
 
+@pytest.mark.parametrize("form", ["batch", "stream"])
+def test_external_work_is_a_class_or_an_object_by_its_path(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file has no other way to name code that ends the jobs of a dead run."""
+    seen: dict[str, Any] = {}
+
+    def build(**arguments: Any) -> dg.Definitions:  # noqa: ANN401 - of all kinds
+        seen.update(arguments)
+        return dg.Definitions()
+
+    monkeypatch.setattr(kafka_batch, f"build_kafka_{form}_defs", build)
+    streaming = "streaming: {}\n" if form == "stream" else ""
+    with loaded(f"{SHOP}{streaming}external_work: [.work.Jobs, .work.JOBS]\n"):
+        names = [type(work).__name__ for work in seen["external_work"]]
+    assert names == ["Jobs", "Jobs"]
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        (".work.nothing", "has no 'nothing'"),
+        (".work.NOT_CODE", "no object with a method stop"),
+        (".work.orders", "no object with a method stop"),
+    ],
+)
+def test_what_cannot_end_external_work_is_refused(path: str, message: str) -> None:
+    """Else it is found out only when a run is dead."""
+    assert message in told(f"{SHOP}external_work: [{path}]\n")
+
+
 @pytest.mark.parametrize("text", ["12_3", "1e3", "007", "0x10", "12e4567", "1,2", "None", "'a'"])
 def test_a_template_of_a_text_stays_a_text(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dagster would take it for Python: another group, or one version for two."""
