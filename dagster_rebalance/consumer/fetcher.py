@@ -21,7 +21,6 @@ from confluent_kafka import KafkaException, Message
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
 from dagster_rebalance.consumer.kafka_errors import (
-    END_OF_PARTITION,
     OFFSET_RESET_FORBIDDEN,
     Attempt,
     broker_error,
@@ -264,11 +263,7 @@ class Fetcher:
         if len(self._unseen) > _RECORDS_FOR_A_POSITION * len(self._started):
             self._behind_seen.update(self._positions())
         else:
-            last = {
-                (record.topic(), record.partition()): record
-                for record in self._unseen
-                if record.error() is None
-            }
+            last = {(record.topic(), record.partition()): record for record in self._unseen}
             self._behind_seen.update(
                 (tp, _behind(record))
                 for record in last.values()
@@ -379,11 +374,7 @@ class Fetcher:
         A pause drops the records that librdkafka has buffered. Should one slip through all the
         same, the fetcher reads it again after the resume.
         """
-        slipped = [
-            message
-            for message in batch
-            if message.error() is None and _partition(message) in self._withheld
-        ]
+        slipped = [message for message in batch if _partition(message) in self._withheld]
         if not slipped:
             return batch
         firsts = {_partition(message): message for message in reversed(slipped)}
@@ -394,7 +385,7 @@ class Fetcher:
 
     def _is_record(self, message: Message) -> bool:
         error = message.error()
-        if error is None or error.code() == END_OF_PARTITION:
+        if error is None:
             return True
         if self._missing.is_known(message, error):
             return False

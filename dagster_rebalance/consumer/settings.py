@@ -211,6 +211,12 @@ def validated(config: Mapping[str, Any], *, hold_limit_s: float) -> Settings:
             "the same id (a reload, a deploy) would fence the first one. Remove it"
         )
         raise ConfigurationError(msg)
+    if _is_on(config.get("enable.partition.eof", False)):
+        msg = (
+            "'enable.partition.eof' is on: a poll returns records, and news of an end is none. "
+            "Remove it, and ask current_lag, or compare position with end_offsets"
+        )
+        raise ConfigurationError(msg)
     checked_seconds("hold_limit_s", hold_limit_s)
     if not 0 < hold_limit_s <= _LONGEST_HOLD_S:
         msg = (

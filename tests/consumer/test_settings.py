@@ -27,6 +27,14 @@ def test_auto_commit_is_refused(value: object) -> None:
         settings(enable_auto_commit=value)
 
 
+@pytest.mark.parametrize("value", [True, "true", "1"])
+def test_news_of_an_end_among_the_records_is_refused(value: object) -> None:
+    """Whoever looks at the topic and the offset of each record would take it for one."""
+    with pytest.raises(ConfigurationError, match=r"'enable\.partition\.eof' is on.*current_lag"):
+        settings(enable_partition_eof=value)
+    assert settings(enable_partition_eof="false").fetcher()["enable.partition.eof"] == "false"
+
+
 def test_auto_commit_is_off_in_every_client() -> None:
     """Also in the one that reads records."""
     assert settings().member()["enable.auto.commit"] is False
