@@ -33,12 +33,12 @@ class StreamSeen:
         run_id: The run.
         slot: Which of the wanted runs it is; None where a person has launched it.
         version: The version of the code that wanted it.
-        created_at: When it was made.
+        created_at: When it was made, by the database, perhaps of another time zone: an order alone.
         started_at: When its process began; None before that.
         ended_at: When it ended; None while it is live.
         has_failed: Whether it ended badly.
         has_joined: Whether Kafka has assigned partitions to it.
-        is_queued: Whether it waits in Dagster's queue.
+        queued_at: Since when it waits in Dagster's queue; None when it does not.
         is_leaving: Whether it was asked to leave, or is being cancelled.
     """
 
@@ -50,7 +50,7 @@ class StreamSeen:
     ended_at: float | None = None
     has_failed: bool = False
     has_joined: bool = False
-    is_queued: bool = False
+    queued_at: float | None = None
     is_leaving: bool = False
 
     @property
@@ -167,7 +167,8 @@ def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: fl
     One of them makes room for it, while all the others work.
     """
     working = sum(other.has_joined and not other.is_leaving for other in live)
-    return run.is_queued and now - run.created_at >= _QUEUED_LIMIT_S and working >= fleet.runs
+    waits_s = 0.0 if run.queued_at is None else now - run.queued_at
+    return waits_s >= _QUEUED_LIMIT_S and working >= fleet.runs
 
 
 def _wait(before: Sequence[StreamSeen], fleet: Fleet, now: float) -> str:

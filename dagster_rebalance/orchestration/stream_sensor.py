@@ -170,9 +170,17 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
         ended_at=(record.end_time or time.time()) if run.is_finished else None,
         has_failed=run.status is dg.DagsterRunStatus.FAILURE,
         has_joined=Mark.JOINED in marks,
-        is_queued=run.status in _QUEUED,
+        queued_at=_queued_at(instance, record) if run.status in _QUEUED else None,
         is_leaving=Mark.LEAVE in marks or run.status is dg.DagsterRunStatus.CANCELING,
     )
+
+
+def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:
+    """Since when a run waits. One that was created and not submitted has no event that says it."""
+    events = instance.all_logs(record.dagster_run.run_id, of_type=dg.DagsterEventType.RUN_ENQUEUED)
+    # Not when it was created: Postgres keeps that in the time zone of the connection, and does not
+    # say in which.
+    return events[-1].timestamp if events else record.create_timestamp.timestamp()
 
 
 def _shown(seen: Sequence[StreamSeen]) -> str:

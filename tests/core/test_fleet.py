@@ -72,12 +72,12 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
             {
                 "started_at": None,
                 "has_joined": False,
-                "created_at": NOW - 61,
-                "is_queued": True,
+                "queued_at": NOW - 61,
             },
             True,
         ),
         ({"started_at": None, "has_joined": False, "created_at": NOW - 61}, False),
+        ({"started_at": None, "has_joined": False, "created_at": 0.0, "queued_at": NOW - 9}, False),
     ],
     ids=[
         "queued",
@@ -86,6 +86,7 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
         "too many for the partitions",
         "stuck in the queue",
         "its image cannot be pulled",
+        "the database has another zone",
     ],
 )
 def test_new_code_joins_before_the_old_run_is_asked_to_leave(
@@ -111,7 +112,7 @@ def test_a_new_version_that_never_joins_replaces_nothing() -> None:
 def test_a_queue_that_stays_full_costs_one_run_at_most() -> None:
     """What is at work goes on until its successor is there."""
     fleet = replace(TWO, version="v2")
-    stuck = {"version": "v2", "started_at": None, "has_joined": False, "is_queued": True}
+    stuck = {"version": "v2", "started_at": None, "has_joined": False, "queued_at": NOW - 600}
     new = [run("c", 0, **stuck), run("d", 1, **stuck)]
     assert len(moves(fleet, [run("a", 0), run("b", 1), *new], NOW).leaves) == 1
     assert moves(fleet, [run("b", 1), *new], NOW).leaves == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -12,6 +13,7 @@ from dagster_rebalance import build_kafka_stream_defs
 from dagster_rebalance.core.commands import ShowHold
 from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.lag import NO_LIMIT, GroupLag, PartitionLag
+from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch
 from dagster_rebalance.orchestration import stream_sensor as sensor_module
@@ -33,7 +35,7 @@ from dagster_rebalance.orchestration.tags import (
     ranges_in,
 )
 from dagster_rebalance.testing.fixtures import unique_name
-from tests.orchestration.parts import kafka_in_memory, nothing, span, tp
+from tests.orchestration.parts import kafka_in_memory, make_run, nothing, span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -217,6 +219,27 @@ def test_the_same_name_in_another_code_location_is_another_stream(sensor: Sensor
         _job, status=Status.STARTED, tags={STREAM_TAG: f"green:{sensor.name}_sensor"}
     )
     assert streams_of(sensor.instance, sensor.stream, ()) == ()
+
+
+def test_how_long_a_run_is_queued_does_not_hang_on_the_zone_of_the_database(
+    sensor: Sensor,
+) -> None:
+    """Postgres keeps the time of creation in that of the connection, hours ahead perhaps."""
+    tags = {STREAM_TAG: sensor.stream, SLOT_TAG: "0"}
+    offer = Offer("b", 1, (span(0, 0, 5),))
+    run = make_run(sensor.instance, offer, Status.NOT_STARTED, tags=tags)
+    began_at = time.time()
+    enqueued = dg.DagsterEvent(event_type_value="PIPELINE_ENQUEUED", job_name=run.job_name)
+    sensor.instance.report_dagster_event(enqueued, run.run_id)
+    record = sensor.instance.get_run_record_by_id(run.run_id)
+    assert record is not None
+    ahead = record._replace(create_timestamp=record.create_timestamp + timedelta(hours=5))
+    seen = {one.run_id: one for one in streams_of(sensor.instance, sensor.stream, [])}
+    assert seen[run.run_id].queued_at == pytest.approx(began_at, abs=60)
+    assert sensor_module._seen(sensor.instance, ahead).queued_at == seen[run.run_id].queued_at
+    sensor.begin(run)
+    (begun,) = streams_of(sensor.instance, sensor.stream, ())
+    assert begun.queued_at is None
 
 
 def test_a_tick_reads_the_live_runs_once(sensor: Sensor, monkeypatch: pytest.MonkeyPatch) -> None:
