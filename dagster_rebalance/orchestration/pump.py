@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from contextlib import contextmanager
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core import commands as do
@@ -207,7 +207,7 @@ class Pump:
             islice(parts.dead_letters.answers(), LETTERS_PER_TURN) if parts.dead_letters else ()
         ):
             self._feed(letter)
-        for answer in (*told, *self._from_storage()):
+        for answer in chain(told, self._from_storage()):
             if answer is not None:
                 self._feed(answer)
         self._look_for_successor()
@@ -256,11 +256,9 @@ class Pump:
                 answer = self._carry_out(type(command).__name__, partial(self._answer, command))
                 todo.extend(event for event in (answer, *self._from_storage()) if event is not None)
 
-    def _from_storage(self) -> list[seen.Event | None]:
-        return [
-            self._carry_out("taking in what Dagster's storage answered", answer)
-            for answer in self._storage.answers()
-        ]
+    def _from_storage(self) -> Iterator[seen.Event | None]:
+        for answer in self._storage.answers():
+            yield self._carry_out("taking in what Dagster's storage answered", answer)
 
     def _carry_out(self, what: str, action: Callable[[], seen.Event | None]) -> seen.Event | None:
         try:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Iterator
 
     from dagster_rebalance.core.events import Event
 
@@ -99,15 +99,15 @@ class StorageWorker:
             shift = self._shift
         self._start("storage", partial(self._work, shift))
 
-    def answers(self) -> list[Callable[[], Event | None]]:
-        """Return the answers to jobs that are over, oldest first.
+    def answers(self) -> Iterator[Callable[[], Event | None]]:
+        """The answers to jobs that are over, oldest first.
 
-        The member calls each in its thread; an answer may raise.
+        The member calls each in its thread; an answer may raise. Each is taken when it is its turn:
+        what follows from one may take long, and takes in all that is answered by then. An older
+        answer would come behind a newer one if it had been taken before.
         """
-        found = []
         while not self._answers.empty():
-            found.append(self._answers.get())
-        return found
+            yield self._answers.get()
 
     def look_after(self) -> None:
         """Let another thread go on when the one at work has hung for too long.

@@ -16,20 +16,24 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.consumer.events import CommitResult, RequestFailed
+from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import decode
+from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.host import Host
+from dagster_rebalance.orchestration.own_jobs import JobName, OwnJobs
 from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.run_ender import in_thread
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
-from tests.orchestration.bench import Bench, Status
-from tests.orchestration.parts import new_on_postgres, status_of, tp
+from tests.orchestration.bench import SETTINGS, Bench, Status
+from tests.orchestration.parts import idle_job, new_on_postgres, status_of, tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.consumer.rebalance_aware import PollResult, RebalanceAwareConsumer
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.testing.postgres import Postgres
+
+
+PAUSE = Order(Action.PAUSE, "*", "a person", 1.0, "it must stand")
+RESUME = Order(Action.RESUME, "*", "a person", 2.0)
 
 
 @pytest.fixture
@@ -66,12 +74,8 @@ def test_a_batch_is_claimed_offered_committed_and_recorded(instance: dg.DagsterI
     assert list(instance.get_dynamic_partitions(bench.assets.partitions_name)) == ["orders-0"]
 
 
-def test_an_idle_member_asks_storage_less_than_once_a_second(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All members of a team share a database, and on Dagster+ each call is a request."""
-    bench = Bench(instance, partitions=100, records=0)
-    bench.turn(50)
+def counted_calls(instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The calls of an instance from now on, and of what signs of life are kept in, by name."""
     calls: Counter[str] = Counter()
 
     def counted(name: str, function: Callable[..., object]) -> Callable[..., object]:
@@ -84,11 +88,83 @@ def test_an_idle_member_asks_storage_less_than_once_a_second(
     for name, _ in inspect.getmembers(dg.DagsterInstance, inspect.isfunction):
         if not name.startswith("_"):
             monkeypatch.setattr(instance, name, counted(name, getattr(instance, name)))
+    for name in ("get_cursor_values", "set_cursor_values"):
+        kept = instance.run_storage
+        monkeypatch.setattr(kept, name, counted(name, getattr(kept, name)))
+    return calls
+
+
+def test_an_idle_member_asks_storage_less_than_once_a_second(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All members of a team share a database, and on Dagster+ each call is a request."""
+    bench = Bench(instance, partitions=100, records=0)
+    bench.turn(50)
+    calls = counted_calls(instance, monkeypatch)
     began_at = bench.group.clock()
     bench.turn(600)
     waited_s = bench.group.clock() - began_at
     assert waited_s == pytest.approx(60, abs=1)
     assert 0 < calls.total() < waited_s, calls
+
+
+def test_a_live_run_and_a_hold_cost_a_bounded_number_of_calls(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A look reads all live runs together: more of them cost no more calls."""
+    OwnJobs(instance, "etl", JobName("r", idle_job.name)).add_mine()
+    patient = replace(SETTINGS, pulse=Pulse(heartbeat_timeout_s=1e9))
+    bench = Bench(instance, partitions=4, settings=patient)
+    bench.offers(4)
+    calls = counted_calls(instance, monkeypatch)
+
+    def calls_in(turns: int) -> float:
+        """How many calls there are in a second."""
+        calls.clear()
+        began_at = bench.group.clock()
+        bench.turn(turns)
+        return calls.total() / (bench.group.clock() - began_at)
+
+    bench.run(Status.STARTED)
+    bench.turn(50)
+    with_one = calls_in(300)
+    for _ in range(3):
+        bench.run(Status.STARTED)
+        bench.turn(50)
+    with_four = calls_in(300)
+    bench.joined_by_another()
+    bench.until(lambda: bench.driver.holds)
+    in_a_hold = calls_in(200)
+    assert bench.driver.holds
+    assert 0 < with_four <= with_one + 0.5, calls
+    assert with_four < 5
+    assert in_a_hold < 15, calls
+
+
+def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind_it(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What people ordered last would be undone by what they had ordered before."""
+    bench = Bench(instance)
+    bench.turn(20)
+    answers, handle = bench.pump._storage._answers, bench.driver.handle
+
+    def given(*orders: Order) -> Callable[[], seen.Event]:
+        return lambda: seen.OrdersRead(orders, 0)
+
+    def handled(event: seen.Event, now: float) -> tuple[do.Command, ...]:
+        """The first answer has a command that takes long: a newer one comes meanwhile."""
+        if isinstance(event, seen.TickArrived) and not answers.empty():
+            answers.put(given(PAUSE, RESUME))
+            return (do.Note("takes long"),)
+        return handle(event, now)
+
+    monkeypatch.setattr(bench.driver, "handle", handled)
+    bench.ticks = False
+    answers.put(seen.TickArrived)
+    answers.put(given(PAUSE))
+    bench.turn()
+    assert bench.driver.orders == (PAUSE, RESUME)
 
 
 def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:

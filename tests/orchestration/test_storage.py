@@ -122,7 +122,7 @@ def test_a_job_that_hangs_is_overtaken_and_its_late_answer_thrown_away(desk: Des
     assert "no answer of Dagster's storage for 61 s" in desk.notes[0]
     desk.let_go.set()
     desk.until(lambda: desk.done == ["next", "reading runs"])
-    assert len(desk.worker.answers()) == 1, "the answer of the one that hung came too late"
+    assert len(list(desk.worker.answers())) == 1, "the answer of the one that hung came too late"
 
 
 def test_threads_that_hang_do_not_pile_up(desk: Desk) -> None:
@@ -166,7 +166,7 @@ def test_a_failure_is_a_note_and_no_answer(desk: Desk) -> None:
         "RecordCommit failed and is tried again: database is locked",
         "showing the state failed: database is locked",
     ]
-    assert desk.worker.answers() == []
+    assert list(desk.worker.answers()) == []
 
 
 def test_an_error_that_somebody_has_to_mend_reaches_the_member(desk: Desk) -> None:
