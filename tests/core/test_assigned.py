@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dagster_rebalance.core import commands as do
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
+from dagster_rebalance.core.runs import RunState
 from tests.core.world import Member, World, tp
+
+if TYPE_CHECKING:
+    import pytest
+
+    from dagster_rebalance.core.owned_partition import PendingWrite
 
 
 def idle_member(partitions: int) -> tuple[World, Member]:
@@ -55,3 +64,34 @@ def test_of_very_many_idle_partitions_a_thousand_are_asked_for_news_each_second(
     assert {partition for look in looks for partition in look.partitions} == {
         tp(number) for number in range(2_500)
     }
+
+
+def test_the_answer_that_a_commit_is_recorded_costs_one_look_at_what_is_busy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With thousands of idle partitions, a look at all for each commit would be most of a core."""
+    world, member = idle_member(200)
+    for number in range(3):
+        world.kafka.produce(tp(number), 5)
+    world.wait(1.5, member)
+    for run_id in member.tick(state=RunState.STARTED):
+        world.succeed(run_id)
+    member.unanswered = {do.RecordCommit}
+    world.wait(1.5, member)
+    recorded = member.given(do.RecordCommit)[:3]
+    assert len({record.range for record in recorded if isinstance(record, do.RecordCommit)}) == 3
+    looks: list[TopicPartition] = []
+    real = OwnedPartition.commit_write
+
+    def commit_write(self: OwnedPartition, now: float) -> PendingWrite | None:
+        looks.append(self.partition)
+        return real(self, now)
+
+    monkeypatch.setattr(OwnedPartition, "commit_write", commit_write)
+    for record in recorded:
+        assert isinstance(record, do.RecordCommit)
+        looks.clear()
+        busy = busy_of(member)
+        member.driver.handle(seen.CommitRecorded(record), world.now)
+        assert len(looks) <= len(busy) <= 3
+    assert busy_of(member) == []

@@ -5,12 +5,14 @@ Defaults and descriptions are those of the code.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 import pytest
 
 from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource
 from dagster_rebalance.core.settings import DriverSettings
+from dagster_rebalance.orchestration import members, storage
 from tests.docs.blocks import ROOT
 
 if TYPE_CHECKING:
@@ -63,8 +65,22 @@ def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> No
 
 
 def test_the_times_that_cannot_be_set_are_those_of_the_code() -> None:
-    """They are promised in words."""
+    """They are promised in words, and none of them stands there that can be set."""
     text = " ".join((ROOT / "docs/settings.md").read_text().split())
+    said = re.search(r"- Not settings: (.*?) ##", text)
+    assert said is not None
     fixed = DriverSettings()
-    assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in text
-    assert f"looked at again every {fixed.recheck_s:g} s" in text
+    times = (
+        fixed.plan_patience_s,
+        fixed.plan_patience_s,
+        fixed.recheck_s,
+        members._SILENCE_S,
+        members._ABANDONED_AFTER_S,
+        storage._SAID_AFTER_S,
+        storage._PATIENCE_S,
+    )
+    assert f"nothing new is claimed after {fixed.plan_patience_s:g} s without a tick" in said[1]
+    assert f"looked at again every {fixed.recheck_s:g} s" in said[1]
+    assert re.findall(r"([0-9]+) s\b", said[1]) == [f"{seconds:g}" for seconds in times]
+    for model in (KafkaConsumerResource, KafkaSparkResource):
+        assert [name for name in model.model_fields if name in said[1]] == []
