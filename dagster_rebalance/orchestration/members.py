@@ -144,11 +144,15 @@ class Members:
 
     Args:
         call_on_shutdown: Has a function called when the process is told to end.
+        clock: A monotonic clock.
     """
 
     def __init__(
-        self, call_on_shutdown: Callable[[Callable[[], None]], None] | None = None
+        self,
+        call_on_shutdown: Callable[[Callable[[], None]], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._members: dict[Hashable, HostedMember] = {}
         self._made_way: dict[Hashable, MadeWay] = {}
         self._call_on_shutdown = call_on_shutdown
@@ -204,7 +208,7 @@ class Members:
         left = member is not None and member.is_over and member.made_way
         if not left and key not in self._made_way:
             return False
-        sign, now = sign_of_seat(), time.monotonic()
+        sign, now = sign_of_seat(), self._clock()
         with self._lock:
             made_way = self._made_way.get(key, MadeWay(sign, now)).saw(sign, now)
             if left:

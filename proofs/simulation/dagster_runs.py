@@ -16,11 +16,13 @@ from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.runs import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
+from proofs.simulation.seats import Seats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from dagster_rebalance.core.commands import Claimed, RecordCommit, StoreDeadLetter
+    from dagster_rebalance.core.control import Order
     from dagster_rebalance.core.offers import Offer
     from dagster_rebalance.core.partition import OffsetRange, TopicPartition
     from proofs.simulation.clockwork import Clockwork
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from proofs.simulation.weather import Weather
 
 _ENDED_IN_DOUBT = frozenset({RunState.FAILED, RunState.CANCELED})
+_CLOCKS_APART = 1_000
+"""So many signs are the clocks of two processes apart: more than a schedule has."""
 
 
 class SimulatedDagster(RunLife):
@@ -40,6 +44,8 @@ class SimulatedDagster(RunLife):
         self.stopped: dict[TopicPartition, str] = {}
         self.stopped_said_by = ""
         self.joined: list[str] = []
+        self.seats = Seats()
+        self._ordered_at: dict[Order, float] = {}
         self._keys: dict[str, str] = {}
         self._by_batch: dict[str, list[str]] = {}
 
@@ -100,7 +106,7 @@ class SimulatedDagster(RunLife):
             has_started=False,
             left_out=left_out,
         )
-        self.processes[run_id] = RunProcess()
+        self.processes[run_id] = RunProcess(signs_from=_CLOCKS_APART * len(self.runs))
         self._by_batch.setdefault(batch_id, []).append(run_id)
         kind = (
             f" (executes {parent_id} again{', without ' + ', '.join(left_out) if left_out else ''})"
@@ -157,6 +163,13 @@ class SimulatedDagster(RunLife):
         if not waits:
             self._clockwork.after(self._weather.stopping(), run_id, partial(self._stop, run_id))
 
+    def take_back(self, run_id: str, *, only_unstarted: bool) -> None:
+        """A member marks a run before it cancels it; it may never come to that."""
+        run = self.runs[run_id]
+        may_cancel = {*NOT_BEGUN} if only_unstarted else {*NOT_BEGUN, RunState.STARTED}
+        if run_id not in self.deleted and run.state in may_cancel:
+            self.runs[run_id] = replace(run, is_taken_back=True)
+
     def end_dead(self, run_id: str, sign: str) -> bool:
         """See to it that nothing of a run works.
 
@@ -198,7 +211,7 @@ class SimulatedDagster(RunLife):
         if run_id in self.deleted:
             # It was there at the last look: its note tells the next one whether it had begun.
             return not sign
-        return process.has_begun and str(process.beat(self._clockwork.now)) != sign
+        return process.is_seen and process.sign(self._clockwork.now) != sign
 
     def record(self, commit: RecordCommit) -> None:
         """Record a commit once."""
@@ -220,6 +233,15 @@ class SimulatedDagster(RunLife):
         }
 
     # What people and Dagster itself do
+
+    def give(self, order: Order) -> None:
+        """A person orders something; the time in the order is that of the person's clock."""
+        self.orders += (order,)
+        self._ordered_at[order] = self._clockwork.now
+
+    def ordered_at(self, order: Order) -> float:
+        """When an order was given."""
+        return self._ordered_at[order]
 
     def mark_ended(self, run_id: str, state: RunState) -> None:
         """Dagster takes a run for ended, whatever the run's process does.
@@ -253,7 +275,7 @@ class SimulatedDagster(RunLife):
             self.runs[run_id].batch_id,
             tuple(sorted(ranges)),
             RunState.DELETED,
-            heartbeat=str(process.beat(self._clockwork.now)),
+            heartbeat=process.sign(self._clockwork.now),
             is_gone=process.has_finished or (process.is_gone and self._weather.same_machine),
             is_over=False,
         )
@@ -262,13 +284,16 @@ class SimulatedDagster(RunLife):
         """A run as Dagster's storage has it, with the marks and signs of its process."""
         run, process = self.runs[run_id], self.processes[run_id]
         is_over = run.state not in _ENDED_IN_DOUBT or not process.has_begun or process.is_over
-        is_known_gone = process.has_begun and process.is_gone and self._weather.same_machine
+        is_known_gone = process.is_seen and process.is_gone and self._weather.same_machine
+        # The marks of a run are read once it has ended.
+        has_ended = run.state not in LIVE
         return replace(
             run,
             may_work_on=self.said.get(run_id),
-            heartbeat=str(process.beat(self._clockwork.now))
-            if process.has_begun and (run.state in WORKING or not is_over)
+            heartbeat=process.sign(self._clockwork.now)
+            if process.is_seen and (run.state in WORKING or not is_over)
             else "",
-            is_gone=process.has_finished or is_known_gone,
+            is_refused=run.is_refused or (has_ended and process.has_refused),
+            is_gone=(has_ended and process.has_finished) or is_known_gone,
             is_over=is_over,
         )

@@ -60,6 +60,7 @@ class Disturbances:
             self._a_run_is_cut_off,
             self._a_run_is_frozen,
             *([self._a_person_pauses] * _PAUSES if world.has_orders else []),
+            *([self._a_pump_hangs] * _PAUSES if world.has_replicas else []),
             *([self._a_part_is_executed_again] * _PARTS if world.has_parts else []),
         )
         self._later()
@@ -107,6 +108,12 @@ class Disturbances:
         if process is not None and not process.is_paused:
             process.pause(self._clockwork.chance.choice((2.0, 5.0, 12.0, 25.0)))
 
+    def _a_pump_hangs(self) -> None:
+        """A call does not come back; ticks and heartbeats go on beside it."""
+        process = self._anyone()
+        if process is not None and not process.stands_still:
+            process.hang(self._clockwork.chance.choice((5.0, 12.0, 30.0)))
+
     def _the_location_is_reloaded(self) -> None:
         process = self._anyone()
         if process is not None and not process.is_retired:
@@ -118,7 +125,7 @@ class Disturbances:
     def _a_sensor_goes_silent(self) -> None:
         process = self._anyone()
         if process is not None and not process.is_retired:
-            process.retire()
+            self._world.retire(process)
             self._clockwork.after(
                 self._clockwork.within(5, 30), None, lambda: self._world.ensure(process.incarnation)
             )

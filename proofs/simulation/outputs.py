@@ -50,10 +50,10 @@ class Outputs:
             if known.issuperset(makers) and until > range_.start:
                 self._add(replace(range_, until=until), run.run_id, known)
 
-    def fail(self, run: RunSeen, made: Collection[str], failed: str) -> None:
-        """A run has made some of its assets, and spoilt one."""
+    def fail(self, run: RunSeen, made: Collection[str], spoilt: Collection[str]) -> None:
+        """A run has made some of its assets, and has spoilt others, one at most."""
         self._made |= {(range_, asset): run.run_id for range_ in run.ranges for asset in made}
-        self._made |= {(range_, failed): None for range_ in run.ranges}
+        self._made |= {(range_, asset): None for range_ in run.ranges for asset in spoilt}
 
     @property
     def losses(self) -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 5.0
 _AGAIN_S = 2.0
+_CLOCK_ERRORS_S = (0.0, 120.0, -300.0, 7200.0, -3600.0)
+"""By how much the clocks of the people are wrong who order one after the other."""
 
 
 class People:
@@ -74,9 +76,11 @@ class People:
             self._order(Action.RESUME, EVERYTHING)
 
     def _order(self, action: Action, partitions: str) -> None:
-        order = Order(action, partitions, "a person", self._clockwork.now, "it must stand")
+        dagster = self._world.dagster
+        at = self._clockwork.now + _CLOCK_ERRORS_S[len(dagster.orders) % len(_CLOCK_ERRORS_S)]
+        order = Order(action, partitions, "a person", at, "it must stand")
         self._clockwork.tell("a person", f"{action.value}s {partitions}")
-        self._world.dagster.orders += (order,)
+        dagster.give(order)
 
     def _look(self) -> None:
         """Somebody acts on stopped partitions once the cause is mended.

@@ -66,11 +66,16 @@ class SimulatedRuns:
 
     def cancel(self, run_id: str, *, only_unstarted: bool = False) -> None:
         """Cancel a run."""
+        self._process.ask_launcher()
         self._process.must_reach("dagster")
+        if self._process.weather.torn:
+            self._dagster.take_back(run_id, only_unstarted=only_unstarted)
+            self._process.must_reach("dagster")
         self._dagster.cancel(run_id, only_unstarted=only_unstarted)
 
     def end_dead(self, run_id: str, sign: str) -> bool:
         """End a run without another sign of life, before that or after it."""
+        self._process.ask_launcher()
         self._process.must_reach("dagster")
         if not self._dagster.end_dead(run_id, sign):
             return False
@@ -151,10 +156,16 @@ class SimulatedCatalogue:
         """Nothing to keep."""
 
     def keep_seat(self) -> None:
-        """Nobody stands back: each side has one process that gets ticks."""
+        """A sign for the other replica; a side without replicas has nobody who stands back."""
+        if self._process.is_replica:
+            self._process.must_reach("dagster")
+            self._dagster.seats.keep(self._process.incarnation, self._process.clockwork.now)
 
     def give_seat_up(self) -> None:
-        """Nothing to free."""
+        """Free it, unless another process has it by now."""
+        if self._process.is_replica:
+            self._process.must_reach("dagster")
+            self._dagster.seats.give_up(self._process.incarnation)
 
     def leave_wanted(self) -> LeaveRequested | None:
         """A newer process of the same code location has joined."""
@@ -197,17 +208,21 @@ class SimulatedDeadLetters:
         """Begin to store a letter."""
         self._process.check_may_begin("makes a dead letter of", letter.range.topic_partition)
         for run_id in letter.run_ids:
-            if self._dagster.runs[run_id].is_refused:
-                msg = (
-                    f"{letter.range} becomes a dead letter because of {run_id}, "
-                    "which refused itself"
-                )
-                raise Violation(msg)
+            self._must_be_an_attempt(letter, run_id)
         if letter.range.key not in self._under_way:
             self._under_way[letter.range.key] = letter
             clockwork = self._process.clockwork
             losses = self._dagster.outputs.losses
             clockwork.after(clockwork.within(0.0, 4.0), None, lambda: self._end(letter, losses))
+
+    def _must_be_an_attempt(self, letter: StoreDeadLetter, run_id: str) -> None:
+        process = self._dagster.processes[run_id]
+        problem = "which refused itself" if process.has_refused else ""
+        if not process.has_begun:
+            problem = "which never began"
+        if problem:
+            msg = f"{letter.range} becomes a dead letter because of {run_id}, {problem}"
+            raise Violation(msg)
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
         """What became of the letters."""

@@ -53,6 +53,10 @@ _CONFIG = {
 }
 _LONG_S = 1.0
 _HANGS_S = (5.0, 20.0, 130.0)
+_CLOCKS_APART_S = 4096.0
+"""Each process has a monotonic clock of its own, which says nothing to another one."""
+_ABANDONED_AFTER_S = 9.0
+"""Longer than a request takes, and sooner than Kafka throws the member out, as on real parts."""
 _ANSWERED_WITHIN_S = 10.0
 """An answer that takes longer never comes: the connection was lost."""
 _HANG_IS_BORNE_S = 80.0
@@ -76,6 +80,8 @@ class _SteppedPump(Pump):
     def turn(self) -> None:
         """One turn."""
         self._turn()
+        if self._mailbox.is_abandoned:
+            self._left = self._left or "another member has taken its place"
 
     def _answer(self, command: do.Command) -> seen.Event | None:
         """Where nobody orders anything, that is no question: it would only take chances away."""
@@ -102,6 +108,7 @@ class Process:
         new_batch_id: Names batches.
         has_orders: Whether people pause partitions.
         is_streaming: Whether the process is a streaming run, and no code server.
+        is_replica: Whether its ticks come from outside: it shares them with another replica.
     """
 
     def __init__(
@@ -115,13 +122,17 @@ class Process:
         new_batch_id: Callable[[int], str],
         has_orders: bool = False,
         is_streaming: bool = False,
+        is_replica: bool = False,
     ) -> None:
         self.incarnation = incarnation
+        self.is_replica = is_replica
         self.has_orders = has_orders
         self.clockwork = clockwork
         self.weather = weather
         self.skew = 0.0
+        self.clock_base = _CLOCKS_APART_S * int(incarnation.partition(".")[2])
         self.is_gone = self.is_paused = self.is_retired = False
+        self.is_hung = False
         self.is_connected = self.has_storage = True
         self.awake_since = float("-inf")
         self.ignorant_since: float | None = None
@@ -133,6 +144,7 @@ class Process:
         self.start_another: Callable[[], None] = lambda: None
         self._killed = False
         self._hanging: Hanging | None = None
+        self._launcher_hangs: set[Hanging] = set()
         self._hangs_since: float | None = None
         self._dagster = dagster
         self._group = group
@@ -141,7 +153,7 @@ class Process:
         self.member = SimulatedMember(self, group)
         self.catalogue = SimulatedCatalogue(self, dagster)
         self.letters = SimulatedDeadLetters(self, dagster)
-        self.mailbox = Mailbox()
+        self.mailbox = Mailbox(self.clock)
         runs = SimulatedRuns(self, dagster)
         self.work: SimulatedWork | None = None
         settings = weather.settings
@@ -184,14 +196,15 @@ class Process:
         self.pump.begin()
         self.mailbox.tell(TickArrived())
         clockwork.after(0.0, self, self._turn)
-        clockwork.after(0.3, None, self._tick)
+        if not is_replica:
+            clockwork.after(0.3, None, self._tick)
 
     def __str__(self) -> str:
         return f"member {self.incarnation}"
 
     def clock(self) -> float:
         """This process's clock: a poll that waits moves it ahead of the others."""
-        return self.clockwork.now + self.skew
+        return self.clockwork.now + self.skew + self.clock_base
 
     def tell(self, what: str) -> None:
         """Add a line to the trace."""
@@ -204,7 +217,18 @@ class Process:
             self._hangs_since is not None
             and self.clockwork.now - self._hangs_since < _HANG_IS_BORNE_S
         )
-        return not self.is_retired and self.is_connected and self.has_storage and not is_borne
+        is_ticked = not self.is_retired and not self.mailbox.is_abandoned
+        return is_ticked and self.is_connected and self.has_storage and not is_borne
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether its pump does nothing: the process is suspended, or a call of it hangs."""
+        return self.is_paused or self.is_hung
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it has hung for so long that another member has to take its place."""
+        return not self.is_gone and self.mailbox.silent_s > _ABANDONED_AFTER_S
 
     @property
     def has_left(self) -> bool:
@@ -239,7 +263,8 @@ class Process:
         ]
         self._waits_for = {o.partition: o.live_runs for o in owned if o.phase is Phase.DRAINING}
         budget = self.weather.settings.budget
-        self._drains_until = self.clockwork.now + budget.limit_s - budget.commit_slice_s
+        drains_s = budget.limit_s - budget.commit_slice_s
+        self._drains_until = self.clockwork.now + self.clock_base + drains_s
 
     def check_drained(self) -> None:
         """No partition is given back before the deadline while a run works on it.
@@ -263,7 +288,9 @@ class Process:
         """
         order = in_force(self.driver.orders, partition)
         actual = in_force(self._dagster.orders, partition)
-        if actual is not None and actual.at < self._assigned_after(partition):
+        if actual is not None and self._dagster.ordered_at(actual) < self._assigned_after(
+            partition
+        ):
             order = actual
         if order is not None:
             msg = f"{self} {what} {partition}, which was {order}"
@@ -334,6 +361,16 @@ class Process:
             self._dagster.freeze_work(self.work.run_id, seconds)
         self.clockwork.after(seconds, None, self._resume)
 
+    def hang(self, seconds: float) -> None:
+        """A call of the pump hangs; ticks come, and heartbeats are sent in the background."""
+        self.tell(f"hangs for {seconds:.0f} s")
+        self.is_hung = True
+        self.clockwork.after(seconds, None, self._goes_on)
+
+    def _goes_on(self) -> None:
+        self.is_hung, self.awake_since = False, self.clockwork.now
+        self.tell("hangs no more")
+
     def retire(self) -> None:
         """The code location was reloaded: no more ticks come."""
         self.tell("gets no more ticks")
@@ -365,7 +402,7 @@ class Process:
         if wait:
             asked_at = self.clockwork.now
             self.clockwork.let_others(self, self._stall())
-            while self.is_paused and not self._killed:
+            while self.stands_still and not self._killed:
                 self.clockwork.let_others(self, 1.0)
             if self.clockwork.now - asked_at > _LONG_S:
                 self.awake_since = self.clockwork.now
@@ -393,7 +430,20 @@ class Process:
             else self.weather.latency() / 4
         )
 
-    # Storage that hangs
+    # Storage and launchers that hang
+
+    def ask_launcher(self) -> None:
+        """Wait for a launcher, which may take its time to answer, or never answer."""
+        seconds = self.weather.answering()
+        if not seconds:
+            return
+        self.tell(f"a launcher does not answer for {seconds:.0f} s")
+        if self._hanging is None:
+            self.clockwork.let_others(self, seconds)
+        else:
+            self._hanging.wait(seconds)
+        if self._killed:
+            raise ProcessKilledError
 
     def _begin_work(self, name: str, work: Callable[[], None]) -> None:
         """The pump does not wait for the storage; that matters only if the answer takes long."""
@@ -405,6 +455,10 @@ class Process:
             self._hangs_since = self.clockwork.now
             hanging = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(hanging, go_on))
             hanging.go_on()
+        elif name != "storage" and self.weather.has_launchers:
+            ending = Hanging(self.clockwork, work, lambda go_on: self._in_hanging(ending, go_on))
+            self._launcher_hangs.add(ending)
+            ending.go_on()
         else:
             work()
 
@@ -420,7 +474,7 @@ class Process:
     def _reaches_late(self, hanging: Hanging) -> bool:
         """Whether an answer comes at all; the first one takes long."""
         seconds = 0.0
-        if self._hangs_since == self.clockwork.now:
+        if self._hangs_since == self.clockwork.now and hanging not in self._launcher_hangs:
             seconds = self.clockwork.chance.choice(_HANGS_S)
             self.tell(f"the storage does not answer it for {seconds:.0f} s")
         hanging.wait(seconds)
@@ -437,7 +491,7 @@ class Process:
     def _turn(self) -> None:
         if self.is_gone:
             return
-        if self.is_paused:
+        if self.stands_still:
             self.clockwork.after(0.5, self, self._turn)
             return
         self.skew, self._turn_began_at = 0.0, self.clockwork.now
@@ -449,6 +503,8 @@ class Process:
                 self.tell(f"leaves: {self.pump.left}")
                 self.consumer.close()
                 self.is_gone = True
+                if self.is_replica and not self.made_way and not self.mailbox.is_abandoned:
+                    self._free_seat()
                 if self.work is not None:
                     self._dagster.end_stream(self.work.run_id)
                 return
@@ -458,6 +514,17 @@ class Process:
             msg = f"{self} ended with {type(error).__name__}: {error}"
             raise Violation(msg) from error
         self.clockwork.after(self.skew + self.clockwork.within(0.0, 1.2), self, self._turn)
+
+    @property
+    def made_way(self) -> bool:
+        """Whether it has left for a successor."""
+        return self.pump.made_way
+
+    def _free_seat(self) -> None:
+        try:
+            self.catalogue.give_seat_up()
+        except ConnectionError:
+            self.tell("could not free its seat")
 
     def _tick(self) -> None:
         """A tick finds the member, or starts another one if this one has left the group."""
@@ -472,9 +539,9 @@ class Process:
             return
         self.mailbox.tell(TickArrived())
         for offer in self.mailbox.mail.offers:
-            self._request(offer)
+            self.request(offer)
 
-    def _request(self, offer: Offer) -> None:
+    def request(self, offer: Offer) -> None:
         """A tick may be thrown away, or be resumed much later.
 
         The run key is of no help then, nor for a second sensor.

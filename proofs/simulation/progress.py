@@ -75,8 +75,8 @@ class Progress:
         self._weather = weather
         self._slack_s = _TRIES * weather.settings.retry_s
 
-    def waits_of(self, driver: Driver, owned: OwnedPartition) -> tuple[Wait, ...]:
-        """What a partition waits for; nothing when it has no lag."""
+    def waits_of(self, driver: Driver, owned: OwnedPartition, now: float) -> tuple[Wait, ...]:
+        """What a partition waits for at a time of its member's clock; nothing without lag."""
         if self._group.ends[owned.partition] <= (owned.ledger.next_offset if owned.ledger else 0):
             return ()
         match owned.phase:
@@ -94,7 +94,9 @@ class Progress:
                     ),
                 )
             case Phase.OWNED:
-                return tuple(self._of_work(driver, owned)) or (self._of_backlog(driver, owned),)
+                return tuple(self._of_work(driver, owned, now)) or (
+                    self._of_backlog(driver, owned, now),
+                )
             case _:
                 is_held = driver.leaving is not None or any(
                     owned.partition in hold.epochs for hold in driver.holds
@@ -116,19 +118,21 @@ class Progress:
             is_refused = owned.partition in self._group.forbidden
             yield Wait("", FOR_OTHERS if is_refused else self._slack_s)
 
-    def _of_work(self, driver: Driver, owned: OwnedPartition) -> Iterable[Wait]:
+    def _of_work(self, driver: Driver, owned: OwnedPartition, now: float) -> Iterable[Wait]:
         for entry in owned.entries:
-            yield from self._of_entry(driver, owned, entry)
+            yield from self._of_entry(driver, owned, entry, now)
         if owned.pending is not None:
             yield Wait("for Kafka's confirmation", self._slack_s)
-        if owned.is_record_due(self._weather.clockwork.now):
+        if owned.is_record_due(now):
             yield Wait("is not recorded by Dagster", self._slack_s)
 
-    def _of_entry(self, driver: Driver, owned: OwnedPartition, entry: Entry) -> Iterable[Wait]:
+    def _of_entry(
+        self, driver: Driver, owned: OwnedPartition, entry: Entry, now: float
+    ) -> Iterable[Wait]:
         span = f"[{entry.range.start}, {entry.range.until})"
         is_first = entry == owned.entries[0]
         match entry.progress:
-            case ToRequest(trouble=Trouble()) if entry.due_at > self._weather.clockwork.now:
+            case ToRequest(trouble=Trouble()) if entry.due_at > now:
                 following = "; tried again (" if driver.settings.worker else "; next run ("
                 yield Wait(following, self._weather.settings.pace.limit_s + self._slack_s)
             case ToRequest(failures=failures) if failures and not _is_offered(driver, entry):
@@ -163,7 +167,7 @@ class Progress:
             case Succeeded() | DeadLettered():
                 yield Wait(span, self._slack_s if is_first else FOR_OTHERS)
 
-    def _of_backlog(self, driver: Driver, owned: OwnedPartition) -> Wait:
+    def _of_backlog(self, driver: Driver, owned: OwnedPartition, now: float) -> Wait:
         if owned.bounds is None or owned.bounds.until < self._group.ends[owned.partition]:
             # Until it has heard of the new end, it may well believe to be idle.
             return Wait("", self._slack_s)
@@ -171,7 +175,7 @@ class Progress:
             len(
                 batches_under_way(
                     driver.partitions.values(),
-                    self._weather.clockwork.now,
+                    now,
                     worker=driver.settings.worker,
                 )
             )
@@ -193,9 +197,8 @@ class Progress:
             return FOR_OTHERS
         pulse = self._weather.settings.pulse
         in_doubt = any(self._dagster.is_in_doubt(run_id) for run_id in run_ids)
-        return self._slack_s + (
-            max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if in_doubt else 0.0
-        )
+        silent_s = max(pulse.heartbeat_timeout_s, pulse.start_timeout_s) if in_doubt else 0.0
+        return self._slack_s + silent_s + self._weather.launchers_last_s
 
     def _is_stopped_rightly(self, owned: OwnedPartition) -> bool:
         if owned.partition in self._group.forbidden:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.ownership import TRANSITIONS
-from proofs.simulation.schedule import Played, has_orders, has_streams, play
+from proofs.simulation.schedule import Played, play_all_of
 from proofs.simulation.transitions import Taken, counted, name_of
 from proofs.simulation.workers import spread
 
@@ -122,5 +122,5 @@ def _play_all(seeds: range) -> tuple[list[Played], Taken]:
     which nothing happened are of no use.
     """
     with counted() as taken:
-        chunk = [play(seed, streams=has_streams(seed), orders=has_orders(seed)) for seed in seeds]
+        chunk = [play_all_of(seed) for seed in seeds]
     return [played if played.violation else replace(played, trace=()) for played in chunk], taken

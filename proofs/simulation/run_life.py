@@ -17,6 +17,7 @@ from dagster_rebalance.core.start_check import refusal
 from proofs.simulation.clockwork import Violation
 from proofs.simulation.outputs import Outputs
 from proofs.simulation.run_process import BEAT_S, LEASE_S, LOOK_S, STOPPING_S, RunProcess
+from proofs.simulation.torn import Torn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,6 +56,7 @@ class RunLife:
         self._clockwork = clockwork
         self._group = group
         self._weather = weather
+        self._torn = Torn(self, clockwork, weather)
 
     def seen(
         self, batch_ids: Iterable[str], *, live_too: bool, claims: Iterable[Claimed] = ()
@@ -291,6 +293,10 @@ class RunLife:
         if run_id in self.deleted:
             self._gone(run_id)
             return
+        if self._torn.kills(run_id):
+            process.has_signed = True
+            self.die(run_id)
+            return
         process.has_begun = True
         self.runs[run_id] = me = replace(self.runs[run_id], has_started=True)
         claims = [(me.batch_id, range_) for range_ in me.ranges]
@@ -303,21 +309,28 @@ class RunLife:
         if process.is_gone:
             return
         if why_not is not None:
+            self._refuse(run_id, why_not)
+        elif run_id in self.deleted:
             self._gone(run_id)
-            process.is_over = True
-            ends = self.runs[run_id].state in LIVE
-            self._move(
-                run_id,
-                RunState.FAILED if ends else self.runs[run_id].state,
-                is_refused=True,
-                refusal=why_not,
-            )
+        else:
+            self.notes |= dict.fromkeys(claims, run_id)
+            self._work(run_id)
+
+    def _refuse(self, run_id: str, why_not: str) -> None:
+        process = self.processes[run_id]
+        process.has_refused = process.is_over = True
+        if self._torn.kills(run_id):
+            self._torn.refuse_in_part(run_id, why_not)
+            self.die(run_id)
             return
-        if run_id in self.deleted:
-            self._gone(run_id)
-            return
-        self.notes |= dict.fromkeys(claims, run_id)
-        self._work(run_id)
+        self._gone(run_id)
+        ends = self.runs[run_id].state in LIVE
+        self._move(
+            run_id,
+            RunState.FAILED if ends else self.runs[run_id].state,
+            is_refused=True,
+            refusal=why_not,
+        )
 
     def _paused(self, run: RunSeen) -> str | None:
         orders = (in_force(self.orders, range_.topic_partition) for range_ in run.ranges)
@@ -379,6 +392,9 @@ class RunLife:
             return
         if process.is_frozen:
             self._again(run_id, self._end)
+        elif self._torn.kills(run_id):
+            self._torn.end_in_part(run_id)
+            self.die(run_id)
         elif self._clockwork.happens(self._weather.runs_die):
             self.die(run_id)
         elif self._clockwork.happens(self._weather.runs_fail):
@@ -399,7 +415,7 @@ class RunLife:
             self._clockwork.after(_AGAIN_S, run_id, partial(self._report, run_id, state))
             return
         self._gone(run_id)
-        process.has_finished = True
+        process.has_finished = not self._torn.loses_last_word(run_id)
         if state is RunState.SUCCEEDED:
             self._succeed(run_id)
         else:
@@ -418,7 +434,7 @@ class RunLife:
         asked = [asset for asset in self._weather.assets if asset not in run.left_out]
         at = self._clockwork.chance.randrange(len(asked))
         if run_id not in self.deleted:
-            self.outputs.fail(run, asked[:at], asked[at])
+            self.outputs.fail(run, asked[:at], asked[at : at + 1])
         self._move(
             run_id, run.state, done=frozenset(asked[:at]), undone=frozenset(asked[at : at + 1])
         )
@@ -434,7 +450,7 @@ class RunLife:
             self._clockwork.after(
                 self._clockwork.within(0.1, 15), None, partial(self._retry, run_id)
             )
-        return retries
+        return retries and not self._torn.loses_tag(run_id)
 
     def _retry(self, run_id: str) -> None:
         run = self.runs[run_id]
@@ -444,7 +460,8 @@ class RunLife:
                 for asset in self._weather.assets
                 if asset not in (run.done | set(run.left_out))
             )
-            self.retry(run, rest)
+            if rest:  # Dagster has nothing to retry where all steps have succeeded
+                self.retry(run, rest)
         self.runs[run_id] = replace(self.runs[run_id], awaits_retry=False)
 
     def _stop(self, run_id: str) -> None:

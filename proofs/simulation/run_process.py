@@ -30,6 +30,10 @@ class RunProcess:
         is_frozen: It is suspended: it does nothing, but its Spark work goes on.
         has_finished: It has said that it is finished.
         is_over: It refused itself, or a member has seen to it that nothing of it works.
+        has_signed: Its first sign is written, and it was killed before the mark that it has begun.
+        has_refused: It has found that it must not work, whether or not its tags say so.
+        signs_from: The number of a sign at the beginning of time: each process has a clock of its
+            own.
     """
 
     is_working: bool = False
@@ -39,6 +43,9 @@ class RunProcess:
     is_frozen: bool = False
     has_finished: bool = False
     is_over: bool = False
+    has_signed: bool = False
+    has_refused: bool = False
+    signs_from: int = 0
 
     @property
     def is_heard(self) -> bool:
@@ -48,6 +55,15 @@ class RunProcess:
     def beat(self, now: float) -> int:
         """The number of its last sign."""
         return int((now if self.silent_since is None else self.silent_since) / BEAT_S)
+
+    def sign(self, now: float) -> str:
+        """Its last sign, as Dagster's storage has it."""
+        return str(self.signs_from + self.beat(now))
+
+    @property
+    def is_seen(self) -> bool:
+        """Whether it has given a sign."""
+        return self.has_begun or self.has_signed
 
     def is_leased(self, now: float) -> bool:
         """Whether it may still work, by its own clock."""

@@ -55,6 +55,16 @@ def has_orders(seed: int) -> bool:
     return seed % 2 == 0
 
 
+def has_torn(seed: int) -> bool:
+    """Whether writes are torn, and launchers hang: in every fifth schedule."""
+    return seed % 5 == 1
+
+
+def has_replicas(seed: int) -> bool:
+    """Whether code servers have two replicas, and pumps hang: in some without streaming runs."""
+    return seed % 4 == 1 and not has_streams(seed)
+
+
 def play(
     seed: int,
     *,
@@ -62,13 +72,15 @@ def play(
     streams: bool = False,
     orders: bool = False,
     parts: bool = False,
+    torn: bool = False,
+    replicas: bool = False,
 ) -> Played:
     """Play the schedule of a seed.
 
-    Perhaps with streaming runs, with people who pause, and with people who execute parts of runs
-    again all the time.
+    Perhaps with streaming runs, with people who pause, with people who execute parts of runs again
+    all the time, with torn writes, and with two replicas of each code server.
     """
-    world = World(seed, streams=streams, orders=orders, parts=parts)
+    world = World(seed, streams=streams, orders=orders, parts=parts, torn=torn, replicas=replicas)
     violation = ""
     try:
         with _quiet():
@@ -84,6 +96,17 @@ def play(
         tuple(world.clockwork.trace),
         world.group.rebalances,
         sum(map(len, world.dagster.recorded.values())),
+    )
+
+
+def play_all_of(seed: int) -> Played:
+    """Play the schedule of a seed with all that it has."""
+    return play(
+        seed,
+        streams=has_streams(seed),
+        orders=has_orders(seed),
+        torn=has_torn(seed),
+        replicas=has_replicas(seed),
     )
 
 

@@ -19,6 +19,7 @@ from dagster_rebalance.core.settings import (
     LeavePolicy,
     LossPolicy,
 )
+from dagster_rebalance.orchestration.run_ender import PATIENCE_S
 
 if TYPE_CHECKING:
     from proofs.simulation.clockwork import Clockwork
@@ -27,6 +28,7 @@ PROTOCOLS = ("consumer", "cooperative", "eager")
 SESSION_S = 8.0
 HOLD_LIMIT_S = 12.0
 MAX_POLL_S = 18.0
+LAUNCHERS_HANG_S = (2.0, 20.0, 60.0, 1_500.0)
 _CALM_SHARE = 0.2
 
 
@@ -58,6 +60,9 @@ class Weather:
     same_machine: bool
     assets: tuple[str, ...]
     slow_runs: bool
+    torn: float = 0.0
+    launchers_hang: float = 0.0
+    launchers_last_s: float = 0.0
     is_calm: bool = False
 
     @classmethod
@@ -96,11 +101,17 @@ class Weather:
             slow_runs=clockwork.happens(0.4),
         )
 
+    def tear(self) -> None:
+        """Processes are killed between two writes, and launchers answer late or never."""
+        chance = self.clockwork.chance
+        self.torn, self.launchers_hang = chance.choice((0.05, 0.2)), chance.choice((0.0, 0.1, 0.5))
+        self.launchers_last_s = 2 * PATIENCE_S if self.launchers_hang else 0.0
+
     def calm(self) -> None:
         """From now on everything works."""
         self.roughness = self.lost_requests = self.lost_answers = self.stalls = (
             self.storage_hangs
-        ) = self.overtaken = self.late_requests = 0.0
+        ) = self.overtaken = self.late_requests = self.torn = self.launchers_hang = 0.0
         self.requests_break = self.launches_fail = self.checks_fail = self.runs_fail = (
             self.runs_die
         ) = self.runs_hang = self.retries_lost = 0.0
@@ -128,6 +139,17 @@ class Weather:
     def working(self) -> float:
         """How long a run works."""
         return self._run_takes(0.3, 25.0 if self.slow_runs else 5.0)
+
+    def answering(self) -> float:
+        """How long a launcher takes that is asked to end a run."""
+        if not self.launchers_hang or not self.clockwork.happens(self.launchers_hang):
+            return 0.0
+        return self.clockwork.chance.choice(LAUNCHERS_HANG_S)
+
+    @property
+    def has_launchers(self) -> bool:
+        """Whether runs are ended in threads of their own, because a launcher may hang."""
+        return self.launchers_last_s > 0
 
     def stopping(self) -> float:
         """How long a cancelled run goes on."""

@@ -21,6 +21,7 @@ from proofs.simulation.disturbances import Disturbances
 from proofs.simulation.people import People
 from proofs.simulation.process import Process
 from proofs.simulation.progress import ORDERS_KNOWN_WITHIN_S, Progress, is_foreign
+from proofs.simulation.replicas import Replicas
 from proofs.simulation.streams import StreamingDagster
 from proofs.simulation.weather import MAX_POLL_S, SESSION_S, Weather
 
@@ -36,13 +37,23 @@ class World:
     """Everything, from one seed."""
 
     def __init__(
-        self, seed: int, *, streams: bool = False, orders: bool = False, parts: bool = False
+        self,
+        seed: int,
+        *,
+        streams: bool = False,
+        orders: bool = False,
+        parts: bool = False,
+        torn: bool = False,
+        replicas: bool = False,
     ) -> None:
         self.has_streams = streams
         self.has_orders = orders
         self.has_parts = parts
+        self.has_replicas = replicas
         self.clockwork = Clockwork(seed)
         self.weather = Weather.drawn(self.clockwork)
+        if torn:
+            self.weather.tear()
         self.most_partitions = self.weather.partitions + 2
         self.group = self._coordinator()
         self.group.on_commit = self._check_commit
@@ -57,6 +68,7 @@ class World:
         self._batch_ids = count(1)
         self._incarnations = count(1)
         self._sides: set[str] = set()
+        self._replicas: dict[str, Replicas] = {}
         self.clockwork.check = self._check_members
         self.clockwork.tell(
             "seed",
@@ -88,8 +100,20 @@ class World:
     # Processes that come and go
 
     def start(self, side: str) -> None:
-        """A new process of a side; it becomes the successor of older ones."""
+        """A new process of a side, or two replicas; it becomes the successor of older ones."""
         self._sides.add(side)
+        if self.has_replicas:
+            self._replicas[side] = Replicas(
+                side,
+                self.clockwork,
+                self.dagster.seats,
+                make=lambda: self._started(side),
+                goes_on=lambda it: side in self._sides and self._replicas[side] is it,
+            )
+        else:
+            self._started(side)
+
+    def _started(self, side: str) -> Process:
         incarnation = f"{side}.{next(self._incarnations)}"
         self.clockwork.tell(f"member {incarnation}", "starts")
         process = Process(
@@ -102,15 +126,20 @@ class World:
             # A group may have both forms, and a side may change its own.
             has_orders=self.has_orders,
             is_streaming=self.has_streams and self.clockwork.happens(_STREAMS),
+            is_replica=self.has_replicas,
         )
         process.after_turn = self.check_progress
         process.start_another = lambda: self.ensure(incarnation)
         self.processes = [other for other in self.processes if not other.is_gone]
         self.processes.append(process)
+        return process
 
     def ensure(self, incarnation: str) -> None:
         """Start the side of a process again, unless it has another one or was abandoned."""
         side = incarnation[0]
+        replicas = self._replicas.get(side)
+        if replicas is not None and not replicas.is_silent:
+            return  # their ticks make another member
         if side in self._sides and not any(
             p.incarnation[0] == side and not p.is_gone and not p.is_retired for p in self.processes
         ):
@@ -118,11 +147,17 @@ class World:
 
     def reload(self, process: Process) -> None:
         """A new process takes over; the old one lives on without ticks."""
-        process.retire()
+        self.retire(process)
         if process.work is not None:
             self.clockwork.after(self.clockwork.within(1, 12), None, process.replaced)
         if process.incarnation[0] in self._sides:
             self.start(process.incarnation[0])
+
+    def retire(self, process: Process) -> None:
+        """A process gets no more ticks, and neither does its replica."""
+        for other in self.processes if self.has_replicas else (process,):
+            if other.incarnation[0] == process.incarnation[0] and not other.is_retired:
+                other.retire()
 
     def scale(self) -> None:
         """One side more or less."""
@@ -248,10 +283,10 @@ class World:
         """After each step: nobody who is awake holds on for longer than the limit."""
         now = self.clockwork.now
         for process in self.processes:
-            if process.is_gone or process.is_paused or self.clockwork.is_waiting(process):
+            if process.is_gone or process.stands_still or self.clockwork.is_waiting(process):
                 continue
             for hold in process.driver.holds:
-                limit_at = hold.requested_at + hold.budget.limit_s
+                limit_at = hold.requested_at - process.clock_base + hold.budget.limit_s
                 if now > max(limit_at, process.awake_since) + _HOLD_SLACK_S:
                     msg = (
                         f"{process} still holds {', '.join(map(str, hold.epochs))}, "
@@ -263,9 +298,10 @@ class World:
         """After each turn: what has lag is worked on, or says why not, and that is true."""
         now, driver, waits_since = self.clockwork.now, process.driver, {}
         for owned in driver.partitions.values() if process.is_served else ():
-            waits = self._progress.waits_of(driver, owned)
+            its_now = now + process.clock_base
+            waits = self._progress.waits_of(driver, owned, its_now)
             streams = bool(driver.settings.worker)
-            said = explain_partition(owned, now, streams=streams) if waits else ""
+            said = explain_partition(owned, its_now, streams=streams) if waits else ""
             for wait in waits:
                 if wait.said not in said:
                     msg = f"{process} says '{said}', but nothing of '{wait.said}'"
@@ -303,7 +339,7 @@ class World:
         awake = [
             process
             for process in self.processes
-            if not (process.is_gone or process.is_paused or self.clockwork.is_waiting(process))
+            if not (process.is_gone or process.stands_still or self.clockwork.is_waiting(process))
         ]
         served = [process for process in awake if process.is_served]
         stopped = {
@@ -390,7 +426,7 @@ class World:
         for process in self.processes:
             if not process.is_gone:
                 owned = process.driver.partitions.values()
-                texts += [f"{process}: {explain_partition(o, self.clockwork.now)}" for o in owned]
+                texts += [f"{process}: {explain_partition(o, process.clock())}" for o in owned]
                 texts += [f"{process} holds {hold}" for hold in process.driver.holds]
         return "; ".join(texts) or "nobody is there"
 
@@ -461,8 +497,15 @@ class World:
             raise Violation(msg)
 
     def check_gauges(self) -> None:
-        """After everybody has left, nothing is left."""
-        for process in (process for process in self.processes if process.has_left):
+        """After everybody has left, nothing is left.
+
+        A member that was abandoned does nothing any more, and leaves all as it is.
+        """
+        for process in (
+            process
+            for process in self.processes
+            if process.has_left and not process.mailbox.is_abandoned
+        ):
             left = [name for name, size in process.gauges().items() if size]
             if left:
                 msg = f"{process} has left with {', '.join(left)} above zero"

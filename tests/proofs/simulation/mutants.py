@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dagster_rebalance.core import control as control_module
 from dagster_rebalance.core import driver as driver_module
 from dagster_rebalance.core import events as seen
 from dagster_rebalance.core import explain as explain_module
@@ -30,13 +31,16 @@ from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.restoring import take_in
 from dagster_rebalance.core.runs import InFlight, RunSeen, RunState, Setback, Succeeded, ToRequest
 from dagster_rebalance.core.start_from import StartFrom
+from dagster_rebalance.core.succession import MadeWay
+from dagster_rebalance.orchestration import pump as pump_module
 from dagster_rebalance.orchestration.pump import Pump
+from dagster_rebalance.orchestration.run_ender import RunEnder, at_once
 from dagster_rebalance.orchestration.storage import StorageWorker
-from proofs.simulation import run_life
+from proofs.simulation import run_life, run_process
 from proofs.simulation.dagster_runs import SimulatedDagster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import pytest
 
@@ -365,6 +369,92 @@ def paused_for_ever(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(OwnedPartition, "under", lambda owned, order: real(owned, order or owned.order))
 
 
+def a_launch_that_fails_is_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A run that never came to its process counts as one that failed at the records."""
+    real = runs_module.setback_of
+    patch.setattr(
+        runs_module,
+        "setback_of",
+        lambda run: Setback.FAILED if real(run) is Setback.NOT_STARTED else real(run),
+    )
+
+
+def hear_only_what_a_poll_tells_first(patch: pytest.MonkeyPatch) -> None:
+    """What happened in the same poll behind it is lost."""
+    real = Pump._poll
+    patch.setattr(Pump, "_poll", lambda self, timeout_s: real(self, timeout_s)[:1])
+
+
+def all_assets_are_a_success(patch: pytest.MonkeyPatch) -> None:
+    """A run whose steps have all succeeded counts, whatever became of the run."""
+    real = runs_module.progress_of
+
+    def progress_of(range_, batch_id, runs, *, max_attempts):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - that of what it replaces
+        for run in runs:
+            if run.batch_id == batch_id and range_ in run.ranges and run.done and not run.undone:
+                return Succeeded(run.run_id)
+        return real(range_, batch_id, runs, max_attempts=max_attempts)
+
+    patch.setattr(run_news_module, "progress_of", progress_of)
+
+
+def a_sign_is_a_beginning(patch: pytest.MonkeyPatch) -> None:
+    """A run that was killed between its first sign and its mark has worked, and failed."""
+    real = SimulatedDagster._shown
+    patch.setattr(
+        SimulatedDagster,
+        "_shown",
+        lambda self, run_id: replace(
+            real(self, run_id), has_started=self.processes[run_id].is_seen
+        ),
+    )
+
+
+def end_runs_on_the_thread_of_the_member(patch: pytest.MonkeyPatch) -> None:
+    """A launcher that does not answer keeps the member from its group."""
+    patch.setattr(
+        pump_module,
+        "RunEnder",
+        lambda runs, note, ended, _start, clock: RunEnder(runs, note, ended, at_once, clock),
+    )
+
+
+def wait_for_ever_for_a_launcher(patch: pytest.MonkeyPatch) -> None:
+    """No other thread takes over where a launcher never answers."""
+    patch.setattr(RunEnder, "_overtake", lambda *_: [])
+
+
+def join_whenever_a_tick_comes(patch: pytest.MonkeyPatch) -> None:
+    """A replica that made way does not stand back."""
+    patch.setattr(MadeWay, "may_join", lambda *_: True)
+
+
+def the_latest_clock_decides(patch: pytest.MonkeyPatch) -> None:
+    """Of the orders that cover a partition the one with the latest time counts."""
+    real = control_module.in_force
+    patch.setattr(
+        driver_module,
+        "in_force",
+        lambda orders, partition: real(sorted(orders, key=lambda order: order.at), partition),
+    )
+
+
+def believe_the_clock_of_a_run(patch: pytest.MonkeyPatch) -> None:
+    """The age of a sign is taken from the time in it, by the clock of the member."""
+    real = Pulse.observe
+
+    def observe(self: Pulse, runs: Iterable[RunSeen], now: float) -> object:
+        known = list(runs)
+        aged = {
+            run.run_id: Sign(run, age_s=now - int(run.heartbeat) * run_process.BEAT_S)
+            for run in known
+            if run.heartbeat
+        }
+        return real(replace(self, signs={**self.signs, **aged}), known, now)
+
+    patch.setattr(Pulse, "observe", observe)
+
+
 MUTANTS = {
     no_start_check: (3, "was materialised by"),
     no_read_before_write: (1, "overwrites what another application has stored"),
@@ -392,7 +482,7 @@ MUTANTS = {
     begin_anew_where_offsets_vanished: (60, "goes back"),
     created_is_queued: (25, "does nothing about"),
     never_record_late: (13, "is recorded 0 times"),
-    wait_for_ever_for_the_storage: (56, "does nothing about"),
+    wait_for_ever_for_the_storage: (118, "does nothing about"),
     believe_the_end_of_the_log: (480, "is in no successful run"),
     forget_deleted_runs: (576, "two live runs"),
     one_refused_partition_ends_the_member: (8, "ended with BrokerError"),
@@ -400,9 +490,41 @@ MUTANTS = {
     ignore_people: (5, ", which was "),
     begin_before_orders_are_known: (53, ", which was "),
     paused_for_ever: (7, "does nothing about"),
+    a_launch_that_fails_is_an_attempt: (60, "which never began"),
+    hear_only_what_a_poll_tells_first: (154, "is recorded 2 times"),
+    all_assets_are_a_success: (4, "but no run has succeeded on it"),
+    a_sign_is_a_beginning: (2, "which never began"),
+    end_runs_on_the_thread_of_the_member: (1, "behind the limit"),
+    wait_for_ever_for_a_launcher: (1, "does nothing about"),
+    join_whenever_a_tick_comes: (1, "joins again although"),
+    the_latest_clock_decides: (5, ", which was "),
+    believe_the_clock_of_a_run: (1, "although it works and gives signs of life"),
 }
 """Each with the seed that finds it, and words of what it finds."""
-OF_ORDERS = frozenset({ignore_people, begin_before_orders_are_known, paused_for_ever})
+OF_ORDERS = frozenset(
+    {ignore_people, begin_before_orders_are_known, paused_for_ever, the_latest_clock_decides}
+)
 """They are found where people pause partitions."""
 OF_PARTS = frozenset({keep_what_a_later_run_has_spoilt})
 """They are found where people execute parts of runs again all the time."""
+OF_TORN = frozenset(
+    {
+        all_assets_are_a_success,
+        a_sign_is_a_beginning,
+        end_runs_on_the_thread_of_the_member,
+        wait_for_ever_for_a_launcher,
+    }
+)
+"""They are found where writes are torn and launchers hang."""
+OF_REPLICAS = frozenset({join_whenever_a_tick_comes})
+"""They are found where code servers have two replicas."""
+
+
+def where(mutant: Callable[[pytest.MonkeyPatch], None]) -> dict[str, bool]:
+    """What the schedules have that find a mutant."""
+    return {
+        "orders": mutant in OF_ORDERS,
+        "parts": mutant in OF_PARTS,
+        "torn": mutant in OF_TORN,
+        "replicas": mutant in OF_REPLICAS,
+    }

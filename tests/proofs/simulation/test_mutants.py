@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from proofs.simulation.schedule import play
-from tests.proofs.simulation.mutants import MUTANTS, OF_ORDERS, OF_PARTS
+from tests.proofs.simulation.mutants import MUTANTS, where
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,11 +28,10 @@ def test_the_simulator_finds_each_mutant_within_2000_schedules(
 ) -> None:
     """A simulation that finds nothing shows nothing, unless it is known to find what is there."""
     mutant(monkeypatch)
-    where = {"orders": mutant in OF_ORDERS, "parts": mutant in OF_PARTS}
-    violation = play(seed, **where).violation
+    violation = play(seed, **where(mutant)).violation
     if not violation:
         others = range(1, MOST_SCHEDULES)
-        other = next((other for other in others if play(other, **where).violation), None)
+        other = next((other for other in others if play(other, **where(mutant)).violation), None)
         pytest.fail(
             "nothing finds it any more"
             if other is None
@@ -41,9 +40,12 @@ def test_the_simulator_finds_each_mutant_within_2000_schedules(
     assert what in violation
 
 
-@pytest.mark.parametrize("seed", sorted({seed for seed, _ in MUTANTS.values()}))
-def test_the_schedules_that_find_mutants_find_nothing_in_the_package(seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "played"),
+    sorted({(seed, tuple(where(mutant).items())) for mutant, (seed, _) in MUTANTS.items()}),
+)
+def test_the_schedules_that_find_mutants_find_nothing_in_the_package(
+    seed: int, played: tuple[tuple[str, bool], ...]
+) -> None:
     """It is the mutants that they find."""
-    assert play(seed).violation == ""
-    assert play(seed, orders=True).violation == ""
-    assert play(seed, parts=True).violation == ""
+    assert play(seed, **dict(played)).violation == ""

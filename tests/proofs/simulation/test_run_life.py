@@ -34,7 +34,7 @@ def at_work(world: World) -> str:
 
 def end(world: World, run_id: str) -> None:
     """What a member does that has seen the last sign of a run."""
-    sign = str(world.dagster.processes[run_id].beat(world.clockwork.now))
+    sign = world.dagster.processes[run_id].sign(world.clockwork.now)
     assert world.dagster.end_dead(run_id, sign)
     assert world.dagster.call_over(run_id, sign)
 

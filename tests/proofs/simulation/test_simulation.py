@@ -14,7 +14,7 @@ from dagster_rebalance.cli.app import build_app
 from dagster_rebalance.core.ownership import TRANSITIONS
 from proofs.__main__ import COMMANDS
 from proofs.simulation.proof import fresh_seed, prove
-from proofs.simulation.schedule import has_orders, has_streams, play
+from proofs.simulation.schedule import play, play_all_of
 from proofs.simulation.weather import PROTOCOLS
 from proofs.simulation.world import World
 from tests.proofs.simulation.mutants import keep_every_hold, no_start_check
@@ -45,10 +45,7 @@ def test_random_schedules_break_no_promise() -> None:
 def test_schedules_that_nobody_has_played_break_no_promise() -> None:
     """Seeds that are played each time show the same each time."""
     first = fresh_seed()
-    played = [
-        play(seed, streams=has_streams(seed), orders=has_orders(seed))
-        for seed in range(first, first + FRESH)
-    ]
+    played = [play_all_of(seed) for seed in range(first, first + FRESH)]
     assert [(one.seed, one.violation) for one in played if one.violation] == [], (
         "see all of it with python -m proofs life --seed"
     )

@@ -1,0 +1,148 @@
+"""Two replicas of a code server: two processes that share the ticks of one sensor.
+
+Each has the real registry of members. Owns who gets which tick, and the check that the two settle:
+the one that made way for the other stays out while that one lives. A member whose call hangs is
+abandoned by its registry, and the next tick makes another one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.orchestration.members import HostedMember, Members
+from proofs.simulation.clockwork import Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from proofs.simulation.clockwork import Clockwork
+    from proofs.simulation.process import Process
+    from proofs.simulation.seats import Seats
+
+_FRESH_S = 40.0
+"""A seat whose sign is younger belongs to somebody: less than the patience of who made way."""
+
+
+class _Hosted(HostedMember):
+    """The real one, without a thread: its member is turned from outside."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._name = process.incarnation
+        self._mailbox = process.mailbox
+        self._failure = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its member has left."""
+        return self._process.is_gone
+
+    @property
+    def made_way(self) -> bool:  # type: ignore[override]  # the real one notes it when its thread ends
+        """Whether that was for a successor."""
+        return self._process.made_way
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another member has to take its place."""
+        return self._process.is_lost
+
+
+class _Replica:
+    """One process of a code server."""
+
+    def __init__(self, clockwork: Clockwork) -> None:
+        self.members = Members(clock=lambda: clockwork.now)
+        self.process: Process | None = None
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether its process is gone, and all that its registry knew with it."""
+        return self.process is not None and self.process.is_gone and not self.process.has_left
+
+
+class Replicas:
+    """The code server of one side.
+
+    Args:
+        side: The side.
+        clockwork: Time and chance.
+        seats: The seats of all sides.
+        make: Makes a member of the side.
+        goes_on: Whether ticks come.
+    """
+
+    def __init__(
+        self,
+        side: str,
+        clockwork: Clockwork,
+        seats: Seats,
+        *,
+        make: Callable[[], Process],
+        goes_on: Callable[[Replicas], bool],
+    ) -> None:
+        self._side = side
+        self._clockwork = clockwork
+        self._seats = seats
+        self._make = make
+        self._goes_on = goes_on
+        self._replicas = [_Replica(clockwork) for _ in range(2)]
+        self._clockwork.after(0.3, None, self._tick)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the sensor was switched off: no ticks come."""
+        return any(
+            replica.process is not None and replica.process.is_retired for replica in self._replicas
+        )
+
+    def _tick(self) -> None:
+        """The replicas get the ticks in turn; one that was killed was started anew."""
+        if not self._goes_on(self) or self.is_silent:
+            return
+        self._clockwork.after(self._clockwork.within(1.0, 4.0), None, self._tick)
+        self._replicas.reverse()
+        if self._replicas[0].is_killed:
+            self._replicas[0] = _Replica(self._clockwork)
+        replica = self._replicas[0]
+        process = replica.process
+        if process is not None and process.is_paused:
+            return
+        try:
+            mail, _ = replica.members.tick(
+                self._side,
+                lambda: _Hosted(self._made(replica)),
+                lambda: str(self._seats.taken(self._side) or ""),
+            )
+        except DagsterRebalanceError as error:
+            self._clockwork.tell(f"the sensor of {self._side}", str(error))
+            return
+        if replica.process is not None:
+            for offer in mail.offers:
+                replica.process.request(offer)
+
+    def _made(self, replica: _Replica) -> Process:
+        before, seat = replica.process, self._seats.taken(self._side)
+        owner = next(
+            (
+                other.process
+                for other in self._replicas
+                if other is not replica and other.process is not None
+            ),
+            None,
+        )
+        if (
+            before is not None
+            and before.made_way
+            and not before.mailbox.is_abandoned  # its registry never heard why it left
+            and seat is not None
+            and owner is not None
+            and owner.incarnation == seat.incarnation
+            and not owner.is_gone
+            and self._clockwork.now - seat.at < _FRESH_S
+        ):
+            msg = f"a replica joins again although {owner}, for which it made way, lives"
+            raise Violation(msg)
+        replica.process = self._make()
+        return replica.process
