@@ -277,7 +277,9 @@ def _cancel(
         return hold, ()
     why = "the drain deadline has passed" if cancels_all else "they have not started"
     reason = f"{named(hold.epochs)} must be given up, and {why}"
-    cancel = CancelRuns(tuple(sorted(due)), reason, only_unstarted=not cancels_all)
+    cancel = CancelRuns(
+        tuple(sorted(due)), reason, only_unstarted=not cancels_all, is_again=due <= hold.cancelled
+    )
     return replace(hold, cancelled=hold.cancelled | due, cancelled_at=now), (cancel,)
 
 

@@ -119,7 +119,7 @@ class Metric(enum.Enum):
         "{attempt}",
         (OUTCOME,),
         "Work on a batch that ended: `succeeded`, `failed`, `not_started`, `refused`, "
-        "`taken_back`.",
+        "`interrupted`, `taken_back`.",
     )
     OFFSETS_COMMITTED = Instrument(
         "dagster_rebalance.offsets.committed",

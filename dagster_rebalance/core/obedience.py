@@ -42,12 +42,15 @@ class Obedience:
         self._again = {run_id: again for run_id, again in self._again.items() if run_id in known}
         for order, run_ids in unwanted.items():
             due = sorted(run_id for run_id in run_ids if self._is_due(run_id, now))
+            is_again = all(run_id in self._again for run_id in due)
             for run_id in due:
                 self._ask_again(run_id, now)
             if due:
                 reason = f"{order.partitions} was {order}"
                 only_unstarted = order.action is not Action.STOP
-                yield CancelRuns(tuple(due), reason, only_unstarted=only_unstarted)
+                yield CancelRuns(
+                    tuple(due), reason, only_unstarted=only_unstarted, is_again=is_again
+                )
 
     def _is_due(self, run_id: str, now: float) -> bool:
         return run_id not in self._again or now >= self._again[run_id][0]

@@ -31,6 +31,7 @@ _SETBACKS = {
     Setback.FAILED: "failed",
     Setback.NOT_STARTED: "not_started",
     Setback.REFUSED: "refused",
+    Setback.INTERRUPTED: "interrupted",
     None: "taken_back",
 }
 REFUSED = "refused"
@@ -228,7 +229,7 @@ def _told_of(command: do.Command) -> Iterator[Occurrence]:
                     {**fields, "is_released": command.is_released},
                 )
             )
-        case do.CancelRuns(run_ids, reason):
+        case do.CancelRuns(run_ids, reason, is_again=False):
             yield Occurrence(
                 Occurred.RUNS_CANCELLED, str(command), {"run_ids": run_ids, "reason": reason}
             )

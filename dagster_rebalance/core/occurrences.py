@@ -118,7 +118,7 @@ KINDS: Mapping[Occurred, Kind] = {
         logging.INFO,
         ("batch_id", "attempt_run_id", "ranges", "outcome"),
         "It works on it no more. Outcomes: `succeeded` (at the level DEBUG), `failed`, "
-        "`not_started`, `refused`, `taken_back`.",
+        "`not_started`, `refused`, `interrupted`, `taken_back`.",
     ),
     Occurred.OFFSETS_COMMITTED: Kind(
         logging.DEBUG,

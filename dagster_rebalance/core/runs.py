@@ -3,7 +3,7 @@
 Work on a range is going on, has succeeded, has to be requested again, or has failed too often. This
 module owns the rules for reading Dagster's runs. A run counts for a range when it carries the batch
 id and lists exactly that range: bounds never change once they are claimed. A run that refused
-itself, or that a member took back before it worked, says nothing about the batch.
+itself, that a member took back, or whose process was told to end says nothing about the batch.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ LIVE = frozenset(
 WORKING = frozenset({RunState.STARTED, RunState.CANCELING})
 NOT_BEGUN = frozenset({RunState.CREATED, RunState.WAITING})
 MOST_IN_A_ROW = 5
-"""People are told after this many runs in a row that did not start, or that refused themselves."""
+"""People are told after this many runs in a row that did not start, refused themselves, or were
+told to end: each may be an accident, and so many are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,8 @@ class RunSeen:
             an attempt.
         is_taken_back: A member cancelled it, for a hold or a loss; not an attempt, but it may still
             work until it ended.
+        is_interrupted: Its process was told to end by a signal, and nobody had cancelled it; not an
+            attempt.
         heartbeat: The last sign of life of its process; changes while it lives. Empty before the
             process has begun its work.
         heartbeat_timeout_s: How long it may give no sign, as it was told when it began; 0 where it
@@ -102,6 +105,7 @@ class RunSeen:
     awaits_retry: bool = False
     is_refused: bool = False
     is_taken_back: bool = False
+    is_interrupted: bool = False
     heartbeat: str = ""
     heartbeat_timeout_s: float = 0.0
     is_gone: bool = False
@@ -177,6 +181,8 @@ class Setback(enum.Enum):
     """It never reached its process, so it says nothing about the records: no attempt."""
     REFUSED = "refused itself"
     """It looked at its claim, or could not, and did not work: no attempt."""
+    INTERRUPTED = "was told to end by a signal"
+    """A drained node or a restarted machine says nothing about the records: no attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +191,8 @@ class Trouble:
 
     Attributes:
         kind: How they ended.
-        count: The attempts that failed, or the runs in a row that did not start or refused
-            themselves.
+        count: The attempts that failed, or the runs in a row that did not start, refused
+            themselves, or were told to end.
         run_id: The newest of them.
         why: Why it refused itself.
     """
@@ -198,7 +204,7 @@ class Trouble:
 
     @property
     def is_stop(self) -> bool:
-        """Whether too many runs in a row did not come to work."""
+        """Whether too many runs in a row did not come to work, or to an end of their own."""
         return self.kind is not Setback.FAILED and self.count >= MOST_IN_A_ROW
 
 
@@ -365,6 +371,8 @@ def setback_of(run: RunSeen) -> Setback | None:
         return None
     if run.is_refused:
         return Setback.REFUSED
+    if run.is_interrupted:
+        return Setback.INTERRUPTED
     # A person who cancels a run in the queue does not want it: that is no trouble of the launcher.
     return (
         Setback.FAILED if run.has_started or run.state is RunState.CANCELED else Setback.NOT_STARTED

@@ -119,6 +119,7 @@ class StreamBatch:
             is_written_off=False,
             awaits_retry=False,
             is_refused=False,
+            is_interrupted=False,
             is_taken_back=outcome is Outcome.DROPPED,
         )
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.orchestration import run_process
+from dagster_rebalance.orchestration import interruptions, run_process
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
@@ -81,6 +81,7 @@ class Heartbeat:
         self._interrupted_at: float | None = None
         self._interrupted_because = ""
         self._is_cut_off = False
+        self._is_told_to_end = False
         self._has_own_process = run_process.is_of_one_run()
         self._finished, self._told, self._over = (
             threading.Event(),
@@ -164,6 +165,7 @@ class Heartbeat:
             DagsterExecutionInterruptedError: Others may do the work of this run by now, so it must
                 not end as a success.
         """
+        self._is_told_to_end = isinstance(error, dg.DagsterExecutionInterruptedError)
         self._finished.set()
         self._see_to_lease()
         self._wake.set()
@@ -229,12 +231,26 @@ class Heartbeat:
         if run is not None:
             if self._is_cut_off:
                 set_mark(instance, run, Mark.TAKEN_BACK)
+            elif self._was_told_to_end(instance, run):
+                set_mark(instance, run, Mark.INTERRUPTED)
             set_mark(instance, run, Mark.FINISHED)
         if self._claims:
             WorkNotes(instance).write(
                 WorkNote(self._run.run_id, self._number, is_finished=True), self._claims
             )
         self._told.set()
+
+    def _was_told_to_end(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:
+        """Whether a signal ended the steps although nobody cancelled the run.
+
+        Dagster notes a cancellation before it sends the signal, and a process that interrupts
+        itself knows why.
+        """
+        return (
+            run.status is dg.DagsterRunStatus.STARTED
+            and not self._interrupted_because
+            and (self._is_told_to_end or interruptions.has_ended_a_step(instance, self._run.run_id))
+        )
 
     def beat(self, instance: dg.DagsterInstance) -> None:
         """Give a sign now. Any thread may do so."""

@@ -1,7 +1,9 @@
-"""Notes that a run was asked to end while its asset waited for somebody else's work.
+"""Notes that the process of a run was asked to end by a signal.
 
-The code that waits hears of it by an exception, and may keep that to itself: the client of
-dagster-databricks cancels its job and returns as if the job had succeeded. The run must not.
+While an asset waits for somebody else's work, the code that waits hears of it by an exception, and
+may keep that to itself: the client of dagster-databricks cancels its job and returns as if the job
+had succeeded. The run must not. In all other cases Dagster ends the step with its exception, and
+the log of the run says so.
 """
 
 from __future__ import annotations
@@ -19,6 +21,18 @@ if TYPE_CHECKING:
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 """Dagster raises its exception for these."""
+_INTERRUPTED = dg.DagsterExecutionInterruptedError.__name__
+
+
+def has_ended_a_step(instance: dg.DagsterInstance, run_id: str) -> bool:
+    """Whether a step of a run has ended because its process was asked to end.
+
+    Dagster says the same when a person has cancelled the run: the status of the run tells them
+    apart.
+    """
+    entries = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
+    errors = [e.dagster_event.step_failure_data.error for e in entries if e.dagster_event]
+    return any(error is not None and error.cls_name == _INTERRUPTED for error in errors)
 
 
 class Interruptions:

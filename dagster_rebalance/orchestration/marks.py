@@ -33,6 +33,9 @@ class Mark(enum.Enum):
     TAKEN_BACK = "taken back"
     """By a member before it cancels the run, or by a process that stops itself: not a failed
     attempt."""
+    INTERRUPTED = "interrupted"
+    """By the process: a signal told it to end, and nobody had cancelled the run: not a failed
+    attempt."""
     OVER = "over"
     """By a member: the process is gone and its Spark work was stopped."""
     JOINED = "joined"
@@ -47,6 +50,10 @@ _SENTENCES = {
     Mark.FINISHED: "the process of this run does no more work on its batch",
     Mark.TAKEN_BACK: (
         "this run is stopped for a reason that is not its own, and does not count as an attempt"
+    ),
+    Mark.INTERRUPTED: (
+        "a signal told the process of this run to end, and nobody had cancelled the run: it does "
+        "not count as an attempt"
     ),
     Mark.OVER: "the process of this run is gone, and its work elsewhere is stopped",
     Mark.JOINED: "this run has partitions of its group",

@@ -448,6 +448,7 @@ class RunLedger:
             is_refused=Mark.REFUSED in marks or run.tags.get(REFUSED_TAG) == run.run_id,
             is_taken_back=Mark.TAKEN_BACK in marks
             or run.tags.get(OLD_TAKEN_BACK_TAG) == run.run_id,
+            is_interrupted=Mark.INTERRUPTED in marks,
             heartbeat=sign or old_sign,
             heartbeat_timeout_s=timeout_in(sign),
             may_work_on=partitions_in(sign),

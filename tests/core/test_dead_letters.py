@@ -36,15 +36,13 @@ def fails(
     world: World,
     member: Member,
     end: RunState = RunState.FAILED,
-    *,
-    refused: bool = False,
-    taken_back: bool = False,
+    **marks: bool,
 ) -> str:
     """A run is started and fails; returns its id. What follows is not looked at yet."""
     (run_id,) = member.tick()
     assert world.start(run_id) is None
     world.wait(1, member)
-    world.dagster.move(run_id, end, is_refused=refused, is_taken_back=taken_back)
+    world.dagster.move(run_id, end, **marks)
     return run_id
 
 
@@ -185,12 +183,12 @@ def test_a_letter_that_cannot_be_stored_stops_the_partition_and_is_tried_again()
     assert member.driver.partitions[tp(0)].phase is Phase.OWNED
 
 
-@pytest.mark.parametrize("refused", [True, False])
-def test_runs_that_were_no_attempts_never_lead_to_a_letter(*, refused: bool) -> None:
-    """They did not work on the range."""
+@pytest.mark.parametrize("mark", ["is_refused", "is_taken_back", "is_interrupted"])
+def test_runs_that_were_no_attempts_never_lead_to_a_letter(mark: str) -> None:
+    """They say nothing about the records."""
     world, member = stage()
     for _ in range(5):
-        fails(world, member, refused=refused, taken_back=not refused)
+        fails(world, member, RunState.FAILED, **{mark: True})
         world.wait(1, member)
     assert letters(member) == []
 

@@ -76,6 +76,7 @@ def test_the_life_of_a_batch_is_told_once_and_in_order() -> None:
         (RunState.FAILED, {}, "failed"),
         (RunState.FAILED, {"has_started": False}, "not_started"),
         (RunState.FAILED, {"is_refused": True}, "refused"),
+        (RunState.FAILED, {"is_interrupted": True}, "interrupted"),
         (RunState.CANCELED, {"is_taken_back": True}, "taken_back"),
     ],
 )
@@ -304,3 +305,19 @@ def test_fields_are_plain_for_those_who_write_json() -> None:
     assert plain((Color.RED, tp(1), span(0, 1, 2), 1, 2.5, True, None, "text")) == [
         *("red", "orders-1", "orders-0 [1, 2)", 1, 2.5, True, None, "text")
     ]
+
+
+def test_a_run_that_is_cancelled_again_and_again_is_told_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A launcher that is behind is asked each second, which is no news, and no further run."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    world.wait(1.25, member)
+    member.tick()
+    world.wait(1, member)
+    monkeypatch.setattr(world.dagster, "cancel", lambda *_, **__: None)
+    member.feed(seen.RevokeRequested((tp(0),)))
+    world.wait(10, member)
+    assert len(member.given(do.CancelRuns)) > 2
+    assert len(member.said(Occurred.RUNS_CANCELLED)) == 1

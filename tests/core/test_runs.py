@@ -26,7 +26,7 @@ from tests.core.world import span
 
 RANGE = span(0, 0, 10)
 S = RunState
-F, N, R = Setback.FAILED, Setback.NOT_STARTED, Setback.REFUSED
+F, N, R, T = Setback.FAILED, Setback.NOT_STARTED, Setback.REFUSED, Setback.INTERRUPTED
 
 
 def run(run_id: str, state: RunState, **more: object) -> RunSeen:
@@ -103,6 +103,13 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ToRequest(2, 0, Trouble(R, 1, "r1", "no claim")),
         ),
         ([run("r1", S.CANCELED, is_taken_back=True)] * 5, ToRequest(6)),
+        # A signal from outside is none either, but it is counted, so that it does not go on for
+        # ever without a word.
+        (
+            [run("r1", S.FAILED), *(run(f"r{n}", S.FAILED, is_interrupted=True) for n in (2, 3))],
+            ToRequest(4, 1, Trouble(T, 2, "r3")),
+        ),
+        ([run("r1", S.FAILED, is_interrupted=True, is_taken_back=True)], ToRequest(2)),
         (
             [run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)],
             ToRequest(4, 2, Trouble(F, 2, "r3")),
@@ -326,6 +333,7 @@ _LIVES: dict[str, dict[str, Any]] = {
     "canceled": {"state": S.CANCELED},
     "refused": {"is_refused": True},
     "taken back": {"state": S.CANCELED, "is_taken_back": True},
+    "interrupted": {"is_interrupted": True},
     "not started": {"has_started": False},
     "created": {"state": S.CREATED},
     "retry": {"parent_id": "r0"},
@@ -334,9 +342,7 @@ _LIVES: dict[str, dict[str, Any]] = {
 
 @given(
     st.lists(
-        st.sampled_from(
-            ["failed", "canceled", "refused", "taken back", "not started", "created", "retry"]
-        ),
+        st.sampled_from(sorted(_LIVES)),
         max_size=8,
     ),
     st.data(),

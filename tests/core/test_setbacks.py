@@ -86,7 +86,7 @@ def test_delays_that_make_no_sense_are_refused(first_s: float, limit_s: float) -
 
 def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() -> None:
     """One of them is noise; for a failed run the number of attempts decides."""
-    for kind in (Setback.NOT_STARTED, Setback.REFUSED):
+    for kind in (Setback.NOT_STARTED, Setback.REFUSED, Setback.INTERRUPTED):
         assert blocking(failed(4, kind)) is None
         assert blocking(failed(5, kind)) == failed(5, kind).trouble
     assert blocking(failed(99)) is None
@@ -110,6 +110,10 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
         ),
         (STOP, ("refuse themselves", RUN, "Kafka is away", "tried again by itself")),
         (Trouble(Setback.REFUSED, 5, RUN), ("it does not say why",)),
+        (
+            Trouble(Setback.INTERRUPTED, 5, RUN),
+            ("processes of 5 runs", RUN, "no attempt", "drained", "tried again by itself"),
+        ),
     ],
 )
 def test_a_stop_says_what_happened_and_what_to_do(

@@ -15,6 +15,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.runs import Setback, setback_of
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of
@@ -368,3 +369,29 @@ def test_a_beat_that_fails_is_tried_again(
     with heartbeat:
         wait_until(lambda: not sign(instance, run).startswith("0/"), timeout_s=30, what="a beat")
     assert caplog.text.count("could not give a sign of life") == 2
+
+
+def test_a_run_whose_process_a_signal_told_to_end_is_no_failed_attempt(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """A drained node says nothing about the records, and must not stop a partition.
+
+    The word comes before the one that it is finished, which is what its member waits for.
+    """
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    with INTERRUPTED, begun(instance, run):
+        raise dg.DagsterExecutionInterruptedError
+    instance.report_run_failed(run)
+    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.INTERRUPTED, Mark.FINISHED}
+    (seen,) = RunLedger(instance, "etl").read({batch_id})
+    assert (seen.is_interrupted, setback_of(seen)) == (True, Setback.INTERRUPTED)
+
+
+def test_a_run_that_a_person_cancelled_was_not_only_told_to_end(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster sends the same signal then. Who cancels wants the range to be left alone."""
+    run = make_run(instance, offer(batch_id), Status.CANCELING)
+    with INTERRUPTED, begun(instance, run):
+        raise dg.DagsterExecutionInterruptedError
+    assert marks_of(instance, run.run_id) == {Mark.BEGAN, Mark.FINISHED}

@@ -5,6 +5,8 @@ Real runs in a real instance; the group is in memory.
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -38,7 +40,7 @@ from tests.orchestration.parts import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from dagster_rebalance.core.commands import Claimed
     from dagster_rebalance.core.offers import Offer
@@ -60,6 +62,7 @@ class Stage:
         self.offer = offer(batch_id)
         self.group.committed[tp(0)] = claimed(0, 10, batch_id)
         self.worked: list[tuple[str, tuple[OffsetRange, ...]]] = []
+        self.on_work: Callable[[str], None] = str
         self.job = build_kafka_batch_defs(
             kafka=self.kafka, assets=[self._asset("first"), self._asset("second")]
         ).resolve_job_def("kafka_batches")
@@ -68,6 +71,7 @@ class Stage:
         @dg.asset(name=name, required_resource_keys={"kafka_batch"})
         def work(context) -> dg.MaterializeResult[None]:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates the annotation
             batch: KafkaBatch = context.resources.kafka_batch
+            self.on_work(name)
             self.worked.append((name, batch.offset_ranges))
             return dg.MaterializeResult(metadata=batch.metadata())
 
@@ -420,3 +424,25 @@ def test_the_row_count_is_what_the_asset_says_it_is() -> None:
     kafka = KafkaConsumerResource(bootstrap_servers="nowhere:1", group_id="etl", topics=["orders"])
     shown = KafkaBatch(kafka=kafka, batch_id="b-1", ranges=["orders:0:0:10"]).metadata(row_count=7)
     assert (shown["offsets"], shown["dagster/row_count"]) == (10, 7)
+
+
+def test_a_run_that_a_signal_ends_says_that_it_was_no_attempt(stored_stage: Stage) -> None:
+    """A drained node sends SIGTERM, and Dagster shows the run as failed.
+
+    A run that a person cancels gets the same signal, and Dagster notes that before.
+    """
+
+    def end(_name: str) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    stored_stage.on_work = end
+    succeeded, _, _ = stored_stage.run()
+    assert not succeeded
+    (seen,) = RunLedger(stored_stage.instance, stored_stage.kafka.group_id).read(
+        [stored_stage.offer.batch_id]
+    )
+    assert marks_of(stored_stage.instance, seen.run_id) == {
+        Mark.BEGAN,
+        Mark.INTERRUPTED,
+        Mark.FINISHED,
+    }
