@@ -17,7 +17,6 @@ import dagster as dg
 from dagster_rebalance.core.events import LastRecorded, LeaveRequested
 from dagster_rebalance.core.group_status import Assigned
 from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
-from dagster_rebalance.core.roster import Roster, roster
 from dagster_rebalance.orchestration import lag as lag_asset
 from dagster_rebalance.orchestration.checks import as_evaluation
 from dagster_rebalance.orchestration.commit_records import (
@@ -35,7 +34,7 @@ from dagster_rebalance.orchestration.history_checks import (
 )
 from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import history_of, said_in, tables
+from dagster_rebalance.orchestration.roster import history_of, said_in, tables_of
 from dagster_rebalance.orchestration.stopped import evaluation
 
 if TYPE_CHECKING:
@@ -366,12 +365,13 @@ class Catalogue:
                 )
 
     def _observe(self, event: str, description: str, metadata: Mapping[str, Any]) -> None:
+        """Report an event of the group, what people look for first, and who says it last."""
         said = {
             "event": event,
+            **metadata,
             "code_location": self._host.location,
             "sensor": self._host.sensor,
             "incarnation": self._host.incarnation,
-            **metadata,
         }
         if self._host.run_id:
             said["member_run"] = dg.MetadataValue.dagster_run(self._host.run_id)
@@ -379,19 +379,18 @@ class Catalogue:
             dg.AssetObservation(
                 asset_key=self._assets.group,
                 description=description,
-                metadata={**said, **tables(self._roster(description, said))},
+                metadata={"what": description, **self._tables(description, said), **said},
             )
         )
 
-    def _roster(self, description: str, new: Mapping[str, Any]) -> Roster:
+    def _tables(self, description: str, new: Mapping[str, Any]) -> dict[str, Any]:
         """The roster of the group, with what this member says now."""
         now = {
             name: value.value if isinstance(value, dg.MetadataValue) else value
             for name, value in new.items()
         }
         said = said_in(description, now, time.time())
-        history = history_of(self._instance, self._assets.group)
-        return roster([*history, *((said,) if said is not None else ())])
+        return tables_of(self._instance, self._assets.group, *((said,) if said is not None else ()))
 
 
 def _rerun_metadata(rerun: Rerun) -> dict[str, Any]:

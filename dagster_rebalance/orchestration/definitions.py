@@ -339,7 +339,10 @@ def _definitions(
         partitions_def=dg.DynamicPartitionsDefinition(name=group.partitions_name),
         description=(
             f"The committed offsets of consumer group {group_id}: each materialisation is one "
-            "commit."
+            "commit of one partition, with the lag that this partition had then. If something is "
+            "wrong, the check no_partition_stopped says what, why, and what to do. The asset "
+            f"{group.lag.to_user_string()} shows the lag of the whole group, and "
+            f"{group.group.to_user_string()} who owns what."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -348,8 +351,9 @@ def _definitions(
     members = dg.AssetSpec(
         group.group,
         description=(
-            f"The members of consumer group {group_id} and the receipts of its holds, as "
-            "observations."
+            f"What happens to the members of consumer group {group_id}, as observations. The "
+            "newest one shows who owns what (members), which partitions are being given up and "
+            "for which runs that waits (open_holds), and how the last holds ended (receipts)."
         ),
         group_name="streaming",
         kinds={"kafka"},
@@ -357,7 +361,9 @@ def _definitions(
     lag = dg.AssetSpec(
         group.lag,
         description=(
-            f"How many offsets wait for consumer group {group_id}, over time, as observations."
+            f"How many offsets wait for consumer group {group_id}, as observations: Plots shows "
+            "them over time, and the table largest the partitions in which most wait, why they "
+            "stand still, and the runs on them."
         ),
         group_name="streaming",
         kinds={"kafka"},

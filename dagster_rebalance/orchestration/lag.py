@@ -35,10 +35,10 @@ _TABLE = dg.TableSchema(
     columns=[
         dg.TableColumn("partition", "string"),
         dg.TableColumn("lag", "int", description="Empty when it is not known."),
+        dg.TableColumn("state", "string", description="Why it stands still."),
+        dg.TableColumn("run", "string", description="What works on it, or has failed on it."),
         dg.TableColumn("committed", "int", description="The next offset to be read."),
         dg.TableColumn("end", "int", description="Of the log, or where a transaction is open."),
-        dg.TableColumn("run", "string", description="What works on it, or has failed on it."),
-        dg.TableColumn("state", "string", description="Why it stands still."),
     ]
 )
 
@@ -117,10 +117,10 @@ def _record(row: PartitionLag) -> dg.TableRecord:
         {
             "partition": str(row.partition),
             "lag": _cell(row.lag),
+            "state": textwrap.shorten(row.state, _STATE_SHOWN, placeholder=" ..."),
+            "run": _run(row)[:8],
             "committed": _cell(row.committed),
             "end": _cell(row.end),
-            "run": _run(row)[:8],
-            "state": textwrap.shorten(row.state, _STATE_SHOWN, placeholder=" ..."),
         }
     )
 

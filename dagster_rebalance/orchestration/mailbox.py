@@ -23,10 +23,11 @@ _NOTES_KEPT = 500
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """What a tick finds: the runs to start, and what to tell people."""
+    """What a tick finds: the runs to start, and what to tell people, also in few words."""
 
     offers: tuple[Offer, ...] = ()
     summary: tuple[str, ...] = ("the member is starting",)
+    glance: str = "no member here"
 
 
 class Mailbox:

@@ -27,7 +27,7 @@ from dagster_rebalance.core.errors import (
     IllegalStateError,
     PartitionLostError,
 )
-from dagster_rebalance.core.explain import summary
+from dagster_rebalance.core.explain import glance, summary
 from dagster_rebalance.core.metrics import MemberState
 from dagster_rebalance.core.observing import observed
 from dagster_rebalance.core.occurrences import Occurred, Occurrence
@@ -83,6 +83,7 @@ class Pump:
         self._stood_at = self._standstill_clock()
         self._turned_at = parts.clock()
         self._summary: tuple[str, ...] = ()
+        self._glance = ""
         self._summed_up_at = float("-inf")
         self._ender = RunEnder(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
@@ -223,14 +224,12 @@ class Pump:
             any(isinstance(event, seen.TickArrived) for event in told)
             or self._turned_at - self._summed_up_at >= _SUMMARY_S
         ):
-            self._summary, self._summed_up_at = (
-                summary(parts.driver, self._turned_at),
-                self._turned_at,
-            )
+            self._summary = summary(parts.driver, self._turned_at)
+            self._glance, self._summed_up_at = glance(parts.driver), self._turned_at
             self._show_gauges()
         silence = self._storage.silence
         said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
-        self._mailbox.post(Mail(parts.driver.offers, said))
+        self._mailbox.post(Mail(parts.driver.offers, said, self._glance))
 
     def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
         """What happened to the assignment.
@@ -313,8 +312,9 @@ class Pump:
                 )
             case do.StoreDeadLetter():
                 self._ask_why(command)
-            case do.CancelRuns(run_ids, _, only_unstarted):
-                self._mailbox.note(str(command))
+            case do.CancelRuns(run_ids, _, only_unstarted, is_again):
+                if not is_again:
+                    self._mailbox.note(str(command))
                 self._ender.cancel(run_ids, only_unstarted=only_unstarted)
             case do.EndDeadRuns(signs):
                 self._mailbox.note(str(command))

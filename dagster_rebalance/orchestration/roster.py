@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 
 from dagster_rebalance.core.partition import OffsetRange, named, partitions_named
-from dagster_rebalance.core.roster import Kind, Roster, Said
+from dagster_rebalance.core.roster import Kind, Roster, Said, roster
 from dagster_rebalance.orchestration.run_links import run_links
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _HISTORY_READ = 200
 _NEWEST_READ = 10
-"""What people have ordered is there, too, without the roster."""
+"""People may have reported something of their own, without the roster."""
 _ROWS_SHOWN = 20
 _SHOWN = 300
 _HOLD_COLUMNS = ("member", "holds", "since", "waits for")
@@ -132,7 +132,18 @@ def _rows(
             yield [row.data[column] for column in columns]
 
 
-def tables(found: Roster) -> dict[str, Any]:
+def tables_of(instance: dg.DagsterInstance, group: dg.AssetKey, *new: Said) -> dict[str, Any]:
+    """The roster of a group as metadata.
+
+    Args:
+        instance: Where it is recorded.
+        group: The group asset.
+        new: What is said now, and not recorded yet.
+    """
+    return _tables(roster([*history_of(instance, group), *new]))
+
+
+def _tables(found: Roster) -> dict[str, Any]:
     """The roster as metadata, with links to the runs that it names."""
     holds, receipts = found.holds[:_ROWS_SHOWN], found.receipts
     runs = [run_id for said, _ in holds for run_id in said.run_ids]

@@ -8,11 +8,12 @@ looks at Kafka and the runs alone, so that it also answers while no member is th
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from dagster_rebalance.core.control import how_to_resume, selector_of
 from dagster_rebalance.core.lag import Standing, why_missing
 from dagster_rebalance.core.partition import TopicPartition, named
 from dagster_rebalance.orchestration.checks import as_evaluation, group_check
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 STOPPED_CHECK = "no_partition_stopped"
 _REASONS_SHOWN = 20
+_COMMANDED = 4
+"""A command with more partitions is no help."""
 _MOST_ERROR_CHARACTERS = 500
 _MOST_NAMES_CHARACTERS = 2_000
 """However many partitions are stopped, an evaluation stays small: Dagster stores each one."""
@@ -82,7 +85,7 @@ def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg
         shown.append(f"and {len(stopped) - len(reasons)} more")
     for why in list(dict.fromkeys(ordered.values()))[:_REASONS_SHOWN]:
         those = [partition for partition, said in ordered.items() if said == why]
-        shown.append(f"{_names(those)}: {why}")
+        shown.append(f"{_names(those)}: {why}; {_to_go_on(those)}")
     return dg.AssetCheckResult(
         passed=not (stopped or missing or ordered),
         severity=(
@@ -101,6 +104,12 @@ def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg
             **run_links(found.run_id for found in errors.values()),
         },
     )
+
+
+def _to_go_on(paused: Collection[TopicPartition]) -> str:
+    if len(paused) > _COMMANDED:
+        return "to go on, name them to `dagster-rebalance resume`"
+    return f"to go on: `{how_to_resume(*map(selector_of, sorted(paused)))}`"
 
 
 def _error(text: str) -> str:

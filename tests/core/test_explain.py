@@ -12,7 +12,7 @@ from dagster_rebalance.core.events import (
     PartitionsAssigned,
     RevokeRequested,
 )
-from dagster_rebalance.core.explain import explain_hold, explain_partition, summary
+from dagster_rebalance.core.explain import explain_hold, explain_partition, glance, summary
 from dagster_rebalance.core.forecast import Forecast
 from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.owned_partition import OwnedPartition
@@ -365,12 +365,14 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
     assert summary(member.driver, world.now) == (
         "owns orders-0..3 (4 partitions), lag 340, 4 runs in flight, 2 of them not started",
     )
+    assert glance(member.driver) == "4 owned, lag 340, 4 runs"
 
 
 def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     """Holds, stops, and partitions that are taken in."""
     world = World(records=85, partitions=4)
     assert summary(world.member().driver, world.now) == ("owns no partitions",)
+    assert glance(world.member().driver) == "0 owned"
     member = world.member(owns=3)
     run_id, *_ = member.tick()
     world.start(run_id)
@@ -393,6 +395,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
         ),
         "orders-3: being taken in, reads its committed offset",
     )
+    assert glance(member.driver) == "1 stopped, holding 1, 4 owned, lag 255, 3 runs"
 
 
 def test_the_summary_says_why_the_member_leaves() -> None:
@@ -402,6 +405,7 @@ def test_the_summary_says_why_the_member_leaves() -> None:
     member.tick()
     member.feed(LeaveRequested("a reload"))
     assert "leaving the group: a reload" in summary(member.driver, world.now)
+    assert ", leaving, 1 owned" in glance(member.driver)
 
 
 def test_without_a_member_nothing_is_said_to_be_under_way() -> None:

@@ -252,6 +252,7 @@ def test_a_receipt_is_an_observation_with_its_figures(shown: Shown) -> None:
     assert event.pop("ended_at") > 0
     assert event.pop("incarnation")
     assert event == {
+        "what": str(RECEIPT),
         "event": "hold",
         "code_location": "blue",
         "sensor": "sensor",

@@ -153,6 +153,7 @@ def test_an_order_is_kept_and_shown_and_says_what_follows(
     shown = {name: value.value for name, value in record.asset_observation.metadata.items()}
     assert (shown["event"], shown["by"], shown["reason"]) == ("pause", "ada", "away")
     assert shown["partitions"] == ["orders-0", "orders-1", "orders-2"]
+    assert shown.keys() >= {"what", "members", "open_holds", "receipts"}, "as in other events"
 
 
 def test_a_resume_says_what_was_not_paused(instance: dg.DagsterInstance, group_id: str) -> None:
@@ -299,6 +300,7 @@ def test_a_member_reads_the_book_and_the_check_warns(bench: Bench) -> None:
     assert shown.severity is dg.AssetCheckSeverity.WARN
     assert shown.description is not None
     assert shown.description.startswith("orders-0: paused by ada since ")
+    assert "to go on: `dagster-rebalance resume orders:0`" in shown.description
     assert shown.metadata["stopped_partitions"].value == 0
     give(bench.instance, "etl", wanted(Action.RESUME, "orders:0", reason=""))
     bench.until(lambda: shows(bench, 0))

@@ -42,7 +42,7 @@ class StandIn:
     is_over = is_lost = False
 
     def __init__(self, *offers: Offer) -> None:
-        self.mail = Mail(offers, ("2 runs in flight", "lag 340"))
+        self.mail = Mail(offers, ("2 runs in flight", "lag 340"), "1 stopped")
         self.ticks = 0
 
     def tick(self) -> tuple[Mail, list[str]]:
@@ -88,6 +88,15 @@ class Sensor:
 def sensor(monkeypatch: pytest.MonkeyPatch) -> Sensor:
     """A sensor of a group of its own."""
     return Sensor(monkeypatch)
+
+
+@pytest.mark.parametrize("offers", [(), (offer("b1"),)])
+def test_the_list_of_ticks_shows_how_the_member_is_without_a_click(
+    sensor: Sensor, offers: tuple[Offer, ...]
+) -> None:
+    """Dagster shows cursors there, and no reasons: a stopped group looked like an idle one."""
+    sensor.hosts(StandIn(*offers))
+    assert sensor.tick().cursor == "1 stopped"
 
 
 @pytest.mark.parametrize(
