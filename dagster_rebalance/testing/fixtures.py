@@ -15,23 +15,26 @@ def test_orders_arrive(kafka_broker, kafka_topic):
     producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
 ```
 
-`kafka_broker` (session): a `KafkaCluster` of one node. `kafka_topic`: makes topics whose names no
-other test has. `secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and
-ACLs. `spark_connect_server` (session): a `SparkConnectServer`. `postgres` (session): a `Postgres`,
-for Dagster's storage. All but Postgres need Java 17 to 23. The first use ever fetches the jars,
-about 60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it). The Spark Connect
-server needs the extra `spark`, too.
+`kafka_broker` (session): a `KafkaCluster` of one node, or the Kafka that KAFKA_BROKERS names, which
+is neither started nor ended. `kafka_topic`: makes topics whose names no other test has.
+`secured_kafka` (session): a `SecuredKafka` of one node, with TLS, passwords and ACLs.
+`spark_connect_server` (session): a `SparkConnectServer`. `postgres` (session): a `Postgres`, for
+Dagster's storage. All but Postgres need Java 17 to 23. The first use ever fetches the jars, about
+60 MB, into the user's cache folder (DAGSTER_REBALANCE_CACHE moves it). The Spark Connect server
+needs the extra `spark`, too.
 DAGSTER_REBALANCE_KAFKA_VERSION=3.9.1 plays the tests on another Kafka than 4.1.1.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
 
 from dagster_rebalance.testing.broker import KafkaCluster
+from dagster_rebalance.testing.existing_kafka import BROKERS_VARIABLE, ExistingKafka
 from dagster_rebalance.testing.jars import tell_on_stderr
 from dagster_rebalance.testing.postgres import Postgres
 from dagster_rebalance.testing.secured import SecuredKafka
@@ -71,23 +74,36 @@ def _teller(config: pytest.Config) -> Callable[[str], None]:
 
 @pytest.fixture(scope="session")
 def kafka_broker(pytestconfig: pytest.Config) -> Iterator[KafkaCluster]:
-    """A real Kafka with one node, for the whole session."""
-    with KafkaCluster(tell=_teller(pytestconfig)) as kafka:
+    """A real Kafka for the whole session: that of KAFKA_BROKERS, or one with one node."""
+    brokers = os.environ.get(BROKERS_VARIABLE)
+    with (
+        ExistingKafka(brokers=brokers)
+        if brokers
+        else KafkaCluster(tell=_teller(pytestconfig)) as kafka
+    ):
         yield kafka
 
 
 @pytest.fixture
-def kafka_topic(kafka_broker: KafkaCluster) -> TopicFactory:
-    """Makes a topic in `kafka_broker` with a unique name, and returns the name."""
+def kafka_topic(kafka_broker: KafkaCluster) -> Iterator[TopicFactory]:
+    """Makes a topic in `kafka_broker` with a unique name, and returns the name.
+
+    Of a Kafka that goes on after the tests, its topics are deleted when the test has ended.
+    """
+    created: list[str] = []
 
     def create(
         partitions: int = 1, *, prefix: str = "topic", config: Mapping[str, str] | None = None
     ) -> str:
         name = unique_name(prefix)
         kafka_broker.create_topic(name, partitions, config)
+        created.append(name)
         return name
 
-    return create
+    yield create
+    if isinstance(kafka_broker, ExistingKafka):
+        for name in created:
+            kafka_broker.delete_topic(name)
 
 
 @pytest.fixture(scope="session")
