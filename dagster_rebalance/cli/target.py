@@ -9,6 +9,7 @@ is on a command line, in a list of processes, or in Dagster's storage.
 from __future__ import annotations
 
 import getpass
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -251,6 +252,12 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     Raises:
         ConfigurationError: There is none, Dagster cannot open it, or its storage does not answer.
     """
+    if not os.environ.get("DAGSTER_HOME"):
+        msg = (
+            "DAGSTER_HOME is not set: it names the folder with the dagster.yaml of the members, "
+            "for example export DAGSTER_HOME=/opt/dagster"
+        )
+        raise ConfigurationError(msg)
     try:
         instance = dg.DagsterInstance.get()
         instance.get_runs_count()

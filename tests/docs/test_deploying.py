@@ -6,20 +6,25 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import kubernetes_validate
+import psycopg2
 import pytest
 import yaml
 
 from dagster_rebalance import KafkaConsumerResource
 from dagster_rebalance.orchestration.branch import IS_BRANCH
-from tests.docs.blocks import ROOT, blocks, run_block
+from dagster_rebalance.testing.fixtures import unique_name
+from tests.docs.blocks import ROOT, block_with, blocks, run_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from dagster_rebalance.testing.postgres import Postgres
 
 PAGE = "docs/deploying.md"
 FILES = ROOT / "docs/deploying"
@@ -157,3 +162,34 @@ def test_the_page_names_each_file_and_the_variable_of_the_guard() -> None:
     for file in FILES.iterdir():
         assert f"deploying/{file.name}" in text
     assert IS_BRANCH in text
+
+
+@pytest.mark.postgres
+def test_postgres_ends_a_frozen_write_so_that_others_can_write_to_that_run(
+    postgres: Postgres,
+) -> None:
+    """Its lock on the row would keep everybody waiting for as long as the process is frozen."""
+    name = unique_name("frozen").replace("-", "_")
+    postgres.create_database(name)
+    (setting,) = re.findall(r'-c "(ALTER .*)"', block_with(PAGE, "sh", "ALTER DATABASE"))
+    setting = setting.replace("'30s'", "'100ms'").replace("DATABASE dagster", f"DATABASE {name}")
+    address = postgres.url(name).replace("+psycopg2", "")
+    with closing(psycopg2.connect(address)) as connection, connection, connection.cursor() as here:
+        here.execute(setting)
+
+    @dg.job
+    def nothing() -> None:
+        """Has no steps."""
+
+    with (
+        dg.instance_for_test(overrides=postgres.dagster_settings(name)) as instance,
+        closing(psycopg2.connect(address)) as frozen,
+    ):
+        run = instance.create_run_for_job(nothing)
+        frozen.cursor().execute("UPDATE runs SET status = status WHERE run_id = %s", [run.run_id])
+        instance.add_run_tags(run.run_id, {"who": "another process"})
+        written = instance.get_run_by_id(run.run_id)
+        assert written is not None
+        assert written.tags["who"] == "another process"
+        with pytest.raises(psycopg2.Error, match="idle-in-transaction timeout"):
+            frozen.cursor().execute("SELECT 1")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
+import subprocess
 from typing import TYPE_CHECKING, Any
 
 import promql_parser as promql
@@ -18,8 +20,10 @@ from tests.orchestration.scrape import everything, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 PAGE = "docs/monitoring.md"
+PROMTOOL = shutil.which("promtool")
 _GENERAL = {"le", "instance", "job"}
 
 
@@ -117,6 +121,34 @@ def test_a_query_asks_only_for_what_there_is(
     }
     every = set.union(*(known[name] for name, _ in selectors))
     assert grouped <= every | _GENERAL, f"{where}: {grouped}"
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool, of Debian's package prometheus")
+def test_each_alert_comes_when_it_should_and_only_then(tmp_path: Path) -> None:
+    """By Prometheus itself. A rule that never fires is found at night.
+
+    A counter that begins with its first event has no rate then, and is the case that matters most.
+    """
+    rules = yaml.safe_load((ROOT / "docs/monitoring/alerts.yaml").read_text())
+    scenarios = yaml.safe_load((ROOT / "tests/docs/alerts.yaml").read_text())
+    fired = {
+        check["alertname"]
+        for scenario in scenarios["tests"]
+        for check in scenario["alert_rule_test"]
+        if "exp_alerts" in check
+    }
+    assert fired == {rule["alert"] for rule in rules["groups"][0]["rules"]}
+    _promtool("check", "rules", str(ROOT / "docs/monitoring/alerts.yaml"))
+    for rule in rules["groups"][0]["rules"]:
+        del rule["annotations"]
+    (tmp_path / "alerts.yaml").write_text(yaml.safe_dump(rules))
+    (tmp_path / "scenarios.yaml").write_text(yaml.safe_dump(scenarios))
+    _promtool("test", "rules", str(tmp_path / "scenarios.yaml"))
+
+
+def _promtool(*arguments: str) -> None:
+    done = subprocess.run([str(PROMTOOL), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_dashboard_can_be_imported_and_shows_each_metric() -> None:
