@@ -152,6 +152,12 @@ def test_a_first_project_works_as_the_pages_say(terminal: Terminal) -> None:
         wait_for_orders(terminal, 2000, dagster)
 
 
+def test_the_page_makes_a_project_of_the_dagster_that_is_tested() -> None:
+    """A newer create-dagster asks for a Dagster that an index may not have all parts of yet."""
+    (pinned,) = re.findall(r"^dagster==(\S+)", LOCK.read_text(), re.MULTILINE)
+    assert f"create-dagster@{pinned} " in all_blocks(PROJECT)[0].text
+
+
 def wait_for(server: ChildProcess, text: str) -> None:
     """Wait until a server has said that it serves."""
     server.wait_until_ready(lambda: text in server.log.read_text(), timeout_s=START_LIMIT_S)
