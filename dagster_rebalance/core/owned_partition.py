@@ -124,6 +124,8 @@ class OwnedPartition:
         bounds: The offsets that Kafka had when last asked.
         backlog_since: Since when there are offsets to claim, on the caller's clock; None when there
             are none.
+        has_claimed: Whether this member has claimed a batch of it. Nobody knows for how long the
+            first one has waited, so that waits for no more records.
         pending: The write under way.
         unrecorded: What is committed and Dagster has not recorded yet: one commit, or several that
             are joined.
@@ -156,6 +158,7 @@ class OwnedPartition:
     stored_log: Log = Log()  # noqa: RUF009 - likewise
     bounds: Bounds | None = None
     backlog_since: float | None = None
+    has_claimed: bool = False
     pending: PendingWrite | None = None
     unrecorded: RecordCommit | None = None
     recorded_at: float | None = None
@@ -380,7 +383,7 @@ class OwnedPartition:
             self.partition,
             self.ledger.claimed_until,
             self.bounds.until,
-            self.backlog_since,
+            self.backlog_since if self.has_claimed else float("-inf"),
             len(self.entries),
         )
 
@@ -465,9 +468,8 @@ class OwnedPartition:
             return self
         done = replace(self, stored=write.new, stored_log=self.log, pending=None)
         if pending.claims is not None:
-            return replace(
-                done, ledger=self.ledger.claim(*pending.claims, claimed_at=now), backlog_since=None
-            )
+            ledger = self.ledger.claim(*pending.claims, claimed_at=now)
+            return replace(done, ledger=ledger, backlog_since=None, has_claimed=True)
         if pending.claims_again is not None:
             return replace(done, ledger=self.ledger.claimed_again(*pending.claims_again, now))
         entry = pending.commits

@@ -20,6 +20,10 @@ MOST_CLAIMS = 40
 and batch ids are."""
 
 
+COMPANY, COMPANY_WAIT_S = 1_000, 30.0
+"""How many records a partition waits for, and for how long, before it gets a run of its own."""
+
+
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
     """How large batches get and how many are worked on at once.
@@ -80,7 +84,8 @@ class Backlog:
         partition: The partition.
         start: The first offset that is not claimed yet.
         end: The offset behind the last record in Kafka.
-        waiting_since: When offsets behind `start` were first seen, on the caller's clock.
+        waiting_since: When offsets behind `start` were first seen, on the caller's clock; minus
+            infinity for the first batch of a partition.
         claims: How many batches of the partition are in flight.
     """
 
@@ -107,9 +112,11 @@ def plan(
     new_batch_id: Callable[[int], str],
     now: float,
 ) -> tuple[Batch, ...]:
-    """Choose the next batches, spread over as many runs as there is room for.
+    """Choose the next batches; a run is filled before the next one is opened.
 
-    The partition that has waited longest comes first, so no partition starves.
+    A run is full with `max_ranges_per_run` ranges, or with as many records as one range may have:
+    each run costs seconds of its own, which a backlog is worth and a trickle is not. The partition
+    that has waited longest comes first, so no partition starves.
     """
     room = limits.max_runs_in_flight - runs_in_flight
     ready = sorted(
@@ -127,7 +134,9 @@ def plan(
         )
         for b in ready[: room * limits.max_ranges_per_run]
     ]
-    runs = min(room, len(chosen))
+    by_ranges = -(-len(chosen) // limits.max_ranges_per_run)
+    by_records = -(-sum(map(len, chosen)) // limits.max_records_per_range)
+    runs = min(room, len(chosen), max(by_ranges, by_records))
     return tuple(
         Batch(new_batch_id(1), _cut(chosen[run::runs], limits.max_records_per_batch))
         for run in range(runs)
@@ -143,6 +152,28 @@ def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
         cut.append(replace(range_, until=min(range_.until, range_.start + share)))
         left -= len(cut[-1])
     return tuple(sorted(cut))
+
+
+def waits_for(
+    min_records: int | None, max_wait_s: float | None, *, most: int, streams: bool
+) -> tuple[int, float]:
+    """How many records a partition waits for, and for how long; None is what nobody has said.
+
+    A run for each batch costs seconds and many events, so a trickle waits for company. A streaming
+    run takes what is there.
+
+    Args:
+        min_records: As of `BatchLimits`.
+        max_wait_s: As of `BatchLimits`.
+        most: How many records one range may have; more are never waited for.
+        streams: Whether it is for streaming runs.
+    """
+    if min_records is None:
+        is_taken_at_once = streams if max_wait_s is None else max_wait_s == 0
+        min_records = 1 if is_taken_at_once else min(COMPANY, most)
+    if max_wait_s is None:
+        max_wait_s = COMPANY_WAIT_S if min_records > 1 else 0.0
+    return min_records, max_wait_s
 
 
 def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:

@@ -21,7 +21,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import is_topic_name
-from dagster_rebalance.core.planning import BatchLimits
+from dagster_rebalance.core.planning import BatchLimits, waits_for
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
@@ -182,12 +182,19 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     max_claims_per_partition: int = Field(
         default=1, description="Batches of one partition in flight at the same time."
     )
-    min_records: int = Field(
-        default=1, description="A partition waits until this many records are there ..."
+    min_records: int | None = Field(
+        default=None,
+        description=(
+            "A partition waits until this many records are there ... By default 1,000 with a run "
+            "for each batch, and 1 in streaming runs."
+        ),
     )
-    max_wait_s: float = Field(
-        default=0.0,
-        description="... but no longer than this. Only of use with min_records above 1.",
+    max_wait_s: float | None = Field(
+        default=None,
+        description=(
+            "... but no longer than this, and not before its first batch. By default 30 where it "
+            "waits at all."
+        ),
     )
     max_attempts: int = Field(
         default=3,
@@ -449,14 +456,17 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             else DeadLetterProducer(self.consumer_config(), self.dead_letter_topic)
         )
 
-    def driver_settings(self) -> DriverSettings:
+    def driver_settings(self, *, streams: bool = False) -> DriverSettings:
         """The settings of the core.
+
+        Args:
+            streams: Whether they are for streaming runs.
 
         Raises:
             ConfigurationError: A value makes no sense, or two do not fit each other.
         """
         for name in _POSITIVE:
-            if getattr(self, name) <= 0:
+            if (value := getattr(self, name)) is not None and value <= 0:
                 msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
                 raise ConfigurationError(msg)
         if self.metrics_partitions < 0:
@@ -483,6 +493,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             msg = f"group {self.group_id}: {error}"
             raise ConfigurationError(msg) from error
         self._check_dead_letters(topics)
+        min_records, max_wait_s = waits_for(
+            self.min_records, self.max_wait_s, most=self.max_records_per_range, streams=streams
+        )
         return DriverSettings(
             limits=BatchLimits(
                 max_records_per_range=self.max_records_per_range,
@@ -490,8 +503,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 max_ranges_per_run=self.max_ranges_per_run,
                 max_runs_in_flight=self.max_runs_in_flight,
                 max_claims_per_partition=self.max_claims_per_partition,
-                min_records=self.min_records,
-                max_wait_s=self.max_wait_s,
+                min_records=min_records,
+                max_wait_s=max_wait_s,
             ),
             budget=HoldBudget(self.hold_limit_s, self.hold_commit_slice_s),
             on_deadline=DeadlinePolicy(self.on_deadline),

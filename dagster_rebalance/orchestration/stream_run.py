@@ -371,7 +371,7 @@ class StreamRun:
     @contextmanager
     def _parts(self) -> Iterator[Parts]:
         kafka, run = self._kafka, self._run
-        settings = kafka.driver_settings().of_stream(run.run_id)
+        settings = kafka.driver_settings(streams=True).of_stream(run.run_id)
         settings = replace(
             settings,
             look_s=_LOOK_S,

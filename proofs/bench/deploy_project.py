@@ -25,7 +25,10 @@ _POLL_S, _MOST_RECORDS = 5.0, 10_000
 
 def _kafka(form: str) -> KafkaConsumerResource:
     return KafkaConsumerResource(
-        bootstrap_servers=WORK.brokers, group_id=f"{WORK.topic}-{form}", topics=[WORK.topic]
+        bootstrap_servers=WORK.brokers,
+        group_id=f"{WORK.topic}-{form}",
+        topics=[WORK.topic],
+        max_wait_s=0,
     )
 
 

@@ -29,6 +29,7 @@ def _kafka(form: str) -> KafkaConsumerResource:
         topics=[BODY.topic],
         start_from="earliest" if BODY.remote else "latest",
         max_records_per_range=BODY.records_per_range,
+        max_wait_s=0,
     )
 
 

@@ -181,6 +181,7 @@ WITH_SPARK: dict[str, Any] = (
 BOTH: dict[str, Any] = {
     "bootstrap_servers": dg.EnvVar(BROKERS_VARIABLE),
     "max_attempts": 10,  # runs fail here because of faults, never because of a record
+    "max_wait_s": 0,  # nor do records wait for company
     "retry_delay_s": 0.5,  # a longer configured wait would count as standing still
     "retry_delay_limit_s": 0.5,
     "heartbeat_timeout_s": float(HEARTBEAT_TIMEOUT_S),

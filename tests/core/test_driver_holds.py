@@ -24,7 +24,9 @@ from dagster_rebalance.core.settings import (
 )
 from tests.core.world import Member, World, span, tp
 
-SETTINGS = DriverSettings(budget=HoldBudget(30, 5), lease_s=1000)
+SETTINGS = DriverSettings(
+    limits=BatchLimits(max_ranges_per_run=1), budget=HoldBudget(30, 5), lease_s=1000
+)
 HAND_OVER = replace(SETTINGS, on_deadline=DeadlinePolicy.RELEASE)
 TWO_CLAIMS = replace(
     SETTINGS, limits=BatchLimits(max_records_per_range=10, max_claims_per_partition=2)

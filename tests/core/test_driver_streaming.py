@@ -12,6 +12,7 @@ from dagster_rebalance.core import events as seen
 from dagster_rebalance.core.claims import Claim, StoredPartition, encode
 from dagster_rebalance.core.explain import summary
 from dagster_rebalance.core.ownership import Phase
+from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.runs import RunState
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.settings import DriverSettings, HoldBudget
@@ -320,7 +321,8 @@ def test_a_sensor_may_have_requested_a_run_for_a_batch_of_the_worker() -> None:
 def test_a_streaming_run_takes_over_the_batches_of_a_sensor() -> None:
     """A group moves from a run for each batch to streaming runs with claims in flight."""
     world = World(records=5, partitions=3)
-    sensor = world.member(owns=3)
+    limits = BatchLimits(max_ranges_per_run=1)
+    sensor = world.member(owns=3, settings=DriverSettings(limits=limits))
     (working, *others) = sensor.tick(state=RunState.STARTED)
     stream = Stream(world, "r1")
     lose(sensor, stream, 0, 1, 2)

@@ -146,7 +146,8 @@ def test_a_partition_is_stopped_after_too_many_failures_and_goes_on_when_a_perso
 ):
     """It says which run to re-execute; the others keep working."""
     world = World(records=100, partitions=2)
-    member = world.member(owns=2)
+    limits = BatchLimits(max_ranges_per_run=1)
+    member = world.member(owns=2, settings=DriverSettings(limits=limits))
     run_id, _ = member.tick(state=RunState.STARTED)
     (failing,) = world.dagster.runs[run_id].ranges
     for _ in range(2):
@@ -543,6 +544,23 @@ def test_a_silent_run_on_partitions_of_others_is_theirs_to_end() -> None:
     member = world.member(owns=1)
     _turns(world, member, 65)
     assert member.given(do.EndDeadRuns) == [do.EndDeadRuns({blocking: "begun"})]
+
+
+def test_the_first_batch_of_a_partition_waits_for_no_more_records() -> None:
+    """Nobody knows for how long they have waited; what comes behind them waits for company."""
+    world = World(records=5)
+    limits = BatchLimits(min_records=100, max_wait_s=30)
+    member = world.member(owns=1, settings=DriverSettings(limits=limits))
+    (run_id,) = member.tick()
+    world.start(run_id)
+    world.succeed(run_id)
+    world.wait(2, member)
+    world.kafka.produce(tp(0), 10)
+    world.wait(20, member)
+    assert member.tick() == []
+    world.wait(15, member)
+    (second,) = member.tick()
+    assert world.dagster.runs[second].ranges == (span(0, 5, 15),)
 
 
 def test_a_partition_waits_for_a_run_without_a_claim_until_it_is_over() -> None:

@@ -39,6 +39,7 @@ from tests.core.test_offers import owned
 from tests.core.world import World, span, tp
 
 RUN = "ab12cd34-5678"
+A_RUN_EACH = DriverSettings(limits=BatchLimits(max_ranges_per_run=1))
 HOLD = Hold(Cause.REVOKE, {tp(4): 1, tp(5): 1}, requested_at=100.0, budget=HoldBudget(300, 10))
 RECORD = RecordCommit(
     span(4, 0, 9), epoch=1, batch_id="b", run_id=RUN, lag=0, claim_to_commit_s=None, drain_s=None
@@ -357,7 +358,7 @@ def test_the_summary_of_a_member_at_work_is_one_line() -> None:
     Runs in a queue that does not move are not at work, and it must not look so.
     """
     world = World(records=85, partitions=4)
-    member = world.member(owns=4)
+    member = world.member(owns=4, settings=A_RUN_EACH)
     world.wait(1, member)
     for run_id in member.tick()[:2]:
         world.start(run_id)
@@ -373,7 +374,7 @@ def test_the_summary_tells_everything_that_does_not_simply_work() -> None:
     world = World(records=85, partitions=4)
     assert summary(world.member().driver, world.now) == ("owns no partitions",)
     assert glance(world.member().driver) == "0 owned"
-    member = world.member(owns=3)
+    member = world.member(owns=3, settings=A_RUN_EACH)
     run_id, *_ = member.tick()
     world.start(run_id)
     world.wait(1, member)

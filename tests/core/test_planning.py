@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.core.planning import MOST_CLAIMS, Backlog, Batch, BatchLimits, plan
+from dagster_rebalance.core.planning import (
+    MOST_CLAIMS,
+    Backlog,
+    Batch,
+    BatchLimits,
+    plan,
+    waits_for,
+)
 from tests.core.world import span, tp
 
 
@@ -114,13 +121,33 @@ def test_backlogs_are_spread_over_the_free_runs() -> None:
     """Runs work side by side; the long ones do not meet in one run."""
     found = planned(
         [Backlog(tp(n), 0, 10 * (n + 1), 0.0) for n in range(4)],
-        BatchLimits(max_runs_in_flight=3),
+        BatchLimits(max_records_per_range=40, max_runs_in_flight=3),
         runs_in_flight=1,
     )
     assert found == (
         Batch("b1", (span(1, 0, 20), span(3, 0, 40))),
         Batch("b2", (span(0, 0, 10), span(2, 0, 30))),
     )
+
+
+@pytest.mark.parametrize(
+    ("records", "runs"),
+    [(1, 1), (25, 1), (26, 2), (50, 2), (51, 3), (75, 3), (76, 4), (100, 4), (1000, 4)],
+)
+def test_a_run_is_filled_before_the_next_is_opened(records: int, runs: int) -> None:
+    """Each run costs seconds, and a Spark of its own: a trickle must not open all there may be."""
+    backlogs = [Backlog(tp(n), 0, records, 0.0) for n in range(4)]
+    found = planned(backlogs, BatchLimits(max_records_per_range=100))
+    assert len(found) == runs
+    assert sum(len(batch.ranges) for batch in found) == 4
+
+
+def test_a_run_is_full_with_as_many_ranges_as_it_may_have() -> None:
+    """However few their records."""
+    found = planned(
+        [Backlog(tp(n), 0, 1, 0.0) for n in range(5)], BatchLimits(max_ranges_per_run=2)
+    )
+    assert sorted(len(batch.ranges) for batch in found) == [1, 2, 2]
 
 
 def test_a_batch_is_no_longer_than_all_its_ranges_may_be_together() -> None:
@@ -144,6 +171,32 @@ def test_few_records_wait_for_more_but_not_for_ever() -> None:
     few = Backlog(tp(0), 0, 49, waiting_since=95.0)
     assert planned([few], limits, now=104.9) == ()
     assert planned([few], limits, now=105.0) == (Batch("b1", (span(0, 0, 49),)),)
+
+
+@pytest.mark.parametrize(
+    ("given", "streams", "waits"),
+    [
+        ((None, None), False, (1000, 30.0)),
+        ((None, None), True, (1, 0.0)),
+        ((None, 0.0), False, (1, 0.0)),
+        ((None, 5.0), False, (1000, 5.0)),
+        ((None, 5.0), True, (1000, 5.0)),
+        ((1, None), False, (1, 0.0)),
+        ((7, None), False, (7, 30.0)),
+        ((7, None), True, (7, 30.0)),
+        ((7, 5.0), True, (7, 5.0)),
+    ],
+)
+def test_a_run_for_each_batch_waits_for_company_unless_told_otherwise(
+    given: tuple[int | None, float | None], *, streams: bool, waits: tuple[int, float]
+) -> None:
+    """A trickle would make 28,000 runs a day, while streaming runs answer within a second."""
+    assert waits_for(*given, most=5000, streams=streams) == waits
+
+
+def test_a_full_range_waits_for_no_company() -> None:
+    """More records would not make it larger."""
+    assert waits_for(None, None, most=10, streams=False) == (10, 30.0)
 
 
 @pytest.mark.parametrize(

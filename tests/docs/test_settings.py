@@ -6,7 +6,8 @@ Defaults and descriptions are those of the code.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 
 import pytest
 
@@ -39,7 +40,10 @@ def _type(field: FieldInfo) -> str:
         list: "list",
         dict: "settings by name",
     }
-    return names.get(get_origin(field.annotation) or field.annotation, "text")
+    annotation = field.annotation
+    if get_origin(annotation) in {Union, UnionType}:  # or None, which is the default
+        annotation = get_args(annotation)[0]
+    return names.get(get_origin(annotation) or annotation, "text")
 
 
 def _default(field: FieldInfo) -> str:

@@ -143,6 +143,7 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
         topics=[group],
         group_protocol=protocol,
         max_records_per_range=10,
+        max_wait_s=0,
         client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"}
         if protocol == "classic"
         else {},

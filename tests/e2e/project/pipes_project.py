@@ -87,6 +87,7 @@ def _kafka(name: str) -> KafkaConsumerResource:
         topics=[name],
         group_protocol="classic",
         heartbeat_timeout_s=24.0,
+        max_wait_s=0,
         retry_delay_s=0.1,
         shutdown_timeout_s=3.0,
         client_config={"session.timeout.ms": "6000"},

@@ -41,6 +41,7 @@ def _kafka(group: str) -> KafkaConsumerResource:
         group_id=group,
         topics=[group],
         record_every_s=1.0,
+        max_wait_s=0,
     )
 
 

@@ -42,6 +42,7 @@ kafka = KafkaConsumerResource(
     group_protocol="classic" if os.environ.get("KAFKA_GROUP_PROTOCOL") == "classic" else "consumer",
     max_ranges_per_run=4,
     max_runs_in_flight=2,
+    max_wait_s=0,  # an example has few records: show each at once
     shutdown_timeout_s=120,  # at most the time that your platform gives a code server to end
 )
 
