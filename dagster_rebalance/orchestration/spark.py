@@ -20,7 +20,7 @@ from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceEr
 from dagster_rebalance.orchestration.client_settings import as_text, as_texts
 from dagster_rebalance.spark import jobs, sessions
 from dagster_rebalance.spark.connector import kafka_connector_package
-from dagster_rebalance.spark.launch import settings_in_a_file
+from dagster_rebalance.spark.launch import settings_in_a_file, workers_of_this_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -188,6 +188,8 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         self._is_own_session = not jobs.has_classic_session()
         config = self._classic_config()
         with jobs.signal_handlers_kept(), ExitStack() as stack:
+            if config["spark.master"].startswith("local"):
+                stack.enter_context(workers_of_this_python())
             if not jobs.has_jvm():
                 stack.enter_context(settings_in_a_file(config))
                 config = {name: config[name] for name in _FOR_THE_BUILDER}

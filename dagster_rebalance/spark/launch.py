@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import sys
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _FILE = "--properties-file"
 _JVM_OPTIONS = "JavaOptions"
+_PYTHON = "PYSPARK_PYTHON"
 _SECRET_OPTION = re.compile(r"-D\S*(password|secret|token|jaas)\S*=", re.IGNORECASE)
 
 
@@ -68,6 +70,23 @@ def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
         else:
             os.environ[_ARGUMENTS] = before
         Path(name).unlink()
+
+
+@contextmanager
+def workers_of_this_python() -> Iterator[None]:
+    """Let a session that starts inside work in the Python of this process.
+
+    pyspark would take the first python3 of the PATH, which has other libraries than the environment
+    of the run. Whoever has named one with PYSPARK_PYTHON keeps it.
+    """
+    if _PYTHON in os.environ:
+        yield
+        return
+    os.environ[_PYTHON] = sys.executable
+    try:
+        yield
+    finally:
+        del os.environ[_PYTHON]
 
 
 def _escaped(text: str) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import SparkSession
 
+from dagster_rebalance.spark.launch import workers_of_this_python
 from dagster_rebalance.testing.jars import fetch
 from dagster_rebalance.testing.spark_connect import kafka_connector
 from tests.spark.lakes import connected
@@ -30,6 +31,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[SparkSession]:
         "spark.sql.shuffle.partitions": "2",
         "spark.jars": ",".join(map(str, fetch(kafka_connector()))),
     }
-    classic = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
+    with workers_of_this_python():
+        classic = SparkSession.builder.master("local[2]").config(map=settings).getOrCreate()
     yield classic
     classic.stop()

@@ -35,6 +35,7 @@ seen = {
         name: context.getConf().get(name) for name in [*SETTINGS, "spark.master", "spark.app.name"]
     },
     "environment": os.environ.get("PYSPARK_SUBMIT_ARGS"),
+    "workers": context.pythonExec,
 }
 session.stop()
 again = KafkaSparkResource(

@@ -11,9 +11,22 @@ from pathlib import Path
 import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.spark.launch import settings_in_a_file
+from dagster_rebalance.spark.launch import settings_in_a_file, workers_of_this_python
 
 SECRET = "sword fish=\\ : # ! \"quoted\" 'x' grüße 🐟"  # noqa: S105 - what is looked for
+
+
+def test_a_python_for_workers_that_somebody_has_named_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And the variable is gone where nobody had set it: it is of the process."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    with workers_of_this_python():
+        assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert "PYSPARK_PYTHON" not in os.environ
+    monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
+    with workers_of_this_python():
+        assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
 
 
 @pytest.mark.spark
@@ -38,6 +51,7 @@ def test_no_secret_is_on_the_command_line_of_the_jvm(tmp_path: Path) -> None:
         "private",
     )
     assert seen["environment"] is None
+    assert seen["workers"] == sys.executable, "which has the libraries of the run"
     assert seen["second"] == "3"
     assert not list(tmp_path.glob("*.conf"))
 
