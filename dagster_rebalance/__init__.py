@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         IllegalStateError,
         PartitionLostError,
         RebalanceInProgressError,
+        UndecodableError,
         UnsupportedOperationError,
     )
     from dagster_rebalance.core.events import (
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     )
     from dagster_rebalance.orchestration.external_work import ExternalJobs, ExternalWork
     from dagster_rebalance.orchestration.fixed import FixedResource
+    from dagster_rebalance.orchestration.registry import SchemaRegistryResource, plain_json
     from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
@@ -93,7 +95,9 @@ __all__ = [
     "RebalanceInProgressError",
     "RebalanceListener",
     "RevokeRequested",
+    "SchemaRegistryResource",
     "TopicPartition",
+    "UndecodableError",
     "UnsupportedOperationError",
     "__version__",
     "build_kafka_batch_defs",
@@ -101,6 +105,7 @@ __all__ = [
     "build_kafka_control_job",
     "build_kafka_rerun_job",
     "build_kafka_stream_defs",
+    "plain_json",
 ]
 
 _HOMES = {
@@ -137,13 +142,16 @@ _HOMES = {
     "RebalanceInProgressError": "core.errors",
     "RebalanceListener": "consumer.listener",
     "RevokeRequested": "core.events",
+    "SchemaRegistryResource": "orchestration.registry",
     "TopicPartition": "core.partition",
+    "UndecodableError": "core.errors",
     "UnsupportedOperationError": "core.errors",
     "build_kafka_batch_defs": "orchestration.definitions",
     "build_kafka_batch_sensor": "orchestration.sensor",
     "build_kafka_control_job": "orchestration.control_job",
     "build_kafka_rerun_job": "orchestration.rerun_job",
     "build_kafka_stream_defs": "orchestration.definitions",
+    "plain_json": "orchestration.registry",
 }
 
 

@@ -22,6 +22,7 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
+from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -29,6 +30,7 @@ KafkaSettings = settings_of(
     KafkaConsumerResource, known_at_load=frozenset({"group_id", "start_from"})
 )
 SparkSettings = settings_of(KafkaSparkResource)
+RegistrySettings = settings_of(SchemaRegistryResource)
 
 
 def _kafka(context: dg.ResolutionContext, model: Any) -> KafkaConsumerResource:
@@ -48,6 +50,10 @@ def _spark(context: dg.ResolutionContext, model: Any) -> KafkaSparkResource:
 def _work(context: dg.ResolutionContext, path: str) -> Any:
     found = found_at(context, path)
     return found() if isinstance(found, type) else found
+
+
+def _registry(context: dg.ResolutionContext, model: Any) -> SchemaRegistryResource:
+    return SchemaRegistryResource(**RegistrySettings.resolve_from_model(context, model).given())
 
 
 class Streaming(dg.Resolvable, dg.Model):
@@ -107,6 +113,17 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             _spark,
             model_field_type=SparkSettings.model(),
             description="The Spark session of a run: the settings of KafkaSparkResource.",
+        ),
+    ] = None
+    registry: Annotated[
+        SchemaRegistryResource | None,
+        dg.Resolver(
+            _registry,
+            model_field_type=RegistrySettings.model(),
+            description=(
+                "The schema registry, as the resource `registry`: the settings of "
+                "SchemaRegistryResource."
+            ),
         ),
     ] = None
     streaming: Annotated[
@@ -208,6 +225,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             "kafka": self.kafka,
             "assets": self.batch_assets(context),
             "spark": self.spark,
+            "resources": {} if self.registry is None else {"registry": self.registry},
             "kafka_key": self.kafka_key,
             "batch_key": self.batch_key,
             "spark_key": self.spark_key,

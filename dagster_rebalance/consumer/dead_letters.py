@@ -53,7 +53,8 @@ class Client(Protocol):
         topic: str,
         *,
         key: str,
-        value: str,
+        value: str | bytes | None,
+        headers: list[Any] | None,
         on_delivery: Callable[[KafkaError | None, Any], None],
     ) -> None:
         """Begin to send a record."""
@@ -99,7 +100,12 @@ class DeadLetterProducer:
         self._ended: list[Delivery] = []
         self._producer: Client | None = self._made()
 
-    def send(self, key: str, value: str) -> None:
+    def send(
+        self,
+        key: str,
+        value: str | bytes | None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+    ) -> None:
         """Begin to send a record, unless one with its key is under way."""
         if key in self._under_way:
             return
@@ -111,6 +117,7 @@ class DeadLetterProducer:
                 self.topic,
                 key=key,
                 value=value,
+                headers=headers,
                 on_delivery=lambda error, _record: self._end(key, error),
             )
         except KafkaException as problem:
@@ -118,11 +125,11 @@ class DeadLetterProducer:
         except BufferError as problem:
             self._end(key, KafkaError(KafkaError._QUEUE_FULL, str(problem)))  # noqa: SLF001 - librdkafka's own codes begin so
 
-    def deliveries(self) -> tuple[Delivery, ...]:
-        """The records that ended since the last call. Does not wait."""
+    def deliveries(self, wait_s: float = 0.0) -> tuple[Delivery, ...]:
+        """The records that ended since the last call. By default it does not wait for one."""
         if self._producer is not None:
             try:
-                self._producer.poll(0)
+                self._producer.poll(0 if self._ended else wait_s)
             except KafkaException as problem:
                 self._break(kafka_error(problem))
         ended, self._ended = tuple(self._ended), []

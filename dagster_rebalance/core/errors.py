@@ -23,7 +23,7 @@ class ConfigurationError(DagsterRebalanceError):
 
 
 class BrokerError(DagsterRebalanceError):
-    """Kafka could not be reached, or refused a request.
+    """Kafka, or its schema registry, could not be reached or refused a request.
 
     Attributes:
         retriable: Whether the same request may succeed later without a change by anybody.
@@ -80,6 +80,13 @@ class IllegalStateError(DagsterRebalanceError):
     """The call is not allowed in the present state: a bug in the caller.
 
     The state stays as it was.
+    """
+
+
+class UndecodableError(DagsterRebalanceError):
+    """A record cannot be decoded, whoever tries and how often.
+
+    Who produced it must look at it. Its topic goes on without it if the team says where it goes.
     """
 
 

@@ -7,7 +7,7 @@ count as a failed attempt, and fails with the reason.
 
 # No `from __future__ import annotations` here: Dagster recognises a nested resource by its
 # evaluated annotation.
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,12 +22,23 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.pipes import SentBatch
 from dagster_rebalance.core.rerun_batches import rerun_of
 from dagster_rebalance.core.start_check import refusal, rerun_refusal
+from dagster_rebalance.orchestration.arrow import decoded_schema, pyarrow, record_batches
+from dagster_rebalance.orchestration.decoded import (
+    DecodedMessage,
+    Decoding,
+    Letters,
+    check_letter_topic,
+    decoded_batches,
+    decoded_messages,
+    with_known_schemas,
+)
 from dagster_rebalance.orchestration.given_messages import GivenMessages
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.interruptions import Interruptions
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.order_book import OrderBook
+from dagster_rebalance.orchestration.registry import Encoding
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
@@ -46,6 +57,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from dagster_rebalance.core.commands import Claimed
+    from dagster_rebalance.decoding.decoder import Decoder
 
 
 class HasSparkSession(Protocol):
@@ -95,8 +107,9 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             ranges: The offsets that the asset is to process.
-            messages: What `messages` and `dataframe` return: records of these ranges, in the order
-                of a real batch. Left out, both are refused.
+            messages: What `messages`, `dataframe` and what decodes return: records of these
+                ranges, in the order of a real batch. Left out, all are refused. Dead letters go
+                nowhere.
             batch_id: The id of the batch.
 
         Raises:
@@ -121,10 +134,20 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 return given.read(self.chosen(ranges))
 
             def dataframe(
-                self, spark: HasSparkSession, *, options: Mapping[str, str] | None = None
+                self,
+                spark: HasSparkSession,
+                *,
+                ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+                options: Mapping[str, str] | None = None,
             ) -> "DataFrame":
                 """The given messages, as Spark's Kafka source would have them."""
-                return given.dataframe(spark.spark_session, self.offset_ranges, options)
+                return given.dataframe(spark.spark_session, self.chosen(ranges), options)
+
+            def _write_letters(self, *_: object) -> None:
+                """There is no Kafka."""
+
+            def _letters(self, topic: str | None) -> Letters:
+                return Letters(None, topic)
 
             # There is no run that could be refused.
             yield_for_execution = dg.ConfigurableResource.yield_for_execution
@@ -169,7 +192,11 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         return sum(len(range_) for range_ in self.offset_ranges)
 
     def dataframe(
-        self, spark: HasSparkSession, *, options: Mapping[str, str] | None = None
+        self,
+        spark: HasSparkSession,
+        *,
+        ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+        options: Mapping[str, str] | None = None,
     ) -> "DataFrame":
         """A Spark DataFrame over exactly the ranges of the batch.
 
@@ -177,28 +204,89 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             spark: What has the session.
+            ranges: Only this range of the batch, or these, such as those of one topic. By default
+                all.
             options: Further options of Spark's Kafka connector, such as `includeHeaders`, or
                 `minPartitions` for more tasks than ranges.
 
         Raises:
             ConfigurationError: A security setting cannot be passed on to Spark, or would be in the
                 clear on its way there; or an option would change which offsets are read.
+            IllegalStateError: A range is not one of the batch, or there are none.
         """
         from dagster_rebalance.spark.jobs import tag_batch
         from dagster_rebalance.spark.ranges import read_ranges
 
         session = spark.spark_session
         tag_batch(session, self.batch_id)
-        # A session of the user's own has neither of the two settings.
-        kafka_options = {**self.kafka.spark_options(), **getattr(spark, "kafka_options", {})}
         return read_ranges(
             session,
-            self.offset_ranges,
-            kafka_options,
+            self.chosen(ranges),
+            self._spark_options(spark),
             connector_options=options,
             allow_plaintext=getattr(spark, "allow_plaintext", False),
             clients=self._spark_clients,
         )
+
+    def _spark_options(self, spark: HasSparkSession) -> dict[str, Any]:
+        # A session of the user's own has no options for Kafka.
+        return {**self.kafka.spark_options(), **getattr(spark, "kafka_options", {})}
+
+    def decoded(
+        self,
+        spark: HasSparkSession,
+        *,
+        value: Encoding | None = None,
+        key: Encoding | None = None,
+        dead_letters: str | None = None,
+        keep_undecodable: bool = False,
+        ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> "DataFrame":
+        """The DataFrame of `dataframe`, with headers, and with values, keys or both decoded.
+
+        By default a record that cannot be decoded fails the batch. A record without a value (a
+        tombstone) is none: its column is null.
+
+        Args:
+            spark: What has the session.
+            value: How values are encoded: `registry.avro()`, `registry.protobuf()`,
+                `registry.json_schema()` of a `SchemaRegistryResource`, or `plain_json(schema)`.
+            key: The same for keys.
+            dead_letters: A topic for records that cannot be decoded. They are stored there before
+                this returns, and are not in the DataFrame. A replay stores them again: each letter
+                has `<topic>-<partition>-<offset>` as its key.
+            keep_undecodable: Instead, give them out as well: the column `undecodable` has the
+                reason, the key and the value of such a record, and is null for all others.
+            ranges: Only this range of the batch, or these, such as those of one topic. By default
+                all.
+            options: Further options of Spark's Kafka connector.
+
+        Raises:
+            BrokerError: Kafka or the registry could not be asked, or a letter not be stored.
+            ConfigurationError: Settings contradict each other, or the reader's schema is missing
+                or cannot be used; or as of `dataframe`.
+            IllegalStateError: A range is not one of the batch, or there are none.
+        """
+        from dagster_rebalance.spark import decoded as in_spark
+
+        decoding = Decoding.of(
+            self.kafka,
+            key=key,
+            value=value,
+            dead_letters=dead_letters,
+            keep_undecodable=keep_undecodable,
+        )
+        wanted = self.chosen(ranges)
+        frame = self.dataframe(
+            spark, ranges=wanted, options={**(options or {}), "includeHeaders": "true"}
+        )
+        decoders = decoding.decoders(wanted)
+        framed = [decoder.part for decoder in decoders if decoder.format != "plain_json"]
+        decoders = with_known_schemas(decoders, in_spark.schema_ids(frame, framed))
+        if dead_letters is not None:
+            self._write_letters(spark, frame, decoders, dead_letters)
+        return in_spark.decoded_frame(frame, decoders, decoding.on_undecodable)
 
     def messages(
         self,
@@ -229,6 +317,106 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self._reader is None:
             self._reader = self.kafka.reader()
         return self._reader.read(wanted, timeout_s)
+
+    def _write_letters(
+        self,
+        spark: HasSparkSession,
+        frame: "DataFrame",
+        decoders: "Sequence[Decoder]",
+        topic: str,
+    ) -> None:
+        from dagster_rebalance.spark.decoded import write_letters
+
+        check_letter_topic(self.kafka, topic)
+        write_letters(frame, decoders, topic, self._spark_options(spark))
+
+    def _letters(self, topic: str | None) -> Letters:
+        return Letters(self.kafka, topic)
+
+    def decoded_messages(
+        self,
+        ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+        *,
+        value: Encoding | None = None,
+        key: Encoding | None = None,
+        dead_letters: str | None = None,
+        keep_undecodable: bool = False,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Iterator[DecodedMessage]:
+        """The records of `messages`, each with its value, its key or both decoded.
+
+        Args:
+            ranges: As of `messages`.
+            value: How values are encoded, as of `decoded`.
+            key: The same for keys.
+            dead_letters: As of `decoded`. The letters of what the loop has passed are stored.
+            keep_undecodable: Instead, give such records out as well, with the reason.
+            timeout_s: As of `messages`.
+
+        Raises:
+            BrokerError: As of `messages`; or the registry could not be asked, or a letter not be
+                stored.
+            ConfigurationError: As of `decoded`.
+            IllegalStateError: A range is not one of the batch.
+            UndecodableError: A record cannot be decoded, and nobody has said where it goes.
+        """
+        decoding = Decoding.of(
+            self.kafka,
+            key=key,
+            value=value,
+            dead_letters=dead_letters,
+            keep_undecodable=keep_undecodable,
+        )
+        wanted = self.chosen(ranges)
+        messages = self.messages(wanted, timeout_s=timeout_s)
+        decoders = decoding.decoders(wanted or self.offset_ranges)
+        letters = self._letters(dead_letters)
+        return decoded_messages(messages, decoders, letters, keep_undecodable=keep_undecodable)
+
+    def arrow(
+        self,
+        ranges: OffsetRange | Iterable[OffsetRange] | None = None,
+        *,
+        value: Encoding | None = None,
+        key: Encoding | None = None,
+        dead_letters: str | None = None,
+        keep_undecodable: bool = False,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Any:  # noqa: ANN401 - pyarrow has no types
+        """The records of the batch as a `pyarrow.RecordBatchReader`, without Spark.
+
+        It has the columns of `dataframe` with headers, and reads as it is read; `read_all()` makes
+        a `pyarrow.Table` of it. Polars, DuckDB, pandas and others take it as it is.
+
+        Args:
+            ranges: As of `messages`.
+            value: How values are encoded, as of `decoded`; their column is then a struct.
+            key: The same for keys.
+            dead_letters: As of `decoded`. The letters of what was read are stored.
+            keep_undecodable: As of `decoded`.
+            timeout_s: As of `messages`.
+
+        Raises:
+            BrokerError: As of `decoded_messages`, while it is read.
+            ConfigurationError: pyarrow is missing; or as of `decoded`.
+            IllegalStateError: A range is not one of the batch.
+            UndecodableError: A record cannot be decoded, and nobody has said where it goes.
+        """
+        decoding = Decoding.of(
+            self.kafka,
+            key=key,
+            value=value,
+            dead_letters=dead_letters,
+            keep_undecodable=keep_undecodable,
+        )
+        wanted = self.chosen(ranges)
+        decoders = decoding.decoders(wanted or self.offset_ranges)
+        schema = decoded_schema(decoders, keeps_undecodable=keep_undecodable)
+        batches = record_batches(self.messages(wanted, timeout_s=timeout_s), wanted)
+        if decoding.encodings:
+            letters = self._letters(dead_letters)
+            batches = decoded_batches(batches, decoders, letters, decoding.on_undecodable)
+        return pyarrow().RecordBatchReader.from_batches(schema, batches)
 
     def chosen(self, ranges: OffsetRange | Iterable[OffsetRange] | None) -> tuple[OffsetRange, ...]:
         """Some ranges of the batch; all of them where nothing is said.

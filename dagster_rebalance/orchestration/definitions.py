@@ -26,6 +26,7 @@ from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.job_checks import check_assets, check_retries, check_steps
 from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.lineage import downstream, topic_assets
+from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
 from dagster_rebalance.orchestration.stopped import build_stopped_check
@@ -33,10 +34,13 @@ from dagster_rebalance.orchestration.stream_body import Body, in_order
 from dagster_rebalance.orchestration.stream_definitions import RerunKafkaBatch, stream_asset
 from dagster_rebalance.orchestration.stream_sensor import build_kafka_stream_sensor
 from dagster_rebalance.orchestration.tags import GROUP_TAG
-from dagster_rebalance.orchestration.written_secrets import written_secrets
+from dagster_rebalance.orchestration.written_secrets import (
+    written_registry_secrets,
+    written_secrets,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from dagster_rebalance.orchestration.external_work import ExternalWork
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -82,7 +86,8 @@ def build_kafka_batch_defs(
         kafka_key: The resource key of `kafka`.
         batch_key: The resource key of the `KafkaBatch`: what the assets call it.
         spark_key: The resource key of `spark`.
-        resources: More resources that the assets need.
+        resources: More resources that the assets need. A `SchemaRegistryResource` among them cannot
+            be changed by the config of a run either.
         external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
             the batch of a run that did not succeed is offered again.
         job_tags: Tags for each run.
@@ -192,7 +197,8 @@ def build_kafka_stream_defs(
         kafka_key: The resource key of `kafka`.
         batch_key: What the assets call the batch.
         spark_key: The resource key of `spark`.
-        resources: More resources that the assets need. They live as long as the run.
+        resources: More resources that the assets need. They live as long as the run. A
+            `SchemaRegistryResource` among them cannot be changed by the config of a run either.
         external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
             a batch that did not succeed is tried again.
         job_tags: Tags for each run.
@@ -233,7 +239,7 @@ def build_kafka_stream_defs(
     stopper = stopper_of(name, external_work)
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
     topics = topic_assets(kafka) if show_topics else []
-    settings = f"{kafka!r} {spark!r} {sorted(job_tags or {})}"
+    settings = f"{kafka!r} {spark!r} {_registries(resources)!r} {sorted(job_tags or {})}"
     streamed = stream_asset(
         name,
         bodies,
@@ -293,7 +299,11 @@ def _check(
         raise ConfigurationError(msg)
     check_assets(name, assets)
     kafka.check_functions()
-    for setting in written_secrets(kafka, spark):
+    _check_secrets(name, written_secrets(kafka, spark))
+
+
+def _check_secrets(name: str, written: Iterable[str]) -> None:
+    for setting in written:
         msg = (
             f"{setting} of {name} is given as a plain text, for everybody who reads the code. "
             "Put the secret into an environment variable, and give it as dg.EnvVar with the "
@@ -308,13 +318,24 @@ def _resources(
     others: Mapping[str, Any] | None,
     **more: Any,  # noqa: ANN401 - resources have no common type
 ) -> dict[str, Any]:
-    """All resources of the definitions; our own are out of the reach of a run's config."""
+    """All resources of the definitions; this package's are out of the reach of a run's config."""
     own = {key: fixed(resource) for key, resource in given.items() if resource is not None} | more
     taken = sorted(own.keys() & (others or {}).keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
         raise ConfigurationError(msg)
-    return {**own, **(others or {})}
+    registries = _registries(others)
+    for key, registry in registries.items():
+        _check_secrets(name, written_registry_secrets(key, registry))
+    return {**own, **(others or {}), **{key: fixed(one) for key, one in registries.items()}}
+
+
+def _registries(others: Mapping[str, Any] | None) -> dict[str, SchemaRegistryResource]:
+    return {
+        key: resource
+        for key, resource in (others or {}).items()
+        if isinstance(resource, SchemaRegistryResource)
+    }
 
 
 def _definitions(

@@ -18,6 +18,7 @@ from dagster_rebalance.core.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from dagster_rebalance.orchestration.registry import SchemaRegistryResource
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
     from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
@@ -52,6 +53,14 @@ def written_secrets(
         yield from _named("kafka_options", spark.kafka_options)
         if spark.remote is not None and _is_written(spark.remote):
             yield from _in_remote(spark.remote)
+
+
+def written_registry_secrets(key: str, registry: SchemaRegistryResource) -> Iterator[str]:
+    """The same of a schema registry, which has this resource key."""
+    for name in ("password", "token"):
+        if _is_written(getattr(registry, name)):
+            yield f"{name} of {key}"
+    yield from _named(f"client_config of {key}", registry.client_config)
 
 
 def check_no_secrets(

@@ -15,7 +15,12 @@ import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    ConfigurationError,
+    DagsterRebalanceError,
+    UndecodableError,
+)
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.core.reading import read_rounds
 from dagster_rebalance.spark.connector import kafka_connector_package
@@ -48,6 +53,8 @@ _NO_BOUND = "CAST(NULL AS BIGINT)"
 _CLIENTS = "kafka.group.id"
 # Drawn, because the options have secrets in them, and the id is seen by many.
 _DIGEST_KEY = secrets.token_bytes(16)
+_UNDECODABLE = re.compile(r"UndecodableError: (the record at .+)")
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
 
 
@@ -158,7 +165,8 @@ def explained_read_errors() -> Iterator[None]:
 
     Raises:
         BrokerError: Kafka no longer has some of the offsets, or the partition.
-        ConfigurationError: The session has no Kafka connector.
+        ConfigurationError: The session has no Kafka connector, or the executors' Python no library.
+        UndecodableError: A record cannot be decoded, and shall fail the batch.
     """
     try:
         yield
@@ -242,7 +250,18 @@ def _checked(connector_options: Mapping[str, str]) -> Mapping[str, str]:
     return connector_options
 
 
-def _explained(text: str) -> BrokerError | ConfigurationError | None:
+def _explained(text: str) -> DagsterRebalanceError | None:
+    undecodable = _UNDECODABLE.search(text)
+    if undecodable is not None:
+        return UndecodableError(undecodable[1])
+    missing = _NO_MODULE.search(text)
+    if missing is not None:
+        msg = (
+            f"the Python of Spark's executors has no module {missing[1]}: install it there, or "
+            "name another Python with PYSPARK_PYTHON. Decoding needs pyarrow and the library of "
+            "the format (docs/decoding.md)"
+        )
+        return ConfigurationError(msg)
     lost = _LOST_RECORDS.search(text)
     if lost is not None:
         start, until, partition = lost[1], lost[2], TopicPartition(lost[3], int(lost[4]))

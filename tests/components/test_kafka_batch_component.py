@@ -20,10 +20,16 @@ from dagster_rebalance import (
     KafkaBatchComponent,
     KafkaConsumerResource,
     KafkaSparkResource,
+    SchemaRegistryResource,
     build_kafka_batch_defs,
 )
 from dagster_rebalance.components import kafka_batch
-from dagster_rebalance.components.kafka_batch import KafkaSettings, SparkSettings, Streaming
+from dagster_rebalance.components.kafka_batch import (
+    KafkaSettings,
+    RegistrySettings,
+    SparkSettings,
+    Streaming,
+)
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from tests.components.project import loaded, told
 
@@ -225,6 +231,7 @@ def test_each_setting_of_the_resources_can_be_given() -> None:
     for resource, settings in (
         (KafkaConsumerResource, KafkaSettings),
         (KafkaSparkResource, SparkSettings),
+        (SchemaRegistryResource, RegistrySettings),
     ):
         shown = {name: field.is_required() for name, field in settings.model().model_fields.items()}
         assert shown == {name: field.is_required() for name, field in resource.model_fields.items()}
@@ -489,6 +496,20 @@ class TestSecrets:
         assert "Input should be 'leave'" in error
         assert "{{ env.KAFKA_PASSWORD }}" in error
         assert SECRET not in error
+
+
+def test_a_registry_is_a_resource(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its login stays the name of a variable."""
+    monkeypatch.setenv("REGISTRY_TOKEN", SECRET)
+    settings = 'registry:\n  url: https://registry\n  token: "{{ env.REGISTRY_TOKEN }}"\n'
+    with loaded(SHOP + settings) as (component, defs):
+        registry = inner((defs.resources or {})["registry"])
+        assert registry.url == "https://registry"
+        assert isinstance(registry.token, dg.EnvVar)
+        assert SECRET not in repr(component)
+    assert "is given as a plain text" in told(
+        SHOP + settings.replace("{{ env.REGISTRY_TOKEN }}", "t")
+    )
 
 
 class TestScaffolder:

@@ -17,7 +17,8 @@ class FakeProducer:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
-        self.sent: list[tuple[str, str, str]] = []
+        self.sent: list[tuple[str, str, Any]] = []
+        self.headers: list[list[Any] | None] = []
         self.refuses: list[Exception] = []
         self.fatal: KafkaError | None = None
         self.is_purged = False
@@ -29,13 +30,15 @@ class FakeProducer:
         topic: str,
         *,
         key: str,
-        value: str,
+        value: str | bytes | None,
+        headers: list[Any] | None,
         on_delivery: Callable[[KafkaError | None, Any], None],
     ) -> None:
         """Refuse, or keep."""
         if self.refuses:
             raise self.refuses.pop(0)
         self.sent.append((topic, key, value))
+        self.headers.append(headers)
         self._waiting.append(on_delivery)
 
     def end(self, error: KafkaError | None = None) -> None:
@@ -49,7 +52,7 @@ class FakeProducer:
 
     def poll(self, timeout: float) -> int:
         """Tell what has ended."""
-        assert timeout == 0, "its caller waits for nobody"
+        assert timeout == 0 or self._reports, "its caller waits for what will not come"
         if self.fatal is not None:
             raise KafkaException(self.fatal)
         due, self._reports = self._reports, []

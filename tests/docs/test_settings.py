@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin
 
 import pytest
 
-from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource
+from dagster_rebalance import KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource
 from dagster_rebalance.core.settings import DriverSettings
 from dagster_rebalance.orchestration import members, storage
 from tests.docs.blocks import ROOT
@@ -59,7 +59,9 @@ def _default(field: FieldInfo) -> str:
     return "none" if not value else f"{value:,}"
 
 
-@pytest.mark.parametrize("model", [KafkaConsumerResource, KafkaSparkResource])
+@pytest.mark.parametrize(
+    "model", [KafkaConsumerResource, KafkaSparkResource, SchemaRegistryResource]
+)
 def test_the_table_of_settings_is_that_of_the_code(model: type[BaseModel]) -> None:
     """A setting that is renamed, added or given another default must be so in the documentation."""
     table = settings_table(model)

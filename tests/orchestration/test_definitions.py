@@ -21,11 +21,13 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_batch_defs,
     build_kafka_stream_defs,
 )
+from dagster_rebalance.orchestration.fixed import FixedResource
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import DRAINED_CHECK, GAP_CHECK
 from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.lag import LAG_CHECK
 from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
@@ -327,6 +329,45 @@ def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], n
         build_kafka_batch_defs(kafka=kafka(**settings), assets=[asset()], spark=spark)
     assert f"{named} of kafka_batches is given as a plain text" in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"username": "etl", "password": "hunter2"}, "password of registry"),
+        ({"token": "hunter2"}, "token of registry"),
+        (
+            {"client_config": {"bearer.auth.client.secret": "hunter2"}},
+            "client_config of registry['bearer.auth.client.secret']",
+        ),
+    ],
+)
+def test_a_secret_of_a_registry_that_stands_in_the_code_is_refused(
+    build: Any,  # noqa: ANN401 - either function
+    settings: dict[str, Any],
+    named: str,
+) -> None:
+    """As those of Kafka and of Spark are."""
+    registry = SchemaRegistryResource(url="https://registry", **settings)
+    with pytest.raises(ConfigurationError) as refused:
+        build(kafka=kafka(), assets=[asset()], resources={"registry": registry}, name="orders")
+    assert f"{named} of orders is given as a plain text" in str(refused.value)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_run_cannot_redirect_a_registry() -> None:
+    """An address in a run's config would collect the login."""
+    token = dg.EnvVar("REGISTRY_TOKEN")
+    defs = build_kafka_batch_defs(
+        kafka=kafka(),
+        assets=[asset()],
+        resources={"registry": SchemaRegistryResource(url="https://registry", token=token)},
+    )
+    stored = dg.serialize_value(defs.resolve_job_def("kafka_batches").get_job_snapshot())
+    assert isinstance((defs.resources or {})["registry"], FixedResource)
+    assert "https://registry" not in stored
+    assert "REGISTRY_TOKEN" not in stored
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,205 @@
+"""Avro: how a payload is read into the columns of a schema.
+
+Owns which schema stands for which: what a writer's schema has is resolved by fastavro into what the
+reader's asks for, with its defaults and with all that both refer to.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.wire_format import frame_of
+from dagster_rebalance.decoding.avro_columns import column_of, has_choices, type_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from dagster_rebalance.core.schemas import SchemaText
+    from dagster_rebalance.decoding.columns import Column
+
+_NAMED = {"record", "error", "enum", "fixed"}
+
+
+def parsed(schema: SchemaText) -> Any:
+    """A schema with the types that it refers to, as fastavro takes it.
+
+    Raises:
+        UndecodableError: It is no schema, or refers to what is not there.
+    """
+    import fastavro
+
+    named: dict[str, Any] = {}
+    try:
+        for _, text in schema.references:
+            fastavro.parse_schema(json.loads(text), named_schemas=named)
+        root = fastavro.parse_schema(json.loads(schema.text), named_schemas=named)
+        return fastavro.parse_schema(_whole(root, named, set())) if schema.references else root
+    except Exception as problem:
+        msg = f"not an Avro schema that can be used: {_said(problem)}"
+        raise UndecodableError(msg) from problem
+
+
+def reader(
+    schema: SchemaText, writer: Callable[[int], SchemaText], *, as_python: bool = False
+) -> tuple[Column, Callable[[bytes], Any]]:
+    """The column of a schema, and what decodes a payload into it.
+
+    Args:
+        schema: The reader's.
+        writer: Finds the schema with an id.
+        as_python: Whether the values are for people: without the names of their types in unions.
+
+    Raises:
+        UndecodableError: The schema cannot be used.
+    """
+    import fastavro
+
+    wanted = parsed(schema)
+    names: dict[str, Any] = {}
+    _collect(wanted, names)
+    try:
+        column = column_of(wanted, names)
+        with_names = not as_python and has_choices(wanted)
+        _read_defaults(names, with_names=with_names)
+    except Exception as problem:
+        msg = f"not an Avro schema that can be used: {_said(problem)}"
+        raise UndecodableError(msg) from problem
+    writers: dict[int, tuple[Any, Any]] = {}
+
+    def decode(payload: bytes) -> Any:
+        frame = frame_of(payload)
+        if frame.schema_id not in writers:
+            text = writer(frame.schema_id)
+            written = parsed(text)
+            asked = None if text == schema else _branch_for(written, wanted, names)
+            writers[frame.schema_id] = (written, asked)
+        data = io.BytesIO(payload)
+        data.seek(frame.starts_at)
+        written, asked = writers[frame.schema_id]
+        try:
+            value = fastavro.schemaless_reader(data, written, asked, return_named_type=with_names)
+        except Exception as problem:
+            msg = f"it does not fit schema {frame.schema_id}: {_said(problem)}"
+            raise UndecodableError(msg) from problem
+        if (left := len(payload) - data.tell()) > 0:
+            msg = f"it does not fit schema {frame.schema_id}: {left} bytes are left over"
+            raise UndecodableError(msg)
+        if asked is not wanted and with_names and isinstance(asked, dict):
+            return asked["name"], value
+        return value
+
+    return column, decode
+
+
+def _branch_for(written: Any, wanted: Any, names: Mapping[str, Any]) -> Any:
+    """The branch of a reader's union that a record without a union is read by.
+
+    fastavro finds it as well, but does not say which it was.
+    """
+    import fastavro
+
+    if isinstance(wanted, list) and isinstance(written, dict):
+        for branch in wanted:
+            if isinstance(branch, dict) and branch.get("name") == written.get("name"):
+                return fastavro.parse_schema(_whole(branch, names, set()))
+    return wanted
+
+
+def _whole(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
+    """A schema with each type that it names written out where it is named first."""
+    if isinstance(schema, list):
+        return [_whole(branch, named, seen) for branch in schema]
+    if isinstance(schema, str):
+        if schema in seen or schema not in named:
+            return schema
+        return _whole(named[schema], named, seen)
+    seen.add(schema.get("name", ""))
+    found = {name: value for name, value in schema.items() if not name.startswith("__")}
+    for inner in ("items", "values", "type"):
+        if inner in found:
+            found[inner] = _whole(found[inner], named, seen)
+    if "fields" in found:
+        found["fields"] = [
+            {**field, "type": _whole(field["type"], named, seen)} for field in found["fields"]
+        ]
+    return found
+
+
+def _said(problem: Exception) -> str:
+    return f"{type(problem).__name__} {str(problem)[:500]}".strip()
+
+
+def _collect(schema: Any, names: dict[str, Any]) -> None:
+    """The named types of a schema, by their full names."""
+    if isinstance(schema, list):
+        for branch in schema:
+            _collect(branch, names)
+    elif isinstance(schema, dict):
+        names.update(schema.get("__named_schemas", {}))
+        if schema.get("type") in _NAMED:
+            names[schema["name"]] = schema
+        for field in schema.get("fields", ()):
+            _collect(field["type"], names)
+        for inner in ("items", "values", "type"):
+            if isinstance(schema.get(inner), (list, dict)):
+                _collect(schema[inner], names)
+
+
+def _read_defaults(names: Mapping[str, Any], *, with_names: bool) -> None:
+    """Give the reader's schema its defaults as values: fastavro takes them as JSON has them."""
+    fields = [field for record in names.values() for field in record.get("fields", ())]
+    found = {
+        id(field): _default(field["type"], field["default"], names, with_names=with_names)
+        for field in fields
+        if "default" in field
+    }
+    for field in fields:
+        if id(field) in found:
+            field["default"] = found[id(field)]
+
+
+def _default(schema: Any, value: Any, names: Mapping[str, Any], *, with_names: bool) -> Any:
+    """A default of a schema, as if it had been read."""
+    from fastavro.read import LOGICAL_READERS
+
+    def inner(of: Any, one: Any) -> Any:
+        return _default(of, one, names, with_names=with_names)
+
+    if isinstance(schema, list):
+        branch = next(one for one in schema if _may_be(one, value, names))
+        found = inner(branch, value)
+        named = branch if isinstance(branch, str) else branch.get("name")
+        return (named, found) if with_names and named in names else found
+    if isinstance(schema, str) and schema in names:
+        return inner(names[schema], value)
+    kind = type_of(schema)
+    if kind in {"bytes", "fixed"}:
+        value = value.encode("latin-1")
+    elif kind in {"record", "error"}:
+        return {
+            field["name"]: inner(field["type"], value[field["name"]])
+            if field["name"] in value
+            else field["default"]
+            for field in schema["fields"]
+        }
+    elif kind == "array":
+        return [inner(schema["items"], one) for one in value]
+    elif kind == "map":
+        return {name: inner(schema["values"], one) for name, one in value.items()}
+    logical = schema.get("logicalType") if isinstance(schema, dict) else None
+    read = LOGICAL_READERS.get(f"{kind}-{logical}")
+    return value if read is None else read(value, schema, None)
+
+
+def _may_be(branch: Any, value: Any, names: Mapping[str, Any]) -> bool:
+    """Whether a default in JSON may be of a branch."""
+    kind = type_of(names.get(branch, branch) if isinstance(branch, str) else branch)
+    if value is None or kind == "null":
+        return value is None and kind == "null"
+    json_types = {bool: ("boolean",), list: ("array",), dict: ("record", "error", "map")}
+    json_types |= {str: ("string", "bytes", "fixed", "enum"), float: ("float", "double")}
+    json_types |= {int: ("int", "long", "float", "double")}
+    return kind in json_types[type(value)]

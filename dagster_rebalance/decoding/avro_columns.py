@@ -1,0 +1,184 @@
+"""Which column a type of Avro becomes: those of Spark's own `from_avro`, where it has one."""
+
+from __future__ import annotations
+
+from datetime import date, datetime, time, timezone
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.decoding import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from dagster_rebalance.decoding.columns import Column
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+def _micros(at: Any) -> int:
+    moment = datetime.combine(_EPOCH.date(), at, tzinfo=timezone.utc)
+    return (moment - _EPOCH) // (datetime.resolution)
+
+
+_PLAIN = {
+    "boolean": columns.BOOLEAN,
+    "int": columns.INT,
+    "long": columns.LONG,
+    "float": columns.FLOAT,
+    "double": columns.DOUBLE,
+    "bytes": columns.BINARY,
+    "string": columns.STRING,
+    "null": columns.JSON_TEXT,
+}
+_LOGICAL = {
+    ("int", "date"): columns.DATE,
+    ("int", "time-millis"): columns.INT.by(lambda at: _micros(at) // 1000),
+    ("long", "time-micros"): columns.LONG.by(_micros),
+    ("long", "timestamp-millis"): columns.TIMESTAMP,
+    ("long", "timestamp-micros"): columns.TIMESTAMP,
+    ("long", "local-timestamp-millis"): columns.LOCAL_TIMESTAMP,
+    ("long", "local-timestamp-micros"): columns.LOCAL_TIMESTAMP,
+    ("string", "uuid"): columns.STRING.by(str),
+}
+_NUMBERS = ({"int", "long"}, {"float", "double"})
+"""Unions of these have the larger one's type."""
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "int": (int, date, time),
+    "long": (int, datetime, time),
+    "float": (float,),
+    "double": (float,),
+    "bytes": (bytes, Decimal),
+    "string": (str, UUID),
+    "array": (list,),
+    "map": (dict,),
+}
+_INT_ENDS = 1 << 31
+
+
+def has_choices(schema: Any) -> bool:
+    """Whether a union has several branches besides null, so that their names are needed."""
+    if isinstance(schema, list):
+        return len(branches_of(schema)) > 1 or any(map(has_choices, schema))
+    if isinstance(schema, dict):
+        inner = [schema.get(name) for name in ("items", "values", "type")]
+        inner += [field["type"] for field in schema.get("fields", ())]
+        inner += list(schema.get("__named_schemas", {}).values())
+        return any(has_choices(one) for one in inner if isinstance(one, (list, dict)))
+    return False
+
+
+def branches_of(union: list[Any]) -> list[Any]:
+    """The branches of a union besides null."""
+    return [branch for branch in union if branch != "null" and type_of(branch) != "null"]
+
+
+def type_of(schema: Any) -> Any:
+    """The type of a schema, whatever else it says."""
+    return schema["type"] if isinstance(schema, dict) else schema
+
+
+def column_of(
+    schema: Any, names: Mapping[str, Any], inside: frozenset[str] = frozenset()
+) -> Column:
+    """The column of a schema.
+
+    Args:
+        schema: As fastavro has parsed it.
+        names: Its named types.
+        inside: The records that it stands in.
+    """
+    if isinstance(schema, list):
+        return _union(schema, names, inside)
+    if isinstance(schema, str):
+        return _PLAIN[schema] if schema in _PLAIN else column_of(names[schema], names, inside)
+    kind = schema["type"]
+    if kind in {"record", "error"}:
+        return _record(schema, names, inside)
+    if kind in {"array", "map"}:
+        inner = column_of(schema["items" if kind == "array" else "values"], names, inside)
+        return columns.array(inner) if kind == "array" else columns.mapping(columns.STRING, inner)
+    return _leaf(kind, schema) or column_of(kind, names, inside)
+
+
+def _record(schema: Any, names: Mapping[str, Any], inside: frozenset[str]) -> Column:
+    if schema["name"] in inside:
+        return columns.JSON_TEXT
+    within = inside | {schema["name"]}
+    return columns.struct(
+        [(field["name"], column_of(field["type"], names, within)) for field in schema["fields"]]
+    )
+
+
+def _leaf(kind: Any, schema: Mapping[str, Any]) -> Column | None:
+    """The column of a type without parts, if it is another one than that of its plain type."""
+    logical = schema.get("logicalType")
+    if kind == "enum":
+        return columns.STRING
+    if kind in ("bytes", "fixed") and logical == "decimal":
+        return columns.decimal(schema["precision"], schema.get("scale", 0))
+    if kind == "fixed":
+        return columns.BINARY
+    return _LOGICAL.get((kind, str(logical))) if isinstance(kind, str) else None
+
+
+def _union(union: list[Any], names: Mapping[str, Any], inside: frozenset[str]) -> Column:
+    branches = branches_of(union)
+    if not branches:
+        return columns.JSON_TEXT
+    if len(branches) == 1:
+        only = column_of(branches[0], names, inside)
+        return only if only.convert is None and not _is_named(branches[0]) else _unwrapped(only)
+    kinds = {str(type_of(branch)) for branch in branches}
+    for numbers in _NUMBERS:
+        if kinds <= numbers and all(isinstance(branch, str) for branch in branches):
+            return _PLAIN[max(kinds, key=["int", "long", "float", "double"].index)]
+    members = [column_of(branch, names, inside) for branch in branches]
+
+    def choose(value: Any) -> dict[str, Any]:
+        number, inner = _chosen(value, branches)
+        convert = members[number].convert
+        return {f"member{number}": inner if convert is None else convert(inner)}
+
+    return columns.struct([(f"member{at}", member) for at, member in enumerate(members)]).by(choose)
+
+
+def _is_named(branch: Any) -> bool:
+    kind = type_of(branch)
+    return isinstance(kind, str) and kind not in _PYTHON
+
+
+def _unwrapped(column: Column) -> Column:
+    """What fastavro gives with its name, because another union of the schema needs names."""
+    convert = column.convert
+
+    def unwrap(value: Any) -> Any:
+        inner = value[1] if isinstance(value, tuple) else value
+        return inner if convert is None else convert(inner)
+
+    return column.by(unwrap)
+
+
+def _chosen(value: Any, branches: list[Any]) -> tuple[int, Any]:
+    if isinstance(value, tuple):
+        name, inner = value
+        for at, branch in enumerate(branches):
+            if name == (
+                branch["name"] if isinstance(branch, dict) and "name" in branch else branch
+            ):
+                return at, inner
+    for at, branch in enumerate(branches):
+        if _fits(str(type_of(branch)), value):
+            return at, value
+    msg = f"a {type(value).__name__} fits no branch of its union"
+    raise UndecodableError(msg)
+
+
+def _fits(kind: str, value: Any) -> bool:
+    # By the very type: a bool is an int, too, and a datetime a date.
+    if type(value) not in _PYTHON.get(kind, ()):
+        return False
+    return kind != "int" or type(value) is not int or -_INT_ENDS <= value < _INT_ENDS

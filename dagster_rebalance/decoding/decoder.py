@@ -1,0 +1,140 @@
+"""A decoder: how one part of a record, its key or its value, becomes a column.
+
+Owns that a payload gives a value or a reason, never an error that ends all others. It is plain data
+until it is opened, so that it travels to Spark's executors; no login is in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.wire_format import GUID_HEADERS
+from dagster_rebalance.decoding import avro, json_schema, protobuf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from dagster_rebalance.core.schemas import SchemaText
+    from dagster_rebalance.decoding.columns import Column
+
+Format = Literal["avro", "protobuf", "json", "plain_json"]
+
+
+@dataclass(frozen=True)
+class KnownSchemas:
+    """The schemas by which a batch was written: all that its payloads name and the registry has.
+
+    Attributes:
+        by_id: The schemas.
+        problems: Why there is none for other ids.
+    """
+
+    by_id: Mapping[int, SchemaText] = field(default_factory=dict)
+    problems: Mapping[int, str] = field(default_factory=dict)
+
+    def __call__(self, schema_id: int) -> SchemaText:
+        """The schema with an id.
+
+        Raises:
+            UndecodableError: The registry has none.
+        """
+        if schema_id in self.by_id:
+            return self.by_id[schema_id]
+        msg = self.problems.get(schema_id, f"nobody has looked for its schema {schema_id}")
+        raise UndecodableError(msg)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How a part of a record is decoded.
+
+    Attributes:
+        part: key or value.
+        format: Of the payloads.
+        schema: The reader's: what the column is made of.
+        writer: Finds the schema with an id.
+        message: Protobuf: the full name of the message, or nothing for the first.
+    """
+
+    part: Literal["key", "value"]
+    format: Format
+    schema: SchemaText
+    writer: Callable[[int], SchemaText]
+    message: str = ""
+
+    def open(self, *, as_python: bool = False) -> OpenDecoder:
+        """What decodes.
+
+        Args:
+            as_python: Whether the values are Python's own, as the library of the format gives
+                them, and not for Arrow.
+
+        Raises:
+            UndecodableError: The reader's schema cannot be used.
+        """
+        if self.format == "avro":
+            column, decode = avro.reader(self.schema, self.writer, as_python=as_python)
+        elif self.format == "protobuf":
+            column, decode = protobuf.reader(self.schema, self.writer, self.message)
+        else:
+            writer = None if self.format == "plain_json" else self.writer
+            column, decode = json_schema.reader(self.schema, writer)
+        header = "" if self.format == "plain_json" else GUID_HEADERS[self.part]
+        convert = None if as_python else column.convert
+        return OpenDecoder(self.part, column, decode, convert, header)
+
+
+@dataclass(frozen=True)
+class OpenDecoder:
+    """Decodes payloads.
+
+    Attributes:
+        part: key or value.
+        column: What they become.
+    """
+
+    part: str
+    column: Column
+    _decode: Callable[[bytes], Any]
+    _convert: Callable[[Any], Any] | None
+    _guid_header: str
+
+    def decoded(
+        self, payload: bytes | None, header_names: Iterable[str] = ()
+    ) -> tuple[Any, str | None]:
+        """The value of a payload, and None; or None, and why there is none."""
+        try:
+            return self(payload, header_names), None
+        except UndecodableError as problem:
+            return None, f"{self.part}: {problem}"
+
+    def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:
+        """The value of a payload. A tombstone has none.
+
+        Args:
+            payload: The key or the value of a record.
+            header_names: Of the headers of the record.
+
+        Raises:
+            UndecodableError: It cannot be decoded.
+        """
+        if payload is None:
+            return None
+        if self._guid_header and self._guid_header in header_names:
+            msg = (
+                f"its schema is named by a GUID in the header {self._guid_header}, which is not "
+                "supported: let the producer write schema ids"
+            )
+            raise UndecodableError(msg)
+        value = self._decode(payload)
+        if self._convert is None or value is None:
+            return value
+        try:
+            return self._convert(value)
+        except UndecodableError:
+            raise
+        except Exception as problem:
+            msg = f"it does not fit its column: {type(problem).__name__} {problem}"
+            raise UndecodableError(msg) from problem

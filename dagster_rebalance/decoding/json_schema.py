@@ -1,0 +1,183 @@
+"""JSON with a schema: which column it becomes, and how a payload is checked and read into it.
+
+Owns the columns of JSON Schema's types. A payload is checked by the schema that it was written
+with; what it has besides the reader's properties is left out. Nothing is fetched: a reference that
+the registry does not have is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.wire_format import frame_of
+from dagster_rebalance.decoding import columns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from dagster_rebalance.core.schemas import SchemaText
+    from dagster_rebalance.decoding.columns import Column
+
+_TYPES: dict[str, tuple[Column, tuple[type, ...]]] = {
+    "string": (columns.STRING, (str,)),
+    "boolean": (columns.BOOLEAN, (bool,)),
+    "number": (columns.DOUBLE, (int, float)),
+}
+
+
+def reader(
+    schema: SchemaText, writer: Callable[[int], SchemaText] | None
+) -> tuple[Column, Callable[[bytes], Any]]:
+    """The column of a schema, and what decodes a payload into it.
+
+    Args:
+        schema: The reader's.
+        writer: Finds the schema with an id; None for JSON without a frame.
+
+    Raises:
+        UndecodableError: The schema cannot be used.
+    """
+    import referencing
+
+    own, registry = _validator(schema)
+    try:
+        root = referencing.Resource.from_contents(own.schema, default_specification=_draft())
+        column = _column(own.schema, registry.resolver_with_root(root), ())
+    except Exception as problem:
+        msg = f"not a JSON schema that can be used: {type(problem).__name__} {problem}"
+        raise UndecodableError(msg) from problem
+    validators: dict[int, Any] = {}
+
+    def decode(payload: bytes) -> Any:
+        validator, starts_at = own, 0
+        if writer is not None:
+            frame = frame_of(payload)
+            starts_at = frame.starts_at
+            if frame.schema_id not in validators:
+                validators[frame.schema_id], _ = _validator(writer(frame.schema_id))
+            validator = validators[frame.schema_id]
+        try:
+            value = json.loads(payload[starts_at:], parse_constant=_refuse)
+        except (ValueError, RecursionError) as problem:
+            msg = f"it is no JSON: {type(problem).__name__} {problem}"
+            raise UndecodableError(msg) from problem
+        _check(validator, value)
+        return value
+
+    return column, decode
+
+
+def _refuse(constant: str) -> None:
+    msg = f"{constant} is no JSON"
+    raise ValueError(msg)
+
+
+def _check(validator: Any, value: object) -> None:
+    """The reason names the place and the rule, not the value: that may be a person's."""
+    try:
+        error = next(validator.iter_errors(value), None)
+    except Exception as problem:
+        msg = f"its schema cannot be used: {type(problem).__name__} {problem}"
+        raise UndecodableError(msg) from problem
+    if error is not None:
+        msg = f"it does not fit its schema: {error.json_path} against the rule {error.validator}"
+        raise UndecodableError(msg)
+
+
+def _draft() -> Any:
+    import referencing.jsonschema
+
+    return referencing.jsonschema.DRAFT7
+
+
+def _validator(schema: SchemaText) -> tuple[Any, Any]:
+    """What checks by a schema, and the registry in which its references are found."""
+    import referencing
+    from jsonschema import Draft7Validator
+    from jsonschema.validators import validator_for
+
+    def find(uri: str) -> Any:
+        # A schema with an $id makes an address of each name that it refers to.
+        for name, resource in known.items():
+            if uri == name or uri.endswith(f"/{name}"):
+                return resource
+        raise referencing.exceptions.NoSuchResource(uri)
+
+    try:
+        root = json.loads(schema.text)
+        known = {
+            name: referencing.Resource.from_contents(
+                json.loads(text), default_specification=_draft()
+            )
+            for name, text in schema.references
+        }
+        kind = validator_for(root, default=Draft7Validator)
+        kind.check_schema(root)
+        registry: Any = referencing.Registry(retrieve=find)  # type: ignore[call-arg]
+        return kind(root, registry=registry), registry
+    except Exception as problem:
+        msg = f"not a JSON schema that can be used: {type(problem).__name__} {str(problem)[:500]}"
+        raise UndecodableError(msg) from problem
+
+
+def _column(schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
+    if not isinstance(schema, dict):
+        return columns.JSON_TEXT
+    if id(schema) in inside:
+        return columns.JSON_TEXT
+    inside = (*inside, id(schema))
+    if "$ref" in schema:
+        found = resolver.lookup(schema["$ref"])
+        return _column(found.contents, found.resolver, inside)
+    for choice in ("oneOf", "anyOf", "allOf"):
+        if choice in schema and "type" not in schema:
+            others = [one for one in schema[choice] if one != {"type": "null"}]
+            return _column(others[0], resolver, inside) if len(others) == 1 else columns.JSON_TEXT
+    given = schema.get("type")
+    kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
+    return _of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else columns.JSON_TEXT
+
+
+def _of_kind(kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
+    if kind in _TYPES:
+        column, types = _TYPES[kind]
+        return column.by(lambda value: _of_types(value, types, kind))
+    if kind == "integer":
+        return columns.LONG.by(_integer)
+    if kind == "array" and isinstance(schema.get("items"), dict):
+        return _of_type(columns.array(_column(schema["items"], resolver, inside)), list)
+    if kind == "object" and schema.get("properties"):
+        fields = [
+            (name, _column(one, resolver, inside)) for name, one in schema["properties"].items()
+        ]
+        return _of_type(columns.struct(fields), dict)
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        values = _column(schema["additionalProperties"], resolver, inside)
+        return _of_type(columns.mapping(columns.STRING, values), dict)
+    return columns.JSON_TEXT
+
+
+def _of_type(column: Column, kind: type) -> Column:
+    """A column that refuses what is of another type: a writer's schema may have allowed it."""
+    inner = column.convert
+
+    def convert(value: Any) -> Any:
+        _of_types(value, (kind,), kind.__name__)
+        return value if inner is None else inner(value)
+
+    return column.by(convert)
+
+
+def _of_types(value: Any, types: tuple[Any, ...], name: str) -> Any:
+    if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
+        return float(value) if name == "number" else value
+    msg = f"the reader's schema has {name} where it has {type(value).__name__}"
+    raise UndecodableError(msg)
+
+
+def _integer(value: Any) -> int:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return int(_of_types(value, (int,), "integer"))

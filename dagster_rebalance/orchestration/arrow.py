@@ -1,0 +1,106 @@
+"""The records of a batch as Arrow, in the columns that Spark's Kafka source has.
+
+Owns the columns, and that pyarrow is only needed by who wants them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.decoding.batches import UNDECODABLE, UNDECODABLE_PARTS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from confluent_kafka import Message
+
+    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.decoding.decoder import Decoder
+
+_RECORDS_A_BATCH = 10_000
+
+
+def pyarrow() -> Any:  # noqa: ANN401 - it has no types
+    """The library.
+
+    Raises:
+        ConfigurationError: It is not installed.
+    """
+    try:
+        return import_module("pyarrow")
+    except ImportError as problem:
+        msg = f"kafka_batch.arrow needs pyarrow: install it with `pip install pyarrow` ({problem})"
+        raise ConfigurationError(msg) from problem
+
+
+def record_schema() -> Any:  # noqa: ANN401 - pyarrow has no types
+    """The columns of records that are not decoded."""
+    pa = pyarrow()
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.schema(
+        [
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("topic", pa.string()),
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("timestampType", pa.int32()),
+            ("headers", pa.list_(header)),
+            ("range_start", pa.int64()),
+            ("range_until", pa.int64()),
+        ]
+    )
+
+
+def decoded_schema(decoders: Iterable[Decoder], *, keeps_undecodable: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """The columns of records whose keys, values or both are decoded."""
+    pa = pyarrow()
+    schema = record_schema()
+    for decoder in decoders:
+        at = schema.get_field_index(decoder.part)
+        schema = schema.set(at, pa.field(decoder.part, decoder.open().column.arrow()))
+    if keeps_undecodable:
+        kinds = [(name, getattr(pa, kind)()) for name, kind in UNDECODABLE_PARTS]
+        schema = schema.append(pa.field(UNDECODABLE, pa.struct(kinds)))
+    return schema
+
+
+def record_batches(messages: Iterator[Message], ranges: Sequence[OffsetRange]) -> Iterator[Any]:
+    """Messages of some ranges as record batches."""
+    pa = pyarrow()
+    schema = record_schema()
+    by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
+    for range_ in ranges:
+        by_partition.setdefault((range_.topic, range_.partition), []).append(range_)
+    while chunk := list(islice(messages, _RECORDS_A_BATCH)):
+        rows = [_row(message, by_partition) for message in chunk]
+        columns = zip(*rows, strict=True)
+        arrays = [
+            pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _row(
+    message: Message, by_partition: dict[tuple[str, int], list[OffsetRange]]
+) -> tuple[object, ...]:
+    topic, partition, offset = message.topic(), message.partition(), message.offset()
+    found = by_partition[topic or "", partition or 0]
+    range_ = next(one for one in found if one.start <= (offset or 0) < one.until)
+    kind, at_ms = message.timestamp()
+    headers: Any = message.headers()
+    return (
+        *(_bytes(message.key()), _bytes(message.value()), topic, partition, offset),
+        at_ms * 1000 if kind else None,
+        kind - 1,  # Kafka's client counts the kinds from 1, Spark from 0
+        headers and [{"key": name, "value": _bytes(value)} for name, value in headers],
+        *(range_.start, range_.until),
+    )
+
+
+def _bytes(given: str | bytes | None) -> bytes | None:
+    return given.encode() if isinstance(given, str) else given

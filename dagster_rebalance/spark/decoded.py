@@ -1,0 +1,135 @@
+"""Decoding in Spark: which schemas a read names, its decoded columns, and its dead letters.
+
+The executors decode, in Python, as a run without Spark does. They need the libraries of the formats
+and pyarrow, but not this package: what they run travels with the plan, and so do the schemas. No
+login of the registry does. Works on classic and Connect sessions alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from dagster_rebalance.core.errors import BrokerError, DagsterRebalanceError
+from dagster_rebalance.decoding.batches import (
+    LETTER_DDL,
+    UNDECODABLE,
+    UNDECODABLE_DDL,
+    batch_decoder,
+    letter_maker,
+)
+from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.spark.options import hidden, spark_kafka_options
+from dagster_rebalance.spark.ranges import explained_read_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from dagster_rebalance.decoding.batches import OnUndecodable
+    from dagster_rebalance.decoding.decoder import Decoder
+
+_TRAVELLERS = (
+    "dagster_rebalance.core.errors",
+    "dagster_rebalance.core.record_letters",
+    "dagster_rebalance.core.schemas",
+    "dagster_rebalance.core.wire_format",
+    "dagster_rebalance.decoding",
+)
+# A frame has five bytes; what begins otherwise names no schema.
+_ID = (
+    "collect_set(CASE WHEN length({0}) >= 5 AND substring({0}, 1, 1) = X'00' "
+    "THEN CAST(conv(hex(substring({0}, 2, 4)), 16, 10) AS BIGINT) END) AS {0}"
+)
+
+
+def schema_ids(frame: DataFrame, parts: Sequence[str]) -> dict[str, list[int]]:
+    """The ids of the schemas that the records of a read name. Reads them all.
+
+    Args:
+        frame: What `read_ranges` gives.
+        parts: key, value, or both.
+
+    Raises:
+        BrokerError: Kafka no longer has some of the records.
+    """
+    if not parts:
+        return {}
+    with explained_read_errors():
+        (row,) = frame.selectExpr(*(_ID.format(part) for part in parts)).collect()
+    return {part: sorted(row[part]) for part in parts}
+
+
+def decoded_frame(
+    frame: DataFrame, decoders: Sequence[Decoder], on_undecodable: OnUndecodable
+) -> DataFrame:
+    """A read with its keys, its values, or both decoded.
+
+    Args:
+        frame: What `read_ranges` gives, with headers.
+        decoders: What decodes, with all schemas that are needed.
+        on_undecodable: What becomes of records that cannot be decoded.
+    """
+    types = {field.name: field.dataType.simpleString() for field in frame.schema}
+    types |= {decoder.part: decoder.open().column.ddl for decoder in decoders}
+    if on_undecodable == "keep":
+        types[UNDECODABLE] = UNDECODABLE_DDL
+    ddl = ", ".join(f"{quoted(name)} {kind}" for name, kind in types.items())
+    let_travel()
+    decoded = frame.mapInArrow(batch_decoder(decoders, on_undecodable), ddl)
+    # Who writes by range knows by it that two parts are of one read.
+    return decoded.withMetadata("range_start", frame.schema["range_start"].metadata)
+
+
+def write_letters(
+    frame: DataFrame,
+    decoders: Sequence[Decoder],
+    topic: str,
+    kafka_options: Mapping[str, object],
+) -> None:
+    """Store a dead letter for each record of a read that cannot be decoded.
+
+    Returns when all are stored.
+
+    Args:
+        frame: What `read_ranges` gives, with headers.
+        decoders: What decodes, with all schemas that are needed.
+        topic: Of the letters. It must exist.
+        kafka_options: How to reach Kafka, as for `read_ranges`.
+
+    Raises:
+        BrokerError: One could not be stored, or Kafka no longer has some of the records.
+    """
+    let_travel()
+    letters = frame.mapInArrow(letter_maker(decoders), LETTER_DDL)
+    options = hidden(
+        {
+            name: value
+            for name, value in spark_kafka_options(kafka_options).items()
+            if name not in {"kafka.isolation.level", "kafka.client.rack"}
+        }
+    )
+    try:
+        with explained_read_errors():
+            letters.write.format("kafka").options(**options).option("topic", topic).save()
+    except DagsterRebalanceError:
+        raise
+    except Exception as problem:
+        said = next((line for line in str(problem).splitlines() if "Exception" in line), "")
+        msg = (
+            f"the dead letters of records that cannot be decoded could not be stored in topic "
+            f"{topic}, and nothing was committed: {said or type(problem).__name__}. The topic must "
+            "exist, and Spark's login may have to be granted WRITE on it"
+        )
+        raise BrokerError(msg) from problem
+
+
+def let_travel(modules: Iterable[str] = _TRAVELLERS) -> None:
+    """Let these modules be pickled as they are, and not by their names."""
+    from pyspark.cloudpickle import cloudpickle
+
+    for name in modules:
+        import_module(name)
+        cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]

@@ -1,0 +1,37 @@
+"""The dead letter of one record."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from dagster_rebalance.core.record_letters import MOST_REASON_CHARACTERS, RecordLetter
+
+LETTER = RecordLetter("orders", 3, 7, 5, "why", b"k", b"v", (("trace", b"\x01"), ("trace", None)))
+
+
+def test_a_letter_has_the_place_of_its_record_as_its_key() -> None:
+    """A replay makes the same one, and a reader can drop it."""
+    assert LETTER.letter_key == "orders-3-7"
+
+
+def test_a_letter_keeps_the_headers_and_says_what_is_wrong() -> None:
+    """Also where the record has no key and no time."""
+    assert LETTER.letter_headers == [
+        ("trace", b"\x01"),
+        ("trace", None),
+        ("dead_letter.topic", b"orders"),
+        ("dead_letter.partition", b"3"),
+        ("dead_letter.offset", b"7"),
+        ("dead_letter.timestamp_ms", b"5"),
+        ("dead_letter.reason", b"why"),
+        ("dead_letter.key", b"k"),
+    ]
+    bare = dict(replace(LETTER, timestamp_ms=None, key=None).letter_headers)
+    assert "dead_letter.timestamp_ms" not in bare
+    assert bare["dead_letter.key"] is None
+
+
+def test_a_long_reason_is_cut() -> None:
+    """A topic takes a record of a certain size."""
+    long = replace(LETTER, reason="x" * 10_000)
+    assert len(dict(long.letter_headers)["dead_letter.reason"] or b"") == MOST_REASON_CHARACTERS

@@ -1,0 +1,142 @@
+"""A schema registry over HTTP: what confluent-kafka's client asks of one, and how one fails."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+USER, PASSWORD, TOKEN = "etl", "registry-pass:word", "registry-bearer-token"
+
+
+@dataclass
+class HttpRegistry:
+    """The registry, as a test sees it.
+
+    Attributes:
+        url: Its address.
+        login: What it asks for: nothing, a password or a token.
+        answer: Instead of a schema: a status, a type and a body.
+        requests: The paths that were asked for.
+    """
+
+    url: str = ""
+    login: str = ""
+    answer: tuple[int, str, str] | None = None
+    requests: list[str] = field(default_factory=list)
+    schemas: list[dict[str, Any]] = field(default_factory=list)
+    subjects: dict[str, list[int]] = field(default_factory=dict)
+
+    def register(
+        self,
+        subject: str,
+        schema: object,
+        kind: str = "AVRO",
+        references: Sequence[tuple[str, str, int]] = (),
+        **more: object,
+    ) -> int:
+        """Register a schema, and return its id."""
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        named = [{"name": n, "subject": s, "version": v} for n, s, v in references]
+        return self.add(subject, {"schema": text, "schemaType": kind, "references": named, **more})
+
+    def add(self, subject: str, schema: dict[str, Any]) -> int:
+        """The id of a schema, which is a new one for a new text."""
+        known = {json.dumps(one, sort_keys=True): at for at, one in enumerate(self.schemas, 1)}
+        schema_id = known.get(json.dumps(schema, sort_keys=True))
+        if schema_id is None:
+            self.schemas.append(schema)
+            schema_id = len(self.schemas)
+        versions = self.subjects.setdefault(subject, [])
+        if schema_id not in versions:
+            versions.append(schema_id)
+        return schema_id
+
+    def is_allowed(self, authorization: str | None) -> bool:
+        """Whether a request has the login."""
+        basic = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+        wanted = {"": None, "password": f"Basic {basic}", "token": f"Bearer {TOKEN}"}[self.login]
+        return wanted is None or authorization == wanted
+
+    def found(self, path: Sequence[str]) -> tuple[int, dict[str, Any]]:
+        """The answer to a GET."""
+        match path:
+            case ["schemas", "ids", number]:
+                if not 0 < int(number) <= len(self.schemas):
+                    return 404, {"error_code": 40403, "message": "Schema not found"}
+                return 200, self._shown(self.schemas[int(number) - 1])
+            case ["subjects", subject, "versions", version]:
+                versions = self.subjects.get(subject)
+                if versions is None:
+                    return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
+                at = len(versions) if version in {"latest", "-1"} else int(version)
+                if at > len(versions):
+                    return 404, {"error_code": 40402, "message": "Version not found."}
+                about = {"subject": subject, "version": at, "id": versions[at - 1]}
+                return 200, {**about, **self._shown(self.schemas[versions[at - 1] - 1])}
+            case _:
+                return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+    def _shown(self, schema: dict[str, Any]) -> dict[str, Any]:
+        """Avro's type goes without saying, as Confluent's registry has it."""
+        hidden = {"schemaType"} if schema["schemaType"] == "AVRO" else set()
+        return {name: value for name, value in schema.items() if name not in hidden and value}
+
+
+@contextmanager
+def http_registry() -> Iterator[HttpRegistry]:
+    """A registry on a free port."""
+    registry = HttpRegistry()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            address = urlsplit(self.path)
+            registry.requests.append(self.path)
+            _ = parse_qs(address.query)
+            self._answer(*registry.found([unquote(part) for part in address.path.split("/")[1:]]))
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            subject = unquote(self.path.split("/")[2])
+            schema = {
+                "schema": body["schema"],
+                "schemaType": body.get("schemaType") or "AVRO",
+                "references": body.get("references") or [],
+            }
+            self._answer(200, {"id": registry.add(subject, schema)})
+
+        def _answer(self, status: int, said: dict[str, Any]) -> None:
+            kind, body = "application/vnd.schemaregistry.v1+json", json.dumps(said)
+            if not registry.is_allowed(self.headers.get("Authorization")):
+                status, body = 401, json.dumps({"error_code": 401, "message": "Unauthorized"})
+            elif registry.answer is not None:
+                status, kind, body = registry.answer
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Nobody wants to read it."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    serving = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    serving.start()
+    registry.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+        serving.join()

@@ -1,0 +1,230 @@
+"""Avro: what each type becomes, how schemas evolve, and why a payload is refused."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from datetime import date, datetime, time, timezone
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.decoding.arrow import decoded_array
+from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
+from tests.decoding.records import ORDER, avro
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
+NODE = {
+    "type": "record",
+    "name": "Node",
+    "fields": [{"name": "v", "type": "int"}, {"name": "next", "type": ["null", "Node"]}],
+}
+
+
+def record(**fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """A schema with these fields; a default is given as a pair."""
+    return {
+        "type": "record",
+        "name": "R",
+        "fields": [
+            {"name": name, "type": kind[0], "default": kind[1]}
+            if isinstance(kind, tuple)
+            else {"name": name, "type": kind}
+            for name, kind in fields.items()
+        ],
+    }
+
+
+def decoder(reader: Any, *writers: Any, **more: Any) -> Decoder:  # noqa: ANN401 - JSON
+    """What reads what the writers wrote, whose ids count from 1; the reader's is theirs if none."""
+    known = {at: SchemaText(json.dumps(one)) for at, one in enumerate(writers or (reader,), 1)}
+    return Decoder("value", "avro", SchemaText(json.dumps(reader), **more), KnownSchemas(known))
+
+
+def read(reader: Any, value: object, writer: Any = None) -> Any:  # noqa: ANN401 - JSON
+    """A value as it comes out of Arrow, where it has to come out."""
+    written = reader if writer is None else writer
+    array, reasons = decoded_array(decoder(reader, written).open(), [avro(1, written, value)], [()])
+    assert reasons == [None]
+    return array.to_pylist()[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "found", "ddl"),
+    [
+        ("long", 1 << 40, 1 << 40, "BIGINT"),
+        ("bytes", b"\xff", b"\xff", "BINARY"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2},
+         Decimal("-1.25"), Decimal("-1.25"), "DECIMAL(6,2)"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 2},
+         Decimal("1.25"), "1.25", "STRING"),
+        ({"type": "int", "logicalType": "date"}, AT.date(), AT.date(), "DATE"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, AT, AT, "TIMESTAMP"),
+        ({"type": "long", "logicalType": "local-timestamp-micros"},
+         AT.replace(tzinfo=None), AT.replace(tzinfo=None), "TIMESTAMP_NTZ"),
+        ({"type": "int", "logicalType": "time-millis"}, time(0, 0, 1), 1000, "INT"),
+        ({"type": "long", "logicalType": "time-micros"}, time(0, 0, 1), 1_000_000, "BIGINT"),
+        ({"type": "long", "logicalType": "of-tomorrow"}, 7, 7, "BIGINT"),
+        ({"type": "string", "logicalType": "uuid"},
+         uuid.UUID(int=5), str(uuid.UUID(int=5)), "STRING"),
+        ({"type": "fixed", "name": "F", "size": 2}, b"ab", b"ab", "BINARY"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B", "STRING"),
+        ({"type": "map", "values": "int"}, {"a": 1}, [("a", 1)], "MAP<STRING, INT>"),
+        ({"type": "array", "items": ["null", "int"]}, [1, None], [1, None], "ARRAY<INT>"),
+        (["null", "int", "long"], 1 << 40, 1 << 40, "BIGINT"),
+        (["null", "string", "long"], 7, {"member0": None, "member1": 7},
+         "STRUCT<`member0`: STRING, `member1`: BIGINT>"),
+        ([{"type": "enum", "name": "E", "symbols": ["A"]}, "string"], ("E", "A"),
+         {"member0": "A", "member1": None}, "STRUCT<`member0`: STRING, `member1`: STRING>"),
+        (["null", NODE], {"v": 1, "next": {"v": 2, "next": None}},
+         {"v": 1, "next": '{"v": 2, "next": null}'}, "STRUCT<`v`: INT, `next`: STRING>"),
+        ({"type": "record", "name": "Empty", "fields": []}, {}, "{}", "STRING"),
+    ],
+)  # fmt: skip
+def test_a_type_becomes_a_column(kind: Any, value: object, found: object, ddl: str) -> None:  # noqa: ANN401 - JSON
+    """The columns are those of Spark's own `from_avro`, where it has one."""
+    schema = record(field=kind)
+    column = decoder(schema).open().column
+    assert column.ddl == f"STRUCT<`field`: {ddl}>"
+    assert read(schema, {"field": value}) == {"field": found}
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "found"),
+    [
+        ({"type": "long", "logicalType": "timestamp-millis"}, 1000,
+         datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)),
+        ({"type": "int", "logicalType": "date"}, 1, date(1970, 1, 2)),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "\u000f",
+         Decimal("1.5")),
+        ({"type": "int", "logicalType": "time-millis"}, 5, 5),
+        (["null", "string"], None, None),
+        (["string", {"type": "record", "name": "A", "fields": []}], "x",
+         {"member0": "x", "member1": None}),
+        ({"type": "array", "items": {"type": "int", "logicalType": "date"}}, [0],
+         [date(1970, 1, 1)]),
+        ({"type": "record", "name": "In", "fields": [{"name": "b", "type": "bytes"}]},
+         {"b": "\xff"}, {"b": b"\xff"}),
+    ],
+)  # fmt: skip
+def test_a_default_of_the_reader_is_read_as_its_type(
+    kind: Any,  # noqa: ANN401 - JSON
+    default: object,
+    found: object,
+) -> None:
+    """A default stands in JSON: 1000 milliseconds taken for microseconds would be a lie."""
+    writer = record(old="int")
+    assert read(record(old="int", new=(kind, default)), {"old": 1}, writer)["new"] == found
+
+
+def test_each_record_is_read_by_the_schema_that_wrote_it() -> None:
+    """Whatever came first: fields are added, left out, made larger and renamed."""
+    first = record(id="int", gone="string")
+    second = record(id="long", note=(["null", "string"], None))
+    reader = record(number="long", note=(["null", "string"], None))
+    reader["fields"][0]["aliases"] = ["id"]
+    opened = decoder(reader, first, second).open()
+    payloads = [
+        avro(1, first, {"id": 1, "gone": "x"}),
+        avro(2, second, {"id": 1 << 40, "note": "n"}),
+    ]
+    array, reasons = decoded_array(opened, payloads, [(), ()])
+    assert reasons == [None, None]
+    assert array.to_pylist() == [{"number": 1, "note": None}, {"number": 1 << 40, "note": "n"}]
+
+
+def test_an_enum_takes_the_readers_default_for_a_new_symbol() -> None:
+    """And without a default, that one record is refused."""
+    old = {"type": "enum", "name": "E", "symbols": ["A"], "default": "A"}
+    new = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+    assert read(record(e=old), {"e": "B"}, record(e=new)) == {"e": "A"}
+    del old["default"]
+    with pytest.raises(UndecodableError, match="does not fit schema 1"):
+        decoder(record(e=old), record(e=new)).open()(avro(1, record(e=new), {"e": "B"}))
+
+
+def test_a_topic_of_several_types_has_a_union() -> None:
+    """As Confluent's guides have it: the reader's schema is a union of references."""
+    other = {"type": "record", "name": "Refund", "fields": [{"name": "id", "type": "long"}]}
+    references = (("shop.Order", json.dumps(ORDER)), ("Refund", json.dumps(other)))
+    reader = decoder(["shop.Order", "Refund"], ORDER, other, references=references)
+    array, reasons = decoded_array(
+        reader.open(),
+        [avro(1, ORDER, {"id": 1, "item": "pen"}), avro(2, other, {"id": 2})],
+        [(), ()],
+    )
+    assert reasons == [None, None]
+    assert array.to_pylist() == [
+        {"member0": {"id": 1, "item": "pen"}, "member1": None},
+        {"member0": None, "member1": {"id": 2}},
+    ]
+
+
+def test_references_that_share_one_are_resolved() -> None:
+    """The address is named by both others, and defined once."""
+    address = {"type": "record", "name": "Address", "fields": [{"name": "city", "type": "string"}]}
+    seller = {"type": "record", "name": "Seller", "fields": [{"name": "at", "type": "Address"}]}
+    texts = (("Address", json.dumps(address)), ("Seller", json.dumps(seller)))
+    reader = decoder(record(seller="Seller", to="Address"), references=texts)
+    whole = record(seller={**seller, "fields": [{"name": "at", "type": address}]}, to="Address")
+    reader = Decoder("value", "avro", reader.schema, KnownSchemas({1: reader.schema}))
+    value = {"seller": {"at": {"city": "Ulm"}}, "to": {"city": "Bonn"}}
+    assert reader.open()(avro(1, whole, value)) == value
+
+
+GOOD = avro(1, ORDER, {"id": 1, "item": "pen"})
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"", "is empty"),
+        (b"{}", "byte 123 and not with magic byte 0"),
+        (b"\x00\x00\x00", "3 bytes, too few"),
+        (b"\x01" + bytes(16), "magic byte 1, the frame with the GUID"),
+        (GOOD[:-1], "does not fit schema 1: EOFError"),
+        (GOOD + b"x", "1 bytes are left over"),
+        (b"\x00\x00\x00\x00\x07" + GOOD[5:], "no schema 7"),
+        (GOOD[:6] + b"\x02\xff", "does not fit schema 1: UnicodeDecodeError"),
+    ],
+)
+def test_what_cannot_be_decoded_has_a_reason_and_spoils_nothing(
+    payload: bytes, reason: str
+) -> None:
+    """One such record beside good ones, and a tombstone."""
+    known = KnownSchemas({1: SchemaText(json.dumps(ORDER))}, {7: "there is no schema 7"})
+    opened = Decoder("value", "avro", known.by_id[1], known).open()
+    array, reasons = decoded_array(opened, [GOOD, payload, None, GOOD], [()] * 4)
+    good = {"id": 1, "item": "pen"}
+    assert array.to_pylist() == [good, None, None, good]
+    assert [why is None for why in reasons] == [True, False, True, True]
+    assert reason in str(reasons[1])
+
+
+def test_a_value_that_its_column_cannot_hold_is_refused_alone() -> None:
+    """A decimal with more digits than its own schema says."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    wide = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
+    payloads = [avro(1, record(d=wide), {"d": Decimal(text)}) for text in ("1.25", "12345.25")]
+    array, reasons = decoded_array(decoder(record(d=kind)).open(), payloads, [(), ()])
+    assert array.to_pylist() == [{"d": Decimal("1.25")}, None]
+    assert reasons[0] is None
+    assert "does not fit its column" in str(reasons[1])
+    assert pa.types.is_decimal(array.type.field("d").type)
+
+
+def test_a_guid_in_a_header_is_refused_in_words() -> None:
+    """A newer serializer writes no frame, so the payload would only look damaged."""
+    with pytest.raises(UndecodableError, match="__value_schema_id"):
+        decoder(ORDER).open()(GOOD[5:], ["trace", "__value_schema_id"])
+
+
+@pytest.mark.parametrize("text", ["", "{", '"unknown.Type"', '{"type": "record"}', '"fixed"'])
+def test_a_readers_schema_that_cannot_be_used_is_refused(text: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(UndecodableError, match="not an Avro schema"):
+        Decoder("value", "avro", SchemaText(text), KnownSchemas()).open()

@@ -1,0 +1,231 @@
+"""The decoded records of a batch without Spark: one by one, and as Arrow."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Message
+from confluent_kafka.schema_registry import SchemaRegistryClient, topic_subject_name_strategy
+from confluent_kafka.schema_registry.avro import AvroSerializer
+from confluent_kafka.serialization import MessageField, SerializationContext
+
+from dagster_rebalance import (
+    BrokerError,
+    ConfigurationError,
+    KafkaBatch,
+    KafkaConsumerResource,
+    OffsetRange,
+    SchemaRegistryResource,
+    UndecodableError,
+    plain_json,
+)
+from dagster_rebalance.consumer import dead_letters, record_letters
+from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
+from dagster_rebalance.core.record_letters import RecordLetter
+from dagster_rebalance.orchestration import decoded
+from tests.consumer.fake_producer import FakeProducer
+from tests.decoding.records import ORDER, avro, batch
+
+if TYPE_CHECKING:
+    from tests.decoding.http_registry import HttpRegistry
+
+PEN = {"id": 1, "item": "pen"}
+
+
+@pytest.fixture
+def its(registry: HttpRegistry) -> SchemaRegistryResource:
+    """A registry that has the schema of orders as its first, in the two subjects of the topic."""
+    assert registry.register("orders-value", ORDER) == 1
+    assert registry.register("orders-key", ORDER) == 1
+    return SchemaRegistryResource(url=registry.url, client_config={"max.retries": "0"})
+
+
+@pytest.fixture
+def stored(monkeypatch: pytest.MonkeyPatch) -> FakeProducer:
+    """A producer whose records are stored at once."""
+    producer = FakeProducer({})
+    produce = producer.produce
+
+    def produce_and_end(*given: Any, **more: Any) -> None:  # noqa: ANN401 - as of the producer
+        produce(*given, **more)
+        producer.end()
+
+    monkeypatch.setattr(producer, "produce", produce_and_end)
+    monkeypatch.setattr(
+        dead_letters.DeadLetterProducer.__init__, "__kwdefaults__",
+        {"make_producer": lambda _: producer},
+    )  # fmt: skip
+    return producer
+
+
+def test_what_confluents_serializer_has_written_is_read(
+    registry: HttpRegistry, its: SchemaRegistryResource
+) -> None:
+    """With its own client, framing and schema."""
+    config = {"subject.name.strategy": topic_subject_name_strategy}
+    serialize = AvroSerializer(
+        SchemaRegistryClient({"url": registry.url}), json.dumps(ORDER), conf=config
+    )
+    payload = serialize(PEN, SerializationContext("orders", MessageField.VALUE))
+    assert isinstance(payload, bytes)
+    (found,) = batch(payload).decoded_messages(value=its.avro())
+    assert (found.value, found.key, found.undecodable) == (PEN, None, None)
+    assert found.message.value() == payload
+
+
+def test_messages_are_decoded_and_tombstones_are_none(its: SchemaRegistryResource) -> None:
+    """Keys, too; a part that nobody wants decoded stays as it is."""
+    good = avro(1, ORDER, PEN)
+    given = batch(good, None, keys=[good, b"plain"])
+    assert [one.value for one in given.decoded_messages(value=its.avro())] == [PEN, None]
+    assert [one.key for one in given.decoded_messages(value=its.avro())] == [good, b"plain"]
+    both = given.decoded_messages(value=its.avro(), key=its.avro(), keep_undecodable=True)
+    assert [one.key for one in both] == [PEN, None]
+    assert list(given.decoded_messages([], value=its.avro())) == []
+
+
+def with_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let batches for testing store letters, as all others do."""
+    letters = decoded.Letters.__init__
+
+    def of_a_group(self: decoded.Letters, _: object, topic: str | None) -> None:
+        kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=["orders"])
+        letters(self, kafka, topic)
+
+    monkeypatch.setattr(decoded.Letters, "__init__", of_a_group)
+
+
+def test_a_record_that_cannot_be_decoded_fails_the_batch_unless_a_team_says_where_it_goes(
+    its: SchemaRegistryResource, stored: FakeProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kept it has its reason; a letter is stored before any later record is given out."""
+    good, poison = avro(1, ORDER, PEN), b"poison"
+    given = batch(good, poison, good)
+    in_a_test = given.decoded_messages(value=its.avro(), dead_letters="dead")
+    assert [one.message.offset() for one in in_a_test] == [0, 2]
+    with_kafka(monkeypatch)
+    with pytest.raises(
+        UndecodableError, match=r"orders-0 offset 1 cannot be decoded: value: .*112"
+    ):
+        list(given.decoded_messages(value=its.avro()))
+    kept = list(given.decoded_messages(value=its.avro(), keep_undecodable=True))
+    assert [one.value for one in kept] == [PEN, None, PEN]
+    assert "byte 112" in str(kept[1].undecodable)
+    assert stored.sent == []
+    reading = given.decoded_messages(value=its.avro(), dead_letters="dead")
+    assert next(reading).value == PEN
+    assert stored.sent == [("dead", "orders-0-1", poison)]
+    assert [one.message.offset() for one in reading] == [2]
+    table = given.arrow(value=its.avro(), dead_letters="dead").read_all()
+    assert table.column("offset").to_pylist() == [0, 2]
+    assert stored.sent == [("dead", "orders-0-1", poison)] * 2
+    assert stored.headers[0] == stored.headers[1]
+    assert ("dead_letter.offset", b"1") in (stored.headers[0] or [])
+
+
+def test_a_letter_that_cannot_be_stored_fails_the_batch() -> None:
+    """A record that is in no output and in no topic would be lost."""
+    producer = FakeProducer({})
+    producer.refuses.append(BufferError("full"))
+    letters = DeadLetterProducer(
+        {"bootstrap.servers": "x", "group.id": "g"}, "dead", make_producer=lambda _: producer
+    )
+    letter = RecordLetter("orders", 0, 7, None, "why", None, b"v")
+    with pytest.raises(BrokerError, match="orders-0-7 cannot be decoded, and its dead letter"):
+        record_letters.store(letters, [letter])
+
+
+def test_an_outage_of_the_registry_makes_no_letters(
+    registry: HttpRegistry, its: SchemaRegistryResource, stored: FakeProducer
+) -> None:
+    """The batch fails, and is done again."""
+    reading = batch(avro(1, ORDER, PEN)).decoded_messages(
+        value=its.avro(reader=json.dumps(ORDER)), dead_letters="dead"
+    )
+    registry.answer = (503, "text/html", "away")
+    with pytest.raises(BrokerError, match="HTTP 503"):
+        list(reading)
+    assert stored.sent == []
+
+
+def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
+    """Undecoded, with headers and the bounds of the range."""
+    message = Message(
+        topic="orders", partition=0, offset=1, key=b"k", value=b"v", timestamp=(1, 5),
+        headers=[("trace", b"\x01"), ("trace", None)],
+    )  # fmt: skip
+    ranges = [OffsetRange("orders", 0, 0, 1), OffsetRange("orders", 0, 1, 9)]
+    given = KafkaBatch.for_testing(ranges, messages=[message])
+    (row,) = given.arrow().read_all().to_pylist()
+    assert row.pop("timestamp").timestamp() == 0.005
+    assert row == {
+        "key": b"k",
+        "value": b"v",
+        "topic": "orders",
+        "partition": 0,
+        "offset": 1,
+        "timestampType": 0,
+        "headers": [{"key": "trace", "value": b"\x01"}, {"key": "trace", "value": None}],
+        "range_start": 1,
+        "range_until": 9,
+    }
+    assert given.arrow(ranges[0]).read_all().num_rows == 0
+    assert given.arrow([], value=its.avro()).schema.field("value").type.num_fields == 2
+
+
+def test_arrow_decodes_and_keeps(its: SchemaRegistryResource) -> None:
+    """A struct for each record that can be decoded, the reason and the bytes of another."""
+    reading = batch(avro(1, ORDER, PEN), b"poison").arrow(value=its.avro(), keep_undecodable=True)
+    table = reading.read_all()
+    assert table.column("value").to_pylist() == [PEN, None]
+    undecodable = table.column("undecodable").to_pylist()
+    assert undecodable[0] is None
+    assert (undecodable[1]["key"], undecodable[1]["value"]) == (None, b"poison")
+    with pytest.raises(UndecodableError, match="offset 0 cannot be decoded"):
+        batch(b"poison").arrow(value=its.avro()).read_all()
+
+
+def test_without_pyarrow_its_name_is_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no requirement of the package."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match="pip install pyarrow"):
+        batch(b"v").arrow()
+
+
+def test_what_cannot_work_is_refused_before_anything_is_read(
+    registry: HttpRegistry, its: SchemaRegistryResource
+) -> None:
+    """Each with what to do."""
+    given = batch(b"v")
+    for arguments, words in (
+        ({"dead_letters": "dead"}, "nothing is to be decoded"),
+        (
+            {"value": its.avro(), "dead_letters": "d", "keep_undecodable": True},
+            "exclude each other",
+        ),
+        ({"value": its.avro(), "dead_letters": "a b"}, "cannot be the name of a topic"),
+        ({"value": its.avro(), "dead_letters": "orders"}, "is a topic of the group"),
+        ({"value": its.avro(subject="nothing")}, "has no subject nothing"),
+        ({"value": its.avro(reader="{")}, "the reader's schema of the value of orders"),
+        ({"value": plain_json("7")}, "not a JSON schema"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            given.decoded_messages(**arguments)
+    two = [OffsetRange("a", 0, 0, 1), OffsetRange("b", 0, 0, 1)]
+    mixed = KafkaBatch.for_testing(two, messages=[])
+    with pytest.raises(ConfigurationError, match="records of a, b, whose schemas may differ"):
+        mixed.decoded_messages(value=its.avro())
+    registry.register("a-value", ORDER)
+    assert list(mixed.decoded_messages(two[0], value=its.avro())) == []
+
+
+def test_plain_json_needs_no_registry() -> None:
+    """Its schema is given."""
+    schema = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+    given = batch(b'{"id": 1}', b'{"id": "x"}').decoded_messages(
+        value=plain_json(schema), keep_undecodable=True
+    )
+    assert [one.value for one in given] == [{"id": 1}, None]

@@ -1,0 +1,138 @@
+"""JSON: what its schema becomes, what is checked, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.decoding.arrow import decoded_array
+from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
+from tests.decoding.records import framed
+
+ORDER = {
+    "type": "object",
+    "required": ["id"],
+    "properties": {
+        "id": {"type": "integer"},
+        "price": {"type": ["null", "number"]},
+        "item": {"oneOf": [{"type": "null"}, {"type": "string"}]},
+        "tags": {"type": "object", "additionalProperties": {"type": "integer"}},
+        "lines": {"type": "array", "items": {"$ref": "#/definitions/line"}},
+        "free": {"type": "object"},
+        "either": {"type": ["string", "integer"]},
+        "sold": {"type": "boolean"},
+    },
+    "definitions": {
+        "line": {"type": "object", "properties": {"sub": {"$ref": "#/definitions/line"}}}
+    },
+}
+
+
+def text(schema: Any, *references: tuple[str, Any]) -> SchemaText:  # noqa: ANN401 - JSON
+    """A schema and what it refers to."""
+    return SchemaText(json.dumps(schema), tuple((n, json.dumps(one)) for n, one in references))
+
+
+def decoder(reader: SchemaText, *writers: SchemaText) -> Decoder:
+    """What reads what the writers wrote, whose ids count from 1."""
+    known = KnownSchemas(dict(enumerate(writers or (reader,), 1)))
+    return Decoder("value", "json", reader, known)
+
+
+def payload(value: object, schema_id: int = 1) -> bytes:
+    """A value with its frame."""
+    return framed(schema_id, json.dumps(value).encode())
+
+
+def test_a_schema_becomes_columns() -> None:
+    """What JSON leaves open is JSON as text, and so is what is inside of itself."""
+    opened = decoder(text(ORDER)).open()
+    assert opened.column.ddl == (
+        "STRUCT<`id`: BIGINT, `price`: DOUBLE, `item`: STRING, `tags`: MAP<STRING, BIGINT>, "
+        "`lines`: ARRAY<STRUCT<`sub`: STRING>>, `free`: STRING, `either`: STRING, `sold`: BOOLEAN>"
+    )
+    value: dict[str, Any] = {
+        "id": 1.0,
+        "price": 2,
+        "item": None,
+        "tags": {"a": 1},
+        "lines": [{"sub": {"sub": {}}}],
+        "free": {"x": [1]},
+        "either": 7,
+        "more": "left out",
+    }
+    array, reasons = decoded_array(opened, [payload(value)], [()])
+    assert reasons == [None]
+    assert array.to_pylist() == [
+        {
+            "id": 1,
+            "price": 2.0,
+            "item": None,
+            "tags": [("a", 1)],
+            "lines": [{"sub": '{"sub": {}}'}],
+            "free": '{"x": [1]}',
+            "either": "7",
+            "sold": None,
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (payload({"price": 1}), r"does not fit its schema: \$ against the rule required"),
+        (payload({"id": "secret"}), r"\$\.id against the rule type"),
+        (framed(1, b'{"id": 1'), "no JSON: JSONDecodeError"),
+        (framed(1, b'{"id": NaN}'), "NaN is no JSON"),
+        (framed(1, b'{"id": 1, "item": "\xff"}'), "no JSON: UnicodeDecodeError"),
+        (framed(1, b"[" * 100_000), "no JSON: RecursionError"),
+        (payload({"id": 1 << 70}), "does not fit its column"),
+        (b'{"id": 1}', "byte 123"),
+    ],
+)
+def test_an_invalid_payload_has_a_reason_and_spoils_nothing(given: bytes, reason: str) -> None:
+    """The reason names the place and the rule, and never the value."""
+    array, reasons = decoded_array(
+        decoder(text(ORDER)).open(), [payload({"id": 1}), given, payload({"id": 2})], [()] * 3
+    )
+    assert [one and one["id"] for one in array.to_pylist()] == [1, None, 2]
+    assert [why is None for why in reasons] == [True, False, True]
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(reasons[1])
+    assert "secret" not in str(reasons[1])
+
+
+def test_a_payload_is_checked_by_its_writers_schema_and_read_by_the_readers() -> None:
+    """What the writer may say and the reader has no column for is refused, and not made up."""
+    reader = text({"type": "object", "properties": {"id": {"type": "integer"}}})
+    writer = text({"type": "object", "properties": {"id": {"type": ["integer", "string"]}}})
+    opened = decoder(reader, reader, writer).open()
+    assert opened(payload({"id": 5}, 2)) == {"id": 5}
+    with pytest.raises(UndecodableError, match="integer where it has str"):
+        opened(payload({"id": "x"}, 2))
+
+
+@pytest.mark.parametrize("own", [None, "http://shop.example.com/order.json"])
+def test_references_are_found_and_never_fetched(own: str | None) -> None:
+    """By their names, also where the schema has an address of its own."""
+    address = {"type": "object", "properties": {"city": {"type": "string"}}}
+    order: dict[str, Any] = {"type": "object", "properties": {"to": {"$ref": "address.json"}}}
+    if own:
+        order["$id"] = own
+    opened = decoder(text(order, ("address.json", address))).open()
+    assert opened.column.ddl == "STRUCT<`to`: STRUCT<`city`: STRING>>"
+    with pytest.raises(UndecodableError, match="rule type"):
+        opened(payload({"to": {"city": 1}}))
+    with pytest.raises(UndecodableError, match="not a JSON schema that can be used"):
+        decoder(text(order)).open()
+
+
+@pytest.mark.parametrize("wrong", ["", "{", '{"type": "nothing"}', "7"])
+def test_a_readers_schema_that_cannot_be_used_is_refused(wrong: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(UndecodableError, match="not a JSON schema"):
+        decoder(SchemaText(wrong)).open()

@@ -1,0 +1,179 @@
+"""The registry: what is asked of it, how often, and what its troubles are taken for."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_rebalance import ConfigurationError, SchemaRegistryResource, UndecodableError
+from dagster_rebalance.consumer.registry import Registry
+from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.testing.ports import free_port
+from tests.decoding.http_registry import PASSWORD, TOKEN, USER, HttpRegistry
+from tests.decoding.records import ORDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+QUICK = {"max.retries": "1", "retries.wait.ms": "1", "retries.max.wait.ms": "2"}
+
+
+def asked(registry: HttpRegistry, **settings: Any) -> Registry:  # noqa: ANN401 - of a resource
+    """The registry as a run has it."""
+    return SchemaRegistryResource(url=registry.url, client_config=QUICK, **settings).registry()
+
+
+def test_each_schema_is_fetched_once(registry: HttpRegistry) -> None:
+    """Also one that several refer to, and one that is not there, for a while."""
+    registry.register("money", {"type": "record", "name": "Money", "fields": []})
+    ids = [
+        registry.register(
+            subject,
+            {"type": "record", "name": "O", "doc": subject, "fields": []},
+            references=[("Money", "money", 1)],
+        )
+        for subject in ("a-value", "b-value")
+    ]
+    now = [0.0]
+    client = Registry({"url": registry.url}, clock=lambda: now[0])
+    for _ in range(3):
+        for schema_id in ids:
+            assert client.by_id("AVRO", schema_id).references[0][0] == "Money"
+        client.of_subject("AVRO", "a-value", None)
+        with pytest.raises(UndecodableError, match="no schema with the id 99"):
+            client.by_id("AVRO", 99)
+    assert len(registry.requests) == len(set(registry.requests)) == 5
+    now[0] = 31.0
+    with pytest.raises(UndecodableError):
+        client.by_id("AVRO", 99)
+    assert len(registry.requests) == 6
+
+
+HTML = "<html>secret-of-a-proxy</html>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "is_retriable"),
+    [
+        ((401, "application/json", '{"error_code": 401, "message": "no"}'), "the login", False),
+        ((403, "text/html", HTML), r"the right to read \(HTTP 403\)", False),
+        ((429, "application/json", '{"error_code": 429, "message": "slower"}'), "slower", True),
+        ((503, "text/html", HTML), "HTTP 503", True),
+        ((404, "text/html", HTML), "is the url that of a schema registry", False),
+        ((200, "text/html", HTML), "does not answer as a schema registry does", False),
+        ((200, "application/json", "{}"), "does not answer as a schema registry does", False),
+    ],
+)  # fmt: skip
+def test_a_registry_in_trouble_is_never_the_fault_of_a_record(
+    registry: HttpRegistry,
+    answer: tuple[int, str, str],
+    words: str,
+    is_retriable: bool,  # noqa: FBT001 - of the table
+) -> None:
+    """Else the records of an outage would become dead letters."""
+    schema_id = registry.register("orders-value", ORDER)
+    registry.answer = answer
+    client = asked(registry)
+    asks: tuple[Callable[[], object], ...] = (
+        lambda: client.by_id("AVRO", schema_id),
+        lambda: client.of_subject("AVRO", "orders-value", None),
+    )
+    for ask in asks:
+        with pytest.raises(BrokerError, match=words) as caught:
+            ask()
+        assert caught.value.retriable is is_retriable
+        assert "secret-of-a-proxy" not in str(caught.value)
+    registry.answer = None
+    assert client.by_id("AVRO", schema_id).text
+
+
+def test_a_registry_that_is_away_is_named() -> None:
+    """With its address, which has no login in it."""
+    url = f"http://127.0.0.1:{free_port()}"
+    client = SchemaRegistryResource(url=url, client_config=QUICK).registry()
+    with pytest.raises(
+        BrokerError, match=f"at {url.removeprefix('http://')}.*ConnectError"
+    ) as caught:
+        client.by_id("AVRO", 1)
+    assert caught.value.retriable
+
+
+@pytest.mark.parametrize(
+    ("login", "settings"),
+    [
+        ("password", {"username": USER, "password": PASSWORD}),
+        ("token", {"token": TOKEN}),
+    ],
+)
+def test_a_login_is_used_and_shown_nowhere(
+    registry: HttpRegistry,
+    login: str,
+    settings: dict[str, str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Neither by the resource, nor in a log, nor in an error."""
+    caplog.set_level(logging.DEBUG)
+    schema_id = registry.register("orders-value", ORDER)
+    registry.login = login
+    resource = SchemaRegistryResource(url=registry.url, client_config=QUICK, **settings)
+    assert resource.registry().by_id("AVRO", schema_id).text
+    with pytest.raises(BrokerError, match="refuses the login") as caught:
+        asked(registry).by_id("AVRO", schema_id)
+    wrong = asked(registry, username="etl", password="wrong-password")  # noqa: S106 - of the test
+    with pytest.raises(BrokerError, match="refuses the login") as caught_too:
+        wrong.by_id("AVRO", schema_id)
+    shown = f"{resource!r} {resource} {caught.value} {caught_too.value} {caplog.text}"
+    for secret in (PASSWORD, TOKEN, "wrong-password"):
+        assert secret not in shown
+
+
+def test_what_the_registry_has_and_is_not_supported_is_refused(registry: HttpRegistry) -> None:
+    """A schema of another format is the record's fault; rules are nobody's, and not carried out."""
+    other = registry.register("orders-value", '{"type": "object"}', "JSON")
+    rules = {"domainRules": [{"name": "r", "kind": "TRANSFORM", "mode": "READ", "type": "ENCRYPT"}]}
+    encrypted = registry.register("cards-value", ORDER, ruleSet=rules)
+    client = asked(registry)
+    with pytest.raises(UndecodableError, match="is of JSON, and AVRO is asked for"):
+        client.by_id("AVRO", other)
+    with pytest.raises(ConfigurationError, match="has a schema of JSON, and AVRO"):
+        client.of_subject("AVRO", "orders-value", None)
+    with pytest.raises(ConfigurationError, match="has rules"):
+        client.by_id("AVRO", encrypted)
+    with pytest.raises(ConfigurationError, match="has no subject nothing: name the subject"):
+        client.of_subject("AVRO", "nothing", None)
+    with pytest.raises(ConfigurationError, match="no version 9 of subject orders-value"):
+        client.of_subject("AVRO", "orders-value", 9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"url": "https://user:pass@registry"}, "url has a login in it"),
+        ({"username": "etl"}, "given together"),
+        ({"username": "e:tl", "password": "p"}, "colon"),
+        ({"username": "etl", "password": "p", "token": "t"}, "a token and a username"),
+        ({"client_config": {"basic.auth.user.info": "u:p"}}, "has a field of its own: username"),
+        ({"client_config": {"no.such": "x"}}, "Unrecognized properties: no.such"),
+        ({"client_config": {"timeout": "soon"}}, "cannot work: ValueError"),
+        ({"ssl_ca_location": "/no/such/file"}, "cannot work: FileNotFoundError"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: str) -> None:
+    """In words, and without their values."""
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        SchemaRegistryResource(**{"url": "https://registry", **settings}).registry().by_id(
+            "AVRO", 1
+        )
+    assert "pass@" not in str(caught.value)
+
+
+def test_without_its_packages_the_extra_is_named(
+    registry: HttpRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Kafka client alone is installed by most."""
+    monkeypatch.setitem(__import__("sys").modules, "confluent_kafka.schema_registry", None)
+    ask: Callable[[], object] = lambda: asked(registry).by_id("AVRO", 1)  # noqa: E731 - typed
+    with pytest.raises(ConfigurationError, match=r"dagster-rebalance\[registry\]"):
+        ask()

@@ -1,0 +1,102 @@
+"""What decodes on Spark's executors needs the libraries of the formats, and not this package."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.cloudpickle import cloudpickle
+
+from dagster_rebalance import ConfigurationError, SchemaRegistryResource
+from dagster_rebalance.consumer.registry import Registry
+from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.decoding.batches import batch_decoder, letter_maker
+from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
+from dagster_rebalance.orchestration.decoded import with_known_schemas
+from dagster_rebalance.spark.decoded import let_travel
+from tests.decoding.http_registry import PASSWORD, USER
+from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
+from tests.decoding.test_protobuf import registered, written
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.decoding.http_registry import HttpRegistry
+
+ELSEWHERE = """
+import pickle, sys
+sys.modules["dagster_rebalance"] = None
+import pyarrow as pa
+function, payloads = pickle.load(open(sys.argv[1], "rb"))
+count = len(payloads)
+columns = {
+    "key": pa.nulls(count, pa.binary()),
+    "value": pa.array(payloads, pa.binary()),
+    "topic": pa.array(["orders"] * count),
+    "partition": pa.array([0] * count),
+    "offset": pa.array(range(count)),
+    "timestamp": pa.nulls(count, pa.timestamp("us", "UTC")),
+    "headers": pa.nulls(count, pa.list_(pa.struct([("key", pa.string())]))),
+}
+batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+print([batch.column("value").to_pylist() for batch in function([batch])])
+"""
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf", "json", "letters"])
+def test_the_work_of_an_executor_travels_without_the_package(
+    kind: str, registry: HttpRegistry, tmp_path: Path
+) -> None:
+    """A Spark Connect server, or a cluster, is another machine, whose Python is its own."""
+    good, schema = avro(1, ORDER, {"id": 1, "item": "pen"}), SchemaText(json.dumps(ORDER))
+    format_: Format = "avro"
+    if kind == "protobuf":
+        file = proto_file("shop", [proto_message("Order", id="int64")])
+        registered(registry, "orders", file)
+        schema, format_ = (
+            Registry({"url": registry.url}).of_subject("PROTOBUF", "orders", 1),
+            "protobuf",
+        )
+        good = framed(1, written(file, "shop.Order", id=1), b"\x00")
+    elif kind == "json":
+        schema = SchemaText('{"type": "object", "properties": {"id": {"type": "integer"}}}')
+        good, format_ = framed(1, b'{"id": 1}'), "json"
+    decoders = [Decoder("value", format_, schema, KnownSchemas({1: schema}))]
+    function = letter_maker(decoders) if kind == "letters" else batch_decoder(decoders, "keep")
+    let_travel()
+    (tmp_path / "work").write_bytes(cloudpickle.dumps((function, [good, b"poison"])))  # type: ignore[no-untyped-call]
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "work")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+    item = ", 'item': 'pen'" if kind == "avro" else ""
+    found = "[[b'poison']]" if kind == "letters" else f"[[{{'id': 1{item}}}, None]]"
+    assert done.stdout.strip() == found
+
+
+def test_neither_the_login_nor_the_address_of_the_registry_travels(registry: HttpRegistry) -> None:
+    """A plan is in the event log of a Spark Connect server, and on its pages."""
+    registry.login = "password"
+    schema_id = registry.register("orders-value", ORDER)
+    its = SchemaRegistryResource(url=registry.url, username=USER, password=PASSWORD)
+    decoder = its.avro().decoder("value", frozenset({"orders"}))
+    known = with_known_schemas([decoder], {"value": [schema_id, 99]})
+    let_travel()
+    sent = cloudpickle.dumps(batch_decoder(known, "fail"))  # type: ignore[no-untyped-call]
+    assert b"Order" in sent
+    for secret in (PASSWORD, registry.url.removeprefix("http://")):
+        assert secret.encode() not in sent
+
+
+def test_very_many_unknown_schemas_are_taken_for_the_wrong_registry(registry: HttpRegistry) -> None:
+    """Else a whole topic would become dead letters, one question after the other."""
+    registry.register("orders-value", ORDER)
+    its = SchemaRegistryResource(url=registry.url)
+    decoder = its.avro().decoder("value", frozenset({"orders"}))
+    with pytest.raises(ConfigurationError, match="more than 100 schemas"):
+        with_known_schemas([decoder], {"value": range(2, 1000)})
+    assert len(registry.requests) < 110

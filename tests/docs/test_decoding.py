@@ -1,0 +1,50 @@
+"""docs/decoding.md: its examples load as they stand, and do what they promise."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import dagster as dg
+
+from dagster_rebalance import SchemaRegistryResource
+from tests.decoding.http_registry import http_registry
+from tests.decoding.records import ORDER, avro, batch
+from tests.docs.blocks import block_with, run_block
+
+if TYPE_CHECKING:
+    import pytest
+
+PAGE = "docs/decoding.md"
+
+
+def pasted(block: str) -> dict[str, Any]:
+    """The names of a block as a user pastes it."""
+    names: dict[str, Any] = {"__name__": "pasted"}
+    run_block(PAGE, block, names)
+    return names
+
+
+def test_the_example_with_spark_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variables unset: none of them is needed to load it."""
+    monkeypatch.delenv("REGISTRY_PASSWORD", raising=False)
+    names = pasted(block_with(PAGE, "python", "def orders("))
+    dg.Definitions.validate_loadable(names["defs"])
+
+
+def test_the_example_without_spark_reads_what_is_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """And no tombstone."""
+    names = pasted(block_with(PAGE, "python", "def refunds("))
+    with http_registry() as registry:
+        schema_id = registry.register("orders-value", json.dumps(ORDER))
+        given = batch(avro(schema_id, ORDER, {"id": 77, "item": "pen"}), None)
+        done = dg.materialize(
+            [names["refunds"]],
+            resources={
+                "kafka_batch": given,
+                "registry": SchemaRegistryResource(url=registry.url),
+            },
+        )
+    (made,) = done.asset_materializations_for_node("refunds")
+    assert made.metadata["dagster/row_count"].value == 1
+    assert "0 77" in capsys.readouterr().out

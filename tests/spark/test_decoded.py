@@ -1,0 +1,191 @@
+"""Decoded in Spark, on classic and Connect sessions, from a real Kafka: with letters and without.
+
+The records are those of a team: keys in Avro, values by many schemas, one that is poison, one that
+is a tombstone.
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from dagster_rebalance import (
+    BrokerError,
+    KafkaBatch,
+    KafkaConsumerResource,
+    OffsetRange,
+    SchemaRegistryResource,
+    UndecodableError,
+    plain_json,
+)
+from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.spark.output import write_parquet_by_range
+from tests.decoding.http_registry import PASSWORD, USER, HttpRegistry, http_registry
+from tests.decoding.records import ORDER, avro
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+POISON = b"\x00\x00\x00\x10\x00poison"
+SCHEMAS = 50
+
+
+@pytest.fixture(scope="module")
+def registry() -> Iterator[HttpRegistry]:
+    """A registry that asks for a password."""
+    with http_registry() as running:
+        running.login = "password"
+        yield running
+
+
+@pytest.fixture
+def topic(kafka_topic: TopicFactory) -> str:
+    """A topic of two partitions."""
+    return kafka_topic(2)
+
+
+def produce(kafka: KafkaCluster, topic: str, registry: HttpRegistry) -> int:
+    """200 good orders by many schemas, a tombstone and a record that is poison; the last id."""
+    writers = []
+    for number in range(SCHEMAS):
+        more = {"name": f"f{number}", "type": "int", "default": number}
+        schema = {**ORDER, "fields": [*ORDER["fields"], more]}
+        writers.append((registry.register(f"{topic}-value", schema), schema))
+    latest = registry.register(f"{topic}-value", ORDER)
+    key_id = registry.register(f"{topic}-key", '"string"')
+    producer = Producer(kafka.client_config())
+    for number in range(200):
+        schema_id, schema = writers[number % SCHEMAS]
+        value = {"id": number, "item": "pen", f"f{number % SCHEMAS}": number}
+        producer.produce(
+            topic,
+            avro(schema_id, schema, value),
+            key=avro(key_id, "string", f"k{number}"),
+            partition=number % 2,
+        )
+    producer.produce(topic, None, key=avro(key_id, "string", "gone"), partition=0)
+    producer.produce(topic, POISON, key=b"plain", partition=0, headers=[("trace", b"\x01")])
+    producer.produce(topic, avro(latest, ORDER, {"id": 200, "item": "cup"}), key=None, partition=0)
+    assert producer.flush(30) == 0
+    return latest
+
+
+def batch_of(kafka: KafkaCluster, topic: str) -> KafkaBatch:
+    """All of it but the first record of each partition."""
+    resource = KafkaConsumerResource(
+        bootstrap_servers=kafka.bootstrap_servers, group_id="etl", topics=[topic]
+    )
+    ranges = [OffsetRange(topic, 0, 1, 103), OffsetRange(topic, 1, 1, 100)]
+    return KafkaBatch(kafka=resource, batch_id="decoded", ranges=[spelled(one) for one in ranges])
+
+
+def letters_in(kafka: KafkaCluster, topic: str) -> list[tuple[Any, Any, dict[str, Any]]]:
+    """Key, value and headers of each record of a topic."""
+    with closing(Consumer({**kafka.client_config(), "group.id": "letters"})) as consumer:
+        _, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=30.0)
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        found = consumer.consume(until, timeout=60.0)
+    assert len(found) == until
+    return [(one.key(), one.value(), dict(one.headers() or ())) for one in found]
+
+
+def resource_of(registry: HttpRegistry) -> SchemaRegistryResource:
+    """The team's resource."""
+    return SchemaRegistryResource(url=registry.url, username=USER, password=PASSWORD)
+
+
+def test_a_batch_of_many_schemas_is_decoded_and_what_cannot_be_is_a_letter(
+    session: SparkSession,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
+    registry: HttpRegistry,
+    tmp_path: Path,
+) -> None:
+    """Nothing is left out: what is not in the output is in the topic of the letters.
+
+    The registry is asked once for each schema, and its login is in no plan.
+    """
+    topic = kafka_topic(2)
+    produce(kafka_broker, topic, registry)
+    spark, dead = SimpleNamespace(spark_session=session), kafka_topic(prefix="dead")
+    batch, its = batch_of(kafka_broker, topic), resource_of(registry)
+    registry.requests.clear()
+    frame = batch.decoded(spark, value=its.avro(), key=its.avro(), dead_letters=dead)
+    assert dict(frame.dtypes)["value"] == "struct<id:bigint,item:string>"
+    assert write_parquet_by_range(frame, str(tmp_path / "out")) == 200
+    rows = session.read.parquet(str(tmp_path / "out")).collect()
+    assert sorted(row.value.id for row in rows if row.value) == list(range(2, 201))
+    assert [row.key for row in rows if row.value is None] == ["gone"]
+    assert len(registry.requests) == len(set(registry.requests))
+    letters = letters_in(kafka_broker, dead)
+    assert [(key, value) for key, value, _ in letters] == [(f"{topic}-0-101".encode(), POISON)]
+    headers = letters[0][2]
+    assert headers["trace"] == b"\x01"
+    assert headers["dead_letter.key"] == b"plain"
+    assert headers["dead_letter.offset"] == b"101"
+    assert b"no schema with the id 4096" in headers["dead_letter.reason"]
+    assert b"key: it begins with byte 112" in headers["dead_letter.reason"]
+    # The same batch without Spark has the same letters, and the same records.
+    again = kafka_topic(prefix="dead")
+    table = batch.arrow(value=its.avro(), key=its.avro(), dead_letters=again).read_all()
+    assert letters_in(kafka_broker, again) == letters
+    found = {(row["partition"], row["offset"]): row["value"] for row in table.to_pylist()}
+    assert found == {(row.partition, row.offset): row.value and row.value.asDict() for row in rows}
+    plan = str(getattr(frame, "_jdf", "") and frame._jdf.queryExecution().toString())
+    assert PASSWORD not in plan
+
+
+def test_what_cannot_be_decoded_is_kept_or_fails_the_batch(
+    session: SparkSession,
+    kafka_broker: KafkaCluster,
+    topic: str,
+    registry: HttpRegistry,
+    tmp_path: Path,
+) -> None:
+    """Never is it just not there."""
+    produce(kafka_broker, topic, registry)
+    spark, its = SimpleNamespace(spark_session=session), resource_of(registry)
+    batch = batch_of(kafka_broker, topic)
+    kept = batch.decoded(spark, value=its.avro(), keep_undecodable=True)
+    (bad,) = kept.where("undecodable IS NOT NULL").collect()
+    assert (bad.offset, bad.value, bytes(bad.undecodable.value)) == (101, None, POISON)
+    assert bad.headers[0].key == "trace"
+    assert kept.count() == 201
+    failing = batch.decoded(spark, value=its.avro())
+    with pytest.raises(UndecodableError, match=f"at {topic}-0 offset 101 cannot be") as failed:
+        write_parquet_by_range(failing, str(tmp_path / "out"))
+    assert PASSWORD not in str(failed.value)
+    only = batch.decoded(spark, value=its.avro(), ranges=batch.offset_ranges[1])
+    assert only.selectExpr("count(value.id)").first() == (99,)
+    with pytest.raises(BrokerError, match="does not exist"):
+        batch.decoded(spark, value=its.avro(), dead_letters=f"no-{topic}")
+
+
+def test_plain_json_is_decoded_by_a_schema(
+    session: SparkSession, kafka_broker: KafkaCluster, topic: str
+) -> None:
+    """No registry is asked."""
+    producer = Producer(kafka_broker.client_config())
+    for number in range(103):
+        producer.produce(topic, b'{"id": %d}' % number, partition=0)
+        producer.produce(topic, b'{"id": "x"}' if number == 5 else b'{"id": 1}', partition=1)
+    assert producer.flush(30) == 0
+    schema = '{"type": "object", "properties": {"id": {"type": "integer"}}}'
+    frame = batch_of(kafka_broker, topic).decoded(
+        SimpleNamespace(spark_session=session), value=plain_json(schema), keep_undecodable=True
+    )
+    (bad,) = frame.where("undecodable IS NOT NULL").collect()
+    assert (bad.partition, bad.offset) == (1, 5)
+    assert bad.undecodable.reason == "value: it does not fit its schema: $.id against the rule type"
