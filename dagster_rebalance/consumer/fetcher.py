@@ -38,7 +38,7 @@ from dagster_rebalance.core.partition import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
     from dagster_rebalance.consumer.settings import Settings
     from dagster_rebalance.consumer.starts import Start, Starts
@@ -96,7 +96,9 @@ class Fetcher:
         self._staged: dict[TopicPartition, Start] = {}
         self._started: dict[TopicPartition, OffsetAndMetadata] = {}
         self._looked_up: set[TopicPartition] = set()
+        self._asked: list[confluent_kafka.TopicPartition] | None = None
         self._behind_seen: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._reached: list[confluent_kafka.TopicPartition] = []
         self._unseen: list[Message] = []
         self.is_open = False
         """Whether a poll is under way, or was interrupted, so that nobody has seen what it has
@@ -130,6 +132,8 @@ class Fetcher:
         Raises:
             BrokerError: The client refused; it is tried again with the next read.
         """
+        if not self._staged:  # which is the rule
+            return
         may_ask = self._clock() >= self._look_up_at
         wanted = {
             tp: start for tp, start in self._staged.items() if may_ask or isinstance(start, int)
@@ -185,8 +189,7 @@ class Fetcher:
             self._problem = broker_error(kafka_error(problem), self._attempt, gone)
         for tp in gone:
             self._staged.pop(tp, None)
-            self._started.pop(tp, None)
-            self._behind_seen.pop(tp, None)
+        self._forget(gone)
 
     def seek(self, partition: TopicPartition, start: Start) -> None:
         """Read on from somewhere else. What is buffered of the partition is dropped.
@@ -206,8 +209,7 @@ class Fetcher:
             # A seek of the client's is refused while the partition's fetching is only starting; a
             # new assignment is not.
             self._stop({partition})
-            self._started.pop(partition)
-            self._behind_seen.pop(partition, None)
+            self._forget({partition})
 
     def position(self, partition: TopicPartition) -> Position:
         """How far a partition was read.
@@ -222,6 +224,7 @@ class Fetcher:
             msg = f"the position of {partition} is not known: it is not assigned to this consumer"
             raise IllegalStateError(msg)
         # Between polls the client's own position, which is also behind the marks of transactions.
+        self._note_reached()
         reached = (
             None if self.is_open else as_committed(self._consumer.position([theirs(partition)])[0])
         )
@@ -261,8 +264,9 @@ class Fetcher:
         if self.is_open:
             self.put_back_unseen()
         if len(self._unseen) > _RECORDS_FOR_A_POSITION * len(self._started):
-            self._behind_seen.update(self._positions())
-        else:
+            self._reached = self._positions()
+        elif self._unseen:
+            self._note_reached()
             last = {(record.topic(), record.partition()): record for record in self._unseen}
             self._behind_seen.update(
                 (tp, _behind(record))
@@ -280,9 +284,10 @@ class Fetcher:
         """
         self.is_open = True
         self._unseen = []
+        self._note_reached()
         ahead = {
             tp: due
-            for tp, at in self._positions().items()
+            for tp, at in _known(self._positions())
             if (due := self._due(tp)).offset != at.offset
         }
         if ahead:
@@ -311,6 +316,8 @@ class Fetcher:
             self._consumer.incremental_assign([to_commit(tp, starts[tp]) for tp in sorted(starts)])
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), self._attempt, starts) from problem
+        self._note_reached()
+        self._asked = None
         self._started.update(starts)
         for tp in starts:
             if tp in self._behind_seen:
@@ -327,14 +334,34 @@ class Fetcher:
             self._consumer.resume(running)
             self._consumer.incremental_unassign(running)
 
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """Forget where reading began, and how far it has come."""
+        self._note_reached()
+        self._asked = None
+        for tp in partitions:
+            self._started.pop(tp, None)
+            self._behind_seen.pop(tp, None)
+
+    def _note_reached(self) -> None:
+        """Take in what the client has said at the beginning of a poll.
+
+        That is left to whoever needs it: to read it takes longer than all else that a poll does.
+        """
+        for tp, at in _known(self._reached):
+            if tp in self._started:
+                self._behind_seen[tp] = at
+        self._reached = []
+
     def _due(self, partition: TopicPartition) -> OffsetAndMetadata:
         """Behind the last record that the user has; where reading began, before the first."""
         return self._behind_seen.get(partition, self._started[partition])
 
-    def _positions(self) -> dict[TopicPartition, OffsetAndMetadata]:
-        """How far the client is in each partition of which it has returned a record."""
-        reached = self._consumer.position([theirs(tp) for tp in self._started])
-        return {ours(at): known for at in reached if (known := as_committed(at)) is not None}
+    def _positions(self) -> list[confluent_kafka.TopicPartition]:
+        """How far the client is in each partition."""
+        if self._asked is None:
+            self._asked = [theirs(tp) for tp in self._started]
+        reached: list[confluent_kafka.TopicPartition] = self._consumer.position(self._asked)
+        return reached
 
     def _whatever_is_there(self, count: int, timeout_s: float) -> list[Message]:
         """Wait for the first record only, and take the others that are there.
@@ -404,6 +431,16 @@ class Fetcher:
                 error, self._attempt, [_partition(message)] if message.topic() else ()
             )
         return False
+
+
+def _known(
+    positions: Iterable[confluent_kafka.TopicPartition],
+) -> Iterator[tuple[TopicPartition, OffsetAndMetadata]]:
+    """The positions that the client knows: of partitions of which it has returned a record."""
+    for position in positions:
+        at = as_committed(position)
+        if at is not None:
+            yield ours(position), at
 
 
 def _behind(record: Message) -> OffsetAndMetadata:

@@ -9,8 +9,7 @@ import functools
 import inspect
 import threading
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
 
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -34,8 +33,7 @@ C = TypeVar("C", bound="HasTurn")
 _THE_TURN = "turn"
 
 
-@dataclass(frozen=True, slots=True)
-class _Held:
+class _Held(NamedTuple):
     call: str
     thread: int
     frame: FrameType | None
@@ -143,8 +141,13 @@ class Turn:
 def _caller() -> FrameType | None:
     """The call that takes the turn: who called the function that asks."""
     frame = inspect.currentframe()
-    asking = frame.f_back if frame else None
-    return asking.f_back if asking else None
+    try:
+        asking = frame.f_back if frame else None
+        return asking.f_back if asking else None
+    finally:
+        # A frame that refers to itself keeps its callers, with the records of their polls, until
+        # Python looks for cycles.
+        del frame
 
 
 def in_turn(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
