@@ -313,20 +313,23 @@ class Cluster:
         started_at = self._clock()
         found: dict[TopicPartition, ListOffsetsResultInfo] = {}
         while len(found) < len(wanted):
-            missing = {tp: spec for tp, spec in wanted.items() if tp not in found}
+            missing = (
+                {tp: spec for tp, spec in wanted.items() if tp not in found} if found else wanted
+            )
             refused: dict[TopicPartition, KafkaError] = {}
             for tp, answer in self._ask(
                 missing, started_at + timeout_s - self._clock(), level
             ).items():
-                problem = answer.exception()
-                if isinstance(problem, KafkaException):
+                try:
+                    end = answer.result()
+                except KafkaException as problem:
                     refused[tp] = kafka_error(problem)
-                elif (
-                    answer.result().offset == OFFSET_INVALID
-                ):  # so librdkafka says that the leader did not answer in time
+                    continue
+                if end.offset == OFFSET_INVALID:
+                    # So librdkafka says that the leader did not answer in time.
                     refused[tp] = KafkaError(NOT_ANSWERED, f"the leader of {tp} did not answer")
                 else:
-                    found[tp] = answer.result()
+                    found[tp] = end
             waited = self._clock() - started_at
             for error in refused.values():
                 new_topic = error.code() in _MAYBE_NEW and waited < _NEW_TOPIC_GRACE_S
@@ -355,10 +358,11 @@ class Cluster:
                 if self._settings.reads_committed
                 else IsolationLevel.READ_UNCOMMITTED
             )
-        request = {theirs(tp): spec for tp, spec in specs.items()}
+        names = {theirs(tp): tp for tp in specs}
+        request = {name: specs[tp] for name, tp in names.items()}
         limit_s = min(max(timeout_s, _RETRY_PAUSE_S), _LEADER_PATIENCE_S)
         answers = self._admin.list_offsets(request, isolation_level=level, request_timeout=limit_s)
-        return {tp: answers[theirs(tp)] for tp in specs}
+        return {names[name]: answer for name, answer in answers.items()}
 
     def _cause(self, error: KafkaError) -> KafkaError:
         """The reason behind a time-out."""

@@ -100,6 +100,8 @@ class Fetcher:
         self._behind_seen: dict[TopicPartition, OffsetAndMetadata] = {}
         self._reached: list[confluent_kafka.TopicPartition] = []
         self._unseen: list[Message] = []
+        # A batch of so many records that the client is asked how far it is; none of it is kept.
+        self._is_full = False
         self.is_open = False
         """Whether a poll is under way, or was interrupted, so that nobody has seen what it has
         read; to be unset by it when it returns."""
@@ -252,7 +254,10 @@ class Fetcher:
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
         records = self._without_withheld(batch) if self._withheld else batch
-        self._unseen += records
+        if len(records) > _RECORDS_FOR_A_POSITION * len(self._started):
+            self._is_full = True
+        else:
+            self._unseen += records
         return records
 
     def close(self) -> None:
@@ -263,7 +268,7 @@ class Fetcher:
         """Begin a poll; the records that the poll before returned have reached the user."""
         if self.is_open:
             self.put_back_unseen()
-        if len(self._unseen) > _RECORDS_FOR_A_POSITION * len(self._started):
+        if self._is_full:
             self._reached = self._positions()
         elif self._unseen:
             self._note_reached()
@@ -273,7 +278,7 @@ class Fetcher:
                 for record in last.values()
                 if (tp := _partition(record)) in self._started
             )
-        self._unseen = []
+        self._forget_unseen()
         self.is_open = True
 
     def put_back_unseen(self) -> None:
@@ -283,7 +288,7 @@ class Fetcher:
         to return: with a signal handler that raises.
         """
         self.is_open = True
-        self._unseen = []
+        self._forget_unseen()
         self._note_reached()
         ahead = {
             tp: due
@@ -341,6 +346,10 @@ class Fetcher:
         for tp in partitions:
             self._started.pop(tp, None)
             self._behind_seen.pop(tp, None)
+
+    def _forget_unseen(self) -> None:
+        self._unseen = []
+        self._is_full = False
 
     def _note_reached(self) -> None:
         """Take in what the client has said at the beginning of a poll.

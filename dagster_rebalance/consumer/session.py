@@ -71,7 +71,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_SLICE_S = 0.05
+_SLICE_S = 0.1
 """How long the thread waits for requests before it lets the client call back: how late a rebalance
 is noticed."""
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _POLL_S = 0.1
+_IDLE_POLL_S = 0.25
+"""How often the pump turns while nothing is to be done. News of the group end the wait."""
 _SUCCESSOR_POLL_S = 5.0
 _SUCCESSOR_POLL_LEAVING_S = 1.0
 """A member that drains for a deploy keeps its successor waiting until it finds it."""
@@ -185,7 +187,7 @@ class Pump:
 
     def _turn(self) -> None:
         parts = self.parts
-        events = self._poll(_POLL_S)
+        events = self._poll(_POLL_S if parts.driver.partitions.busy else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by
             # its successor is not its own to record. A poll releases what was not delayed since the
