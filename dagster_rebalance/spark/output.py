@@ -16,6 +16,7 @@ import os
 import re
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
@@ -23,7 +24,12 @@ from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark import publication
 from dagster_rebalance.spark.footers import COLUMNS, local_folder, ranges_by_file
 from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.ranges import IS_ONE_RANGE_A_TASK, READ_ID, explained_read_errors
+from dagster_rebalance.spark.ranges import (
+    IS_ONE_RANGE_A_TASK,
+    READ_ID,
+    explained_read_errors,
+    functions_of,
+)
 from dagster_rebalance.spark.reads import written_once
 
 if TYPE_CHECKING:
@@ -89,6 +95,7 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
         ConfigurationError: The file system cannot replace a file in one step, or is out of reach.
         BrokerError: Kafka no longer has all of the offsets.
     """
+    _look_up(frame)
     _check_columns(frame.columns)
     parent, name = _parent_and_name(path)
     session = frame.sparkSession
@@ -131,6 +138,18 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     with written_once(about_read.get(READ_ID), places):
         publication.publish(session, root, moves, staging)
     return written or 0
+
+
+def _look_up(frame: DataFrame) -> None:
+    """Ask a Connect server at once for what it would be asked for one after the other.
+
+    A frame remembers its schema, and whether it is a stream, which pyspark asks before it counts.
+    """
+    if is_connect(frame.sparkSession):
+        with ThreadPoolExecutor(1) as pool:
+            is_stream = pool.submit(lambda: frame.isStreaming)
+            _ = frame.schema
+            is_stream.result()
 
 
 def _check_columns(columns: Iterable[str]) -> None:
@@ -190,27 +209,28 @@ def _stage(frame: DataFrame, staged: str) -> int:
 
 def _write(frame: DataFrame, folder: str, *by: str) -> int:
     """Write records, and return how many."""
-    plain = frame.withMetadata("range_start", {})
-    counted, count = _observed(plain)
-    writer = counted.write.mode("error").option("maxRecordsPerFile", "0")
+    counted, count = _observed(frame)
+    plain = counted.withMetadata("range_start", {})
+    writer = plain.write.mode("error").option("maxRecordsPerFile", "0")
     with explained_read_errors():
         (writer.partitionBy(*by) if by else writer).parquet(folder)
     counted_records = count.get.get("records")
     if (
         counted_records is None
     ):  # a Spark Connect server that is busy ends a command without its observations now and then
-        return int(frame.sparkSession.read.schema(plain.schema).parquet(folder).count())
+        return int(frame.sparkSession.read.schema(frame.schema).parquet(folder).count())
     return int(counted_records)
 
 
 def _observed(frame: Any) -> tuple[DataFrame, Any]:
     # pyspark's own choice between the two kinds goes by the process and not by the session.
     if is_connect(frame.sparkSession):
-        from pyspark.sql.connect import functions, observation
+        from pyspark.sql.connect import observation
     else:
-        from pyspark.sql import functions, observation  # type: ignore[no-redef]
+        from pyspark.sql import observation  # type: ignore[no-redef]
     counted = observation.Observation()
-    return frame.observe(counted, functions.expr("count(1) AS records")), counted
+    count = functions_of(frame.sparkSession).expr("count(1) AS records")
+    return frame.observe(counted, count), counted
 
 
 def _files_in(session: Any, folder: str) -> list[str]:

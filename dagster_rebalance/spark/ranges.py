@@ -1,8 +1,9 @@
 """A DataFrame over exactly the offsets of some ranges, read through Spark's own Kafka connector.
 
-Works on classic and Connect sessions alike: expressions are SQL text, because pyspark's column
-functions choose their side by the process and not by the session. Reads what it is told to; never
-asks Kafka which offsets there are, never commits, and never lets data loss pass.
+Works on classic and Connect sessions alike: expressions are SQL text, or made by the functions of
+their side (`functions_of`), because pyspark's own choose it by the process and not by the session.
+Reads what it is told to; never asks Kafka which offsets there are, never commits, and never lets
+data loss pass.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import json
 import re
 import secrets
 import uuid
+import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import (
     BrokerError,
@@ -24,6 +26,7 @@ from dagster_rebalance.core.errors import (
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.core.reading import read_rounds
 from dagster_rebalance.spark.connector import kafka_connector_package
+from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.options import hidden, is_secret, spark_kafka_options
 from dagster_rebalance.spark.sessions import connects_in_the_clear
 
@@ -56,6 +59,9 @@ _DIGEST_KEY = secrets.token_bytes(16)
 _UNDECODABLE = re.compile(r"UndecodableError: (the record at .+)")
 _NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '([\w.]+)'")
 _NO_SUCH_PARTITION = "UnknownTopicOrPartitionException"
+
+_with_connector: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+"""The sessions that have read from Kafka. A look costs a round trip, which a batch can feel."""
 
 
 def read_ranges(
@@ -111,17 +117,29 @@ def read_ranges(
             "Where something else encrypts (a service mesh), say so with allow_plaintext."
         )
         raise ConfigurationError(msg)
-    frames = [_read_round(session, spans, options) for spans in rounds]
-    frame = frames[0]
-    for other in frames[1:]:
-        frame = frame.unionAll(other)
-    with explained_read_errors():
-        # A Connect session would look for the connector only at the first action, far from here.
-        _ = frame.schema
     are_split = any(_SPLITS_RANGES.fullmatch(key) for key in further)
     is_one = not are_split and all(len(span) == 1 for spans in rounds for span in spans)
     about = {READ_ID: uuid.uuid4().hex, IS_ONE_RANGE_A_TASK: is_one}
-    return frame.withMetadata("range_start", about)
+    frames = [_read_round(session, spans, options, about) for spans in rounds]
+    frame = frames[0]
+    for other in frames[1:]:
+        frame = frame.unionAll(other)
+    if session not in _with_connector:
+        with explained_read_errors():
+            # A Connect session would look for the connector only at the first action, far from
+            # here.
+            _ = frame.schema
+        _with_connector.add(session)
+    return frame
+
+
+def functions_of(session: SparkSession) -> Any:
+    """The module of column functions for this kind of session."""
+    if is_connect(session):
+        from pyspark.sql.connect import functions
+    else:
+        from pyspark.sql import functions  # type: ignore[no-redef]
+    return functions
 
 
 def _clients(name: str, kafka: Mapping[str, str]) -> str:
@@ -178,7 +196,10 @@ def explained_read_errors() -> Iterator[None]:
 
 
 def _read_round(
-    session: SparkSession, spans: Sequence[Span], options: Mapping[str, str]
+    session: SparkSession,
+    spans: Sequence[Span],
+    options: Mapping[str, str],
+    about: Mapping[str, object],
 ) -> DataFrame:
     by_topic: dict[str, list[Span]] = {}
     for span in spans:
@@ -201,13 +222,19 @@ def _read_round(
         frame = reader.load()
     starts = _lookup(by_topic, lambda one: one.start, _LAST_START)
     untils = _lookup(by_topic, lambda one: one.until, _FIRST_UNTIL)
-    bounded = frame.selectExpr("*", f"{starts} AS range_start", f"{untils} AS range_until")
-    # A condition, because Spark leaves out a column that nobody reads.
+    expr = functions_of(session).expr
+    # Not withMetadata, which asks a Connect server for the schema.
+    bounded = frame.select(
+        "*",
+        expr(starts).alias("range_start", metadata=about),
+        expr(untils).alias("range_until"),
+    )
+    # A condition, because Spark leaves out a column that nobody reads. No bound is NULL, which is
+    # not true.
     return bounded.where(
-        "if(range_start IS NULL OR range_until IS NULL OR offset < range_start "
-        "OR offset >= range_until, "
+        "if(offset >= range_start AND offset < range_until, true, "
         "raise_error(concat('offset ', offset, ' of ', topic, '-', partition, ' is in no range of "
-        "the batch')), true)"
+        "the batch')))"
     )
 
 
@@ -225,7 +252,7 @@ def _lookup(
         bound: Of a range.
         chosen: SQL that finds the bound among those of a partition, which stand in its braces.
     """
-    cases = []
+    cases = {}
     for topic, spans in by_topic.items():
         bounds = {span[0].partition: [f"{bound(one)}L" for one in span] for span in spans}
         numbers = range(max(bounds) + 1)
@@ -235,8 +262,12 @@ def _lookup(
         else:
             rows = [f"array({', '.join(bounds.get(number, ()))})" for number in numbers]
         found = f"element_at(array({', '.join(rows)}), partition + 1)"
-        cases.append(f"WHEN '{topic}' THEN {found if is_one else chosen.format(found)}")
-    return f"CASE topic {' '.join(cases)} END"
+        cases[topic] = found if is_one else chosen.format(found)
+    if len(cases) == 1:  # the read has no other topic, and Spark would compare the name of each row
+        return cases.popitem()[1]
+    return (
+        f"CASE topic {' '.join(f'WHEN {topic!r} THEN {case}' for topic, case in cases.items())} END"
+    )
 
 
 def _checked(connector_options: Mapping[str, str]) -> Mapping[str, str]:

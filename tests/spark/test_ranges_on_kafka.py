@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
@@ -11,6 +11,7 @@ from confluent_kafka import TopicPartition as KafkaPartition
 
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
+from dagster_rebalance.spark.jobs import is_connect
 from dagster_rebalance.spark.options import spark_kafka_options
 from dagster_rebalance.spark.output import write_parquet_by_range
 from dagster_rebalance.spark.ranges import _read_round, read_ranges
@@ -178,6 +179,36 @@ def test_a_record_of_no_range_fails_the_read_whatever_let_it_in(
     topic = kafka_topic()
     kafka = spark_kafka_options(produce(kafka_broker, topic, 10))
     everything = {"startingTimestamp": "0", "endingTimestamp": "9999999999999"}
-    frame = _read_round(session, [(OffsetRange(topic, 0, 2, 5),)], {**kafka, **everything})
+    frame = _read_round(session, [(OffsetRange(topic, 0, 2, 5),)], {**kafka, **everything}, {})
     with pytest.raises(Exception, match="is in no range of the batch"):
         frame.select("value").collect()
+
+
+def test_a_batch_asks_a_connect_server_for_the_schema_only_when_it_writes(
+    session: SparkSession,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each question is a round trip, in which nothing is read or written."""
+    if not is_connect(session):
+        pytest.skip("a classic session asks nobody")
+    topic = kafka_topic()
+    config = produce(kafka_broker, topic, 2)
+    on_server: Any = session
+    client: Any = type(on_server.client)
+    analyze: Any = client._analyze
+    asked: list[str] = []
+
+    def counted(self: object, method: str, **arguments: object) -> object:
+        asked.append(method)
+        return analyze(self, method, **arguments)
+
+    for start in (0, 1):
+        if start:
+            monkeypatch.setattr(client, "_analyze", counted)
+        frame = read_ranges(session, [OffsetRange(topic, 0, start, start + 1)], config)
+        assert asked == []
+        assert write_parquet_by_range(frame.drop("key"), str(tmp_path / "out")) == 1
+    assert sorted(asked) == ["is_streaming", "schema"]
