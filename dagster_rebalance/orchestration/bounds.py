@@ -230,7 +230,10 @@ class BoundsReader:
         for partition in due:
             self._starts.pop(partition, None)
         found = self._read_all(partitions, self._starts)
-        return {p: replace(bounds, high_watermark=marks.get(p)) for p, bounds in found.items()}
+        marked = {
+            p: replace(found[p], high_watermark=mark) for p, mark in marks.items() if p in found
+        }
+        return found | marked
 
     def _high_watermarks(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
         try:
