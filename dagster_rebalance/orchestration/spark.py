@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, PrivateAttr, field_validator
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.orchestration.client_settings import as_text, as_texts
 from dagster_rebalance.spark import jobs, sessions
-from dagster_rebalance.spark.connector import kafka_connector_package
+from dagster_rebalance.spark.connector import explained_start, kafka_connector_package
 from dagster_rebalance.spark.launch import settings_in_a_file, workers_of_this_python
 
 if TYPE_CHECKING:
@@ -187,13 +187,20 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         make_session = _session_maker()
         self._is_own_session = not jobs.has_classic_session()
         config = self._classic_config()
+        packages = config.get(_PACKAGES)
         with jobs.signal_handlers_kept(), ExitStack() as stack:
             if config["spark.master"].startswith("local"):
                 stack.enter_context(workers_of_this_python())
             if not jobs.has_jvm():
                 stack.enter_context(settings_in_a_file(config))
                 config = {name: config[name] for name in _FOR_THE_BUILDER}
-            session: SparkSession = make_session(config)
+            try:
+                session: SparkSession = make_session(config)
+            except Exception as error:
+                explained = explained_start(error, packages)
+                if explained is None:
+                    raise
+                raise explained from error
         return session
 
     def _classic_config(self) -> dict[str, str]:

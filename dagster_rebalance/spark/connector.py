@@ -18,6 +18,15 @@ from dagster_rebalance.core.errors import ConfigurationError
 # cannot be asked.
 SPARK_4_SCALA_VERSION = "2.13"
 
+FETCHED = ("4.0.0", "4.1.1", "4.2.0")
+"""The newest of each minor of Spark whose connector, with all that it depends on, could be fetched
+from Maven Central (docs/spark.md)."""
+
+ADVISED = "4.1.1"
+"""The extra ends with it: for Spark 4.2 there was neither Delta Lake nor Iceberg."""
+
+_NO_JVM = "JAVA_GATEWAY_EXITED"
+
 
 def kafka_connector_package() -> str:
     """The Maven coordinate of the Kafka connector for the installed pyspark.
@@ -45,6 +54,33 @@ def connector_coordinate(pyspark_version: str, scala_version: str) -> str:
         )
         raise ConfigurationError(msg)
     return f"org.apache.spark:spark-sql-kafka-0-10_{scala_version}:{pyspark_version}"
+
+
+def explained_start(error: Exception, packages: str | None) -> ConfigurationError | None:
+    """Say what a session means that did not start, and what to do.
+
+    Args:
+        error: pyspark's own.
+        packages: The coordinates that the session was to fetch.
+
+    Returns:
+        None where the JVM was not the cause.
+    """
+    if _NO_JVM not in str(error):
+        return None
+    fetched = (
+        f"It was to fetch {packages}. Where that says UNRESOLVED DEPENDENCIES, a jar is not served "
+        "from here: take a pyspark whose connector is (the newest known are "
+        f"{', '.join(FETCHED)}; pip install 'pyspark[connect]=={ADVISED}'), name the settings of "
+        "your mirror in spark.jars.ivySettings, or give the jars as files in spark.jars. "
+        if packages
+        else ""
+    )
+    msg = (
+        "Spark did not start: its Java program ended at once. Why is in the stderr of this "
+        f"process, above this. {fetched}Spark 4 needs Java 17 to 23."
+    )
+    return ConfigurationError(msg)
 
 
 def installed_pyspark_version() -> str:

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from importlib import metadata, util
+from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.spark import connector
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTHING_IS_SERVED = """
+<ivysettings>
+  <settings defaultResolver="empty"/>
+  <resolvers><filesystem name="empty">
+    <ivy pattern="{folder}/[artifact].xml"/><artifact pattern="{folder}/[artifact].jar"/>
+  </filesystem></resolvers>
+</ivysettings>
+"""
+USED = """
+import sys
+from dagster_rebalance import KafkaSparkResource
+settings = {"spark.jars.ivySettings": sys.argv[1], "spark.jars.ivy": sys.argv[2]}
+KafkaSparkResource(spark_config=settings).spark_session
+"""
 
 
 def test_the_connector_has_the_version_of_the_installed_pyspark() -> None:
@@ -42,3 +64,37 @@ def test_a_pyspark_without_jars_is_taken_to_have_the_scala_of_spark_4(
     """The Connect-only client has no jars to ask, but its server still needs the connector."""
     monkeypatch.setattr(util, "find_spec", lambda _name: None)
     assert connector.installed_scala_version() == "2.13"
+
+
+def test_the_extra_ends_with_a_spark_whose_connector_can_be_fetched() -> None:
+    """Pip takes the newest that it may: else a user's first run ends with a missing jar."""
+    wanted = [
+        Requirement(text)
+        for text in metadata.requires("dagster-rebalance") or ()
+        if text.startswith("pyspark")
+    ]
+    *minor, patch = connector.ADVISED.split(".")
+    assert connector.ADVISED in connector.FETCHED
+    assert len(wanted) == 2
+    for requirement in wanted:
+        assert requirement.specifier.contains(connector.ADVISED)
+        assert not requirement.specifier.contains(".".join([*minor, str(int(patch) + 1)]))
+
+
+@pytest.mark.spark
+def test_a_connector_that_cannot_be_fetched_is_told_with_the_way_out(tmp_path: Path) -> None:
+    """Spark's own error says that a gateway exited; the cause stands above it, in Ivy's words."""
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(NOTHING_IS_SERVED.format(folder=tmp_path))
+    used = subprocess.run(
+        [sys.executable, "-c", USED, settings, tmp_path / "ivy"],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    said = used.stderr.splitlines()[-1]
+    assert "ConfigurationError: Spark did not start" in said
+    assert f"It was to fetch {connector.kafka_connector_package()}." in said
+    assert f"pip install 'pyspark[connect]=={connector.ADVISED}'" in said
+    assert "UNRESOLVED DEPENDENCIES" in used.stderr.partition("Traceback")[0]
