@@ -10,7 +10,7 @@ export PYTHONPYCACHEPREFIX := $(CURDIR)/.cache/bytecode
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help install demo bench chaos compat sim mutants docs test check format format-check lint types imports core-coverage lock clean
+.PHONY: help install demo bench chaos compat spark-matrix sim mutants docs test check format format-check lint types imports core-coverage lock clean
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*  ## /\1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,6 +35,9 @@ chaos: install  ## faults on real brokers, members and runs, into build/chaos.js
 
 compat: install  ## hold revokes with the oldest, locked and newest Kafka client on Kafka 4.1 and 3.9, into build/compat.json
 	$(BIN)/python tools/compat.py $(ARGS)
+
+spark-matrix: install  ## the tests of Spark with the newest release of each minor, into build/spark-matrix.json
+	$(BIN)/python -m tools.spark_matrix $(ARGS)
 
 MUTANTS := 100
 mutants: install  ## slips of the hand that tests without a broker must notice (MUTANTS=30 SEED=7); a run takes long

@@ -26,11 +26,12 @@ DELTA = TableFormat(
         r"DELTA_CONCURRENT_|DELTA_METADATA_CHANGED|DELTA_PROTOCOL_CHANGED|TABLE_OR_VIEW_ALREADY_EXISTS"
     ),
     setup=(
-        "it needs the package io.delta:delta-spark_2.13 in the version for its Spark (4.0.0 for "
-        "Spark 4.0; setting spark.jars.packages), spark.sql.extensions="
-        "io.delta.sql.DeltaSparkSessionExtension, and spark.sql.catalog.spark_catalog="
-        "org.apache.spark.sql.delta.catalog.DeltaCatalog. Give them in spark_config of "
-        "KafkaSparkResource, or to the Spark Connect server when it starts."
+        "it needs the package io.delta:delta-spark_2.13:4.0.0 for Spark 4.0, "
+        "io.delta:delta-spark_4.1_2.13:4.1.0 for Spark 4.1 (setting spark.jars.packages), "
+        "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, and "
+        "spark.sql.catalog.spark_catalog=org.apache.spark.sql.delta.catalog.DeltaCatalog. "
+        "Give them in spark_config of KafkaSparkResource, or to the Spark Connect server when "
+        "it starts."
     ),
 )
 

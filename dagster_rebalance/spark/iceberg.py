@@ -29,8 +29,9 @@ ICEBERG = TableFormat(
         r"|TABLE_OR_VIEW_ALREADY_EXISTS|Missing required files to delete"
     ),
     setup=(
-        "it needs the package org.apache.iceberg:iceberg-spark-runtime-4.0_2.13 (1.10.0; setting "
-        "spark.jars.packages), a catalog (spark.sql.catalog.lake="
+        "it needs the package org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0 for Spark "
+        "4.0, iceberg-spark-runtime-4.1_2.13:1.11.0 for Spark 4.1 (setting spark.jars.packages), a "
+        "catalog (spark.sql.catalog.lake="
         "org.apache.iceberg.spark.SparkCatalog, and what that one needs), and a table in that "
         "catalog (lake.shop.orders). Give them in spark_config of KafkaSparkResource, or to the "
         "Spark Connect server when it starts."

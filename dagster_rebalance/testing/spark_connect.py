@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import shutil
 import sys
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import IllegalStateError
@@ -47,18 +48,37 @@ def kafka_connector() -> JarSet:
     )
 
 
-DELTA_LAKE = JarSet(
-    "delta-4.0.0",
-    (Coordinates("io.delta", "delta-spark_2.13", "4.0.0"),),
-    excluded=("org.antlr", "org.apache.spark", "org.scala-lang"),
-)
-"""Delta Lake for Spark 4.0."""
+def _is_spark_4_1() -> bool:
+    """Whether it is installed. Of no later minor of Spark there are both formats."""
+    with suppress(PackageNotFoundError):
+        return version("pyspark").startswith("4.1.")
+    return False
 
-ICEBERG = JarSet(
-    "iceberg-1.10.0",
-    (Coordinates("org.apache.iceberg", "iceberg-spark-runtime-4.0_2.13", "1.10.0"),),
+
+def _delta_lake(artifact: str, release: str) -> JarSet:
+    wanted = Coordinates("io.delta", artifact, release)
+    excluded = ("org.antlr", "org.apache.spark", "org.scala-lang")
+    return JarSet(f"delta-{release}", (wanted,), excluded)
+
+
+def _iceberg(artifact: str, release: str) -> JarSet:
+    wanted = Coordinates("org.apache.iceberg", artifact, release)
+    return JarSet(f"iceberg-{release}", (wanted,))
+
+
+DELTA_LAKE = (
+    _delta_lake("delta-spark_4.1_2.13", "4.1.0")
+    if _is_spark_4_1()
+    else _delta_lake("delta-spark_2.13", "4.0.0")
 )
-"""Iceberg for Spark 4.0."""
+"""Delta Lake for the installed Spark, 4.0 or 4.1."""
+
+ICEBERG = (
+    _iceberg("iceberg-spark-runtime-4.1_2.13", "1.11.0")
+    if _is_spark_4_1()
+    else _iceberg("iceberg-spark-runtime-4.0_2.13", "1.10.0")
+)
+"""Iceberg for the installed Spark, 4.0 or 4.1."""
 
 
 def table_settings(warehouse: Path) -> dict[str, str]:
@@ -129,6 +149,11 @@ class SparkConnectServer:
             msg = "The Spark Connect server is not started: enter it with `with`, or call start()."
             raise IllegalStateError(msg)
         return self._process
+
+    @property
+    def logs(self) -> list[Path]:
+        """The file with what the server has to say."""
+        return [self.process.log]
 
     def start(self) -> Self:
         """Fetch the connector's jars if need be, and start the server.

@@ -19,6 +19,7 @@ from rich.markup import escape
 from dagster_rebalance.cli.app import INTERRUPTED
 from dagster_rebalance.core.errors import DagsterRebalanceError
 from proofs.demo.per_batch.story import PerBatch
+from proofs.demo.streaming.processor import Processor
 from proofs.demo.streaming.story import Streaming
 from proofs.demo.view import View
 from proofs.interrupts import Interrupts
@@ -61,6 +62,13 @@ def demo(
             "--spark", help="Streaming runs process with Spark (Spark Connect), not plain Python."
         ),
     ] = False,
+    cluster: Annotated[
+        bool,
+        typer.Option(
+            "--cluster",
+            help="As --spark, but each run is the driver of an application on a Spark cluster.",
+        ),
+    ] = False,
     stay: Annotated[
         bool | None,
         typer.Option(help="Stay up at the end, to look at the UI. Default: in a terminal."),
@@ -76,7 +84,9 @@ def demo(
     story: Story = (
         PerBatch(protocol.value, records_per_second)
         if per_batch
-        else Streaming(protocol.value, records_per_second, with_spark=spark)
+        else Streaming(
+            protocol.value, records_per_second, Processor.of(spark=spark, cluster=cluster)
+        )
     )
     view = View(story.line_every_s)
     try:

@@ -18,7 +18,7 @@ from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deployment import CodeLocation, DagsterDeployment
 from dagster_rebalance.testing.ports import free_port
 from dagster_rebalance.testing.scratch import private_folder
-from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from proofs.demo.streaming.processor import Processor, SparkServer, environment
 from proofs.witness.group_log import GroupLog
 from proofs.witness.output import json_rows, parquet_rows
 from proofs.witness.producer import NumberedProducer
@@ -49,7 +49,7 @@ class Parts:
 
     Attributes:
         kafka: The broker.
-        spark: The Spark Connect server, if the runs use Spark.
+        spark: The Spark Connect server or the cluster, if the runs use Spark.
         dagster: The deployment.
         instance: Its instance.
         producer: Produces while it is entered.
@@ -59,7 +59,7 @@ class Parts:
     """
 
     kafka: KafkaCluster
-    spark: SparkConnectServer | None
+    spark: SparkServer | None
     dagster: DagsterDeployment
     instance: dg.DagsterInstance
     producer: NumberedProducer
@@ -74,7 +74,7 @@ class Parts:
     @property
     def logs(self) -> list[Path]:
         """The files with what the parts have to say."""
-        spark = [self.spark.process.log] if self.spark else []
+        spark = self.spark.logs if self.spark else []
         return [*self.dagster.home.glob("*.log"), *self.kafka.logs, *spark]
 
     def scale_to(self, runs: int) -> None:
@@ -99,7 +99,7 @@ def all_parts(
     *,
     protocol: str,
     records_per_second: int,
-    with_spark: bool,
+    processor: Processor,
     step: Callable[[str], None],
     interrupts: Interrupts,
 ) -> Iterator[Parts]:
@@ -108,7 +108,7 @@ def all_parts(
     Args:
         protocol: The group protocol.
         records_per_second: What the producer produces.
-        with_spark: Whether the runs use Spark.
+        processor: With what the runs process.
         step: Gets a sentence before parts are started.
         interrupts: Ended first when everything is to be ended.
 
@@ -126,8 +126,8 @@ def all_parts(
             kafka = KafkaCluster(
                 port=port, settings={"group.consumer.session.timeout.ms": session_ms}, tell=step
             )
-            spark = SparkConnectServer(tell=step) if with_spark else None
-            code = _project(folder / LOCATION, with_spark=with_spark)
+            spark = processor.server(step)
+            code = _project(folder / LOCATION, with_spark=spark is not None)
             env = {
                 "KAFKA_BROKERS": f"127.0.0.1:{port}",
                 "KAFKA_GROUP": GROUP,
@@ -139,13 +139,13 @@ def all_parts(
                     else {}
                 ),
                 "ORDERS_PATH": str(folder / "orders"),
-                **({"SPARK_REMOTE": spark.remote} if spark else {}),
+                **environment(spark),
             }
             location = CodeLocation(LOCATION, code.stem, code.parent, env, reloads=True)
             dagster = DagsterDeployment(folder / "home", [location])
             step(
                 "starting Kafka, Dagster (webserver, daemon, code location)"
-                + (" and a Spark Connect server" if spark else "")
+                + (f" and {processor.value}" if spark else "")
             )
             start_together(stack, [kafka, dagster, *([spark] if spark else [])], interrupts)
             kafka.create_topic(TOPIC, PARTITIONS)

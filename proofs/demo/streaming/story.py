@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from proofs.demo.streaming.acts import Play
 from proofs.demo.streaming.parts import GROUP, JOB, LOCATION, Parts, all_parts
+from proofs.demo.streaming.processor import Processor
 from proofs.demo.streaming.report import Report, make_report
 from proofs.demo.streaming.state import Watcher
 
@@ -26,12 +27,12 @@ class Streaming:
     Attributes:
         protocol: The group protocol.
         records_per_second: What the producer produces.
-        with_spark: Whether the runs use Spark.
+        processor: With what the runs process.
     """
 
     protocol: str
     records_per_second: int
-    with_spark: bool = False
+    processor: Processor = Processor.PYTHON
     line_every_s: float = 5.0
 
     @contextmanager
@@ -42,7 +43,7 @@ class Streaming:
         with all_parts(
             protocol=self.protocol,
             records_per_second=self.records_per_second,
-            with_spark=self.with_spark,
+            processor=self.processor,
             step=step,
             interrupts=interrupts,
         ) as parts:

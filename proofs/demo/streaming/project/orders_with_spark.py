@@ -1,7 +1,7 @@
 """Orders arrive in Kafka; streaming runs write them to Parquet, with Spark.
 
 `make demo ARGS=--spark` copies this file, runs it, and deploys a new version of it: it changes
-CODE.
+CODE. So does `ARGS=--cluster`.
 """
 
 import json
@@ -50,7 +50,12 @@ kafka = KafkaConsumerResource(
 defs = build_kafka_stream_defs(
     kafka=kafka,
     assets=[orders],
-    spark=KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE")),
+    # A Spark Connect server, or a cluster on which each run has an application of its own.
+    spark=KafkaSparkResource(
+        remote=os.environ.get("SPARK_REMOTE"),
+        master=os.environ.get("SPARK_MASTER"),
+        spark_config=json.loads(os.environ.get("SPARK_CONFIG", "{}")),
+    ),
     # A text file beside this one: a person who scales out changes no code.
     runs=int(Path(__file__).with_name("runs").read_text()),
 )

@@ -1,0 +1,179 @@
+"""A standalone Spark cluster for tests and demos: a master, and workers that start executors.
+
+It listens on free ports of 127.0.0.1. Its programs are those that come with the installed pyspark.
+This module owns their settings and their life. It starts no application: a session that names its
+URL is the driver of one, and so is a Spark Connect server.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
+
+from dagster_rebalance.testing.jars import fetch, pyspark_folder, tell_on_stderr
+from dagster_rebalance.testing.java import find_java
+from dagster_rebalance.testing.ports import free_port
+from dagster_rebalance.testing.processes import ChildProcess
+from dagster_rebalance.testing.scratch import private_folder
+from dagster_rebalance.testing.spark_connect import START_LIMIT_S, kafka_connector
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import TracebackType
+
+    from typing_extensions import Self
+
+HOST = "127.0.0.1"
+DAEMON_MEMORY = "256m"
+_ANSWER_LIMIT_S = 10.0
+
+
+@dataclass
+class SparkCluster:
+    """A standalone Spark cluster. It starts when entered, and is gone with its files when left.
+
+    It asks nobody for a password: whoever can log in to this machine can run code through it, as
+    you, while it runs. It is for machines that you share with nobody.
+
+    Example:
+        ```python
+        with SparkCluster() as cluster:
+            spark = KafkaSparkResource(master=cluster.url, spark_config=cluster.session_settings())
+        ```
+
+    Attributes:
+        workers: How many workers there are.
+        cores: What each worker gives to executors. It may be more than the machine has.
+        memory: The same for memory.
+        tell: Gets a sentence at each step of a first fetch of the jars.
+    """
+
+    workers: int = 2
+    cores: int = 2
+    memory: str = "2g"
+    tell: Callable[[str], None] = tell_on_stderr
+    port: int = field(init=False, default_factory=free_port)
+    _pages: list[int] = field(init=False, default_factory=list)
+    _processes: list[ChildProcess] = field(init=False, default_factory=list)
+    _folder: Path | None = field(init=False, default=None)
+
+    @property
+    def url(self) -> str:
+        """What `master` of `KafkaSparkResource` and of `SparkConnectServer` take."""
+        return f"spark://{HOST}:{self.port}"
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files with what the master and the workers have to say."""
+        return [process.log for process in self._processes]
+
+    def session_settings(self) -> dict[str, str]:
+        """What a session on this cluster needs besides its URL.
+
+        That is Spark's Kafka connector, a driver that executors of this machine can reach, and one
+        core. Without `spark.cores.max` an application takes all cores of a standalone cluster, and
+        the next one waits until it ends.
+        """
+        return {
+            "spark.jars": ",".join(map(str, fetch(kafka_connector(), tell=self.tell))),
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.cores.max": "1",
+            "spark.executor.memory": "512m",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.ui.enabled": "false",
+        }
+
+    def executors(self) -> int:
+        """How many executors the workers have started that have not ended.
+
+        Raises:
+            OSError: A worker does not answer.
+        """
+        return sum(len(_seen(page)["executors"]) for page in self._pages[1:])
+
+    def start(self) -> Self:
+        """Start the master and the workers.
+
+        The call returns when all workers have registered.
+
+        Raises:
+            DagsterRebalanceError: One did not start; the message holds the end of its log.
+        """
+        self._folder = private_folder("spark-cluster")
+        try:
+            self._start_all(self._folder)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start_all(self, folder: Path) -> None:
+        master = self._start_one(folder, "master.Master", self.port)
+        master.wait_until_ready(lambda: self._alive_workers() == 0, timeout_s=START_LIMIT_S)
+        gives = ["--cores", str(self.cores), "--memory", self.memory]
+        for number in range(self.workers):
+            place = ["--work-dir", str(folder / f"work-{number}")]
+            self._start_one(folder, "worker.Worker", free_port(), *gives, *place, self.url)
+        for worker in self._processes[1:]:
+            worker.wait_until_ready(
+                lambda: self._alive_workers() == self.workers, timeout_s=START_LIMIT_S
+            )
+
+    def _alive_workers(self) -> int | None:
+        """How many the master knows; None while it does not answer."""
+        try:
+            alive: int = _seen(self._pages[0])["aliveworkers"]
+        except OSError:
+            return None
+        return alive
+
+    def _start_one(self, folder: Path, program: str, port: int, *further: str) -> ChildProcess:
+        spark, page = pyspark_folder(), free_port()
+        command: list[str | Path] = [spark / "bin" / "spark-class"]
+        command += [f"org.apache.spark.deploy.{program}", "--host", HOST, "--port", str(port)]
+        command += ["--webui-port", str(page), *further]
+        env = {
+            "JAVA_HOME": str(find_java().home),
+            "SPARK_HOME": str(spark),
+            "SPARK_LOCAL_IP": HOST,
+            "SPARK_LOCAL_DIRS": str(folder / "local"),
+            "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        name = f"{program.rpartition('.')[2].lower()}-{len(self._processes)}"
+        log = folder / f"spark-{name}.log"
+        process = ChildProcess(f"Spark's {name}", command, log=log, env=env, cwd=folder)
+        self._processes.append(process)
+        self._pages.append(page)
+        return process
+
+    def stop(self) -> None:
+        """End the workers with their executors, and the master, and remove their files."""
+        for process in reversed(self._processes):
+            process.stop_at_once()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _seen(page: int) -> dict[str, Any]:
+    """What a master or a worker shows on its page."""
+    with urlopen(f"http://{HOST}:{page}/json/", timeout=_ANSWER_LIMIT_S) as answer:
+        seen: dict[str, Any] = json.load(answer)
+    return seen

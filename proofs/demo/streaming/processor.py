@@ -1,0 +1,47 @@
+"""With what the runs process: plain Python, a Spark Connect server, or a Spark cluster.
+
+Owns which server that takes, and how the runs hear of it.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+from typing import TYPE_CHECKING, TypeAlias
+
+from dagster_rebalance.testing.spark_cluster import SparkCluster
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SparkServer: TypeAlias = SparkConnectServer | SparkCluster
+
+
+class Processor(enum.Enum):
+    """The kinds. The value is what a person is told of its server."""
+
+    PYTHON = ""
+    CONNECT = "a Spark Connect server"
+    CLUSTER = "a Spark cluster of a master and two workers"
+
+    @classmethod
+    def of(cls, *, spark: bool, cluster: bool) -> Processor:
+        """The kind that was asked for on the command line."""
+        if cluster:
+            return cls.CLUSTER
+        return cls.CONNECT if spark else cls.PYTHON
+
+    def server(self, tell: Callable[[str], None]) -> SparkServer | None:
+        """A server that is not started yet, if one is needed."""
+        if self is Processor.CLUSTER:
+            return SparkCluster(tell=tell)
+        return SparkConnectServer(tell=tell) if self is Processor.CONNECT else None
+
+
+def environment(server: SparkServer | None) -> dict[str, str]:
+    """How runs hear of it."""
+    if isinstance(server, SparkCluster):
+        settings = json.dumps(server.session_settings())
+        return {"SPARK_MASTER": server.url, "SPARK_CONFIG": settings}
+    return {"SPARK_REMOTE": server.remote} if server else {}

@@ -1,0 +1,33 @@
+"""A process that executes one Dagster run, which is the driver of an application on a cluster.
+
+Its asset copies one partition of a topic. Arguments: the master's URL, the session's settings as
+JSON, where Kafka is, the topic, how many records, the folder, and for how many milliseconds it
+works on each record.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import dagster as dg
+
+from dagster_rebalance import OffsetRange
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
+from dagster_rebalance.spark.output import write_parquet_by_range
+from dagster_rebalance.spark.ranges import read_ranges
+
+url, settings, brokers, topic, count, folder, ms = sys.argv[1:]
+
+
+@dg.asset
+def copied(spark: KafkaSparkResource) -> None:
+    """All records, once."""
+    ranges = [OffsetRange(topic, 0, 0, int(count))]
+    frame = read_ranges(spark.spark_session, ranges, {"bootstrap.servers": brokers})
+    work = f"java_method('java.lang.Thread', 'sleep', bigint({ms}) + offset * 0)"
+    write_parquet_by_range(frame.selectExpr("*", f"{work} AS slept"), folder)
+
+
+resource = KafkaSparkResource(master=url, spark_config=json.loads(settings))
+dg.materialize([copied], resources={"spark": resource})

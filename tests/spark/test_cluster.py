@@ -1,0 +1,106 @@
+"""A standalone cluster: its executors do what drivers say, and end with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pyarrow.dataset as ds
+import pytest
+from confluent_kafka import Producer
+
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.spark_cluster import SparkCluster
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from tests.spark.lakes import connected
+from tests.spark.slow_write import files_in_work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from dagster_rebalance.testing.broker import KafkaCluster
+    from dagster_rebalance.testing.fixtures import TopicFactory
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker, pytest.mark.timeout(900)]
+
+RECORDS = 200
+LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SparkCluster]:
+    """A master and two workers."""
+    with SparkCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def topic(kafka_broker: KafkaCluster, kafka_topic: TopicFactory) -> str:
+    """A topic with some records."""
+    name = kafka_topic()
+    producer = Producer({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for number in range(RECORDS):
+        producer.produce(name, str(number))
+    assert producer.flush(30) == 0
+    return name
+
+
+@contextmanager
+def run(
+    cluster: SparkCluster, kafka: KafkaCluster, topic: str, folder: Path, ms: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a run, with a session of processes of its own, which ends here."""
+    settings = json.dumps(cluster.session_settings())
+    given = [cluster.url, settings, kafka.bootstrap_servers, topic, str(RECORDS), str(folder)]
+    command = [sys.executable, "-m", "tests.spark.cluster_run", *given, str(ms)]
+    with subprocess.Popen(command, start_new_session=True) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_executors_of_a_killed_run_end_and_its_range_is_there_once(
+    cluster: SparkCluster, kafka_broker: KafkaCluster, topic: str, tmp_path: Path
+) -> None:
+    """The driver is in the run's process, and its executors are not: they must not write on.
+
+    Nobody is left to tell them, because the JVM of the driver is killed with the run.
+    """
+    out = tmp_path / "out"
+    with run(cluster, kafka_broker, topic, out, ms=5_000) as first:
+        wait_until(
+            lambda: files_in_work(tmp_path) > 0,
+            timeout_s=LIMIT_S,
+            what="an executor to write",
+        )
+        assert cluster.executors() == 1
+        os.killpg(first.pid, signal.SIGKILL)
+    wait_until(
+        lambda: cluster.executors() == 0, timeout_s=LIMIT_S, what="the executor to end by itself"
+    )
+    assert not list(out.rglob("*.parquet"))
+    with run(cluster, kafka_broker, topic, out, ms=0) as again:
+        assert again.wait(LIMIT_S) == 0
+    rows = ds.dataset(out, format="parquet").to_table(columns=["offset"])
+    assert sorted(rows["offset"].to_pylist()) == list(range(RECORDS))
+
+
+def test_a_spark_connect_server_lets_a_cluster_work(
+    cluster: SparkCluster, kafka_broker: KafkaCluster, topic: str
+) -> None:
+    """The connector has to get to its executors, too."""
+    settings = {key: cluster.session_settings()[key] for key in ("spark.cores.max",)}
+    with SparkConnectServer(master=cluster.url, settings=settings) as server:
+        with connected(server) as session:
+            options = {"kafka.bootstrap.servers": kafka_broker.bootstrap_servers}
+            read = session.read.format("kafka").options(**options, subscribe=topic).load()
+            assert read.count() == RECORDS
+        assert cluster.executors() == 1
