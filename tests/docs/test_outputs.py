@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Message
 
 from dagster_rebalance import KafkaBatch, OffsetRange
+from dagster_rebalance.spark.output import write_parquet_by_range
 from tests.docs.blocks import block_with, run_block
 from tests.spark.lakes import connected, table_server
 
@@ -111,6 +112,37 @@ def test_the_example_of_a_merge_keeps_the_newest_row(session: SparkSession, prov
         ("ann", "new", 1, 9),
         ("ann", "new again", 1, 9),
     ]
+
+
+@pytest.mark.spark
+def test_the_compacted_copy_has_each_record_once_whatever_is_done_again(
+    session: SparkSession, tmp_path: Path
+) -> None:
+    """A range that is not committed may be done again, and one that is by a person's word."""
+    names = pasted("def copy_compacted")
+    out, status = str(tmp_path / "out"), [{"topic": "orders", "partition": 0, "committed": 20}]
+    status.append({"topic": "orders", "partition": 1, "committed": None})
+
+    def write(start: int, until: int, value: str) -> None:
+        rows = session.sql(
+            f"SELECT 'orders' AS topic, 0 AS partition, id AS offset, '{value}' AS value, "  # noqa: S608
+            f"{start}L AS range_start, {until}L AS range_until FROM range({start}, {until})"
+        )
+        write_parquet_by_range(rows, out)
+
+    def copied(target: str) -> list[tuple[int, str]]:
+        names["copy_compacted"](session, out, str(tmp_path / target), status)
+        assert len(list((tmp_path / target).glob("*.parquet"))) == 1
+        rows = session.read.parquet(str(tmp_path / target)).select("offset", "value").collect()
+        return sorted((row["offset"], row["value"]) for row in rows)
+
+    for start in (0, 10, 20):
+        write(start, start + 10, "a")
+    assert copied("first") == [(offset, "a") for offset in range(20)]
+    write(10, 20, "b")
+    write(20, 30, "b")
+    status[0]["committed"] = 30
+    assert copied("second") == [(offset, "a" if offset < 10 else "b") for offset in range(30)]
 
 
 @pytest.mark.postgres

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 from contextlib import suppress
 from functools import partial
@@ -193,6 +197,31 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_nothing(
                 assert table.read(session) == expected((0, 50, "a"))
                 table.write(records(session, range_, "b"), [range_])
                 assert table.read(session) == expected((0, 100, "b"))
+
+
+def test_a_run_with_a_local_spark_that_is_killed_before_its_commit_leaves_nothing(
+    session: SparkSession, warehouse: Path, tmp_path: Path
+) -> None:
+    """There the driver, which commits, is killed as well. The next one writes the range anew."""
+    tables = [Table.of(format_, warehouse, tmp_path) for format_ in FORMATS]
+    for table in tables:
+        table.write(records(session, span(0, 50), "a"), [span(0, 50)])
+    before = {table.name: table.data_files() for table in tables}
+    command = [sys.executable, "-m", "tests.spark.table_run", str(warehouse), str(tmp_path)]
+    with subprocess.Popen(command, start_new_session=True) as run:
+        try:
+            for table in tables:
+                wait_until(
+                    partial(_has_a_file_beside, table, before[table.name]),
+                    timeout_s=LIMIT_S,
+                    what=f"the first task to write its file of {table.name}",
+                )
+        finally:
+            os.killpg(run.pid, signal.SIGKILL)
+    for table in tables:
+        assert table.read(session) == expected((0, 50, "a"))
+        table.write(records(session, span(0, 100), "b"), [span(0, 100)])
+        assert table.read(session) == expected((0, 100, "b"))
 
 
 def _write_for_ever(server: SparkConnectServer, table: Table) -> None:
