@@ -62,7 +62,7 @@ class Stage:
         self.offer = offer(batch_id)
         self.group.committed[tp(0)] = claimed(0, 10, batch_id)
         self.worked: list[tuple[str, tuple[OffsetRange, ...]]] = []
-        self.on_work: Callable[[str], None] = str
+        self.on_work: Callable[[str], object] = str
         self.job = build_kafka_batch_defs(
             kafka=self.kafka, assets=[self._asset("first"), self._asset("second")]
         ).resolve_job_def("kafka_batches")
