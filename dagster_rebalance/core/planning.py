@@ -7,6 +7,7 @@ and the time are given.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -115,32 +116,39 @@ def plan(
     """Choose the next batches; a run is filled before the next one is opened.
 
     A run is full with `max_ranges_per_run` ranges, or with as many records as one range may have:
-    each run costs seconds of its own, which a backlog is worth and a trickle is not. The partition
-    that has waited longest comes first, so no partition starves.
+    each run costs seconds of its own, which a backlog is worth and a trickle is not. What still
+    waits for more records comes along where there is room. The partition that has waited longest
+    comes first, so no partition starves.
     """
     room = limits.max_runs_in_flight - runs_in_flight
-    ready = sorted(
-        (backlog for backlog in backlogs if is_ready(backlog, limits, now)),
+    there = sorted(
+        (backlog for backlog in backlogs if _may_be_read(backlog, limits)),
         key=lambda backlog: (backlog.waiting_since, backlog.start - backlog.end, backlog.partition),
     )
+    ready = [backlog for backlog in there if is_ready(backlog, limits, now)]
     if room <= 0 or not ready:
         return ()
-    chosen = [
-        OffsetRange(
-            b.partition.topic,
-            b.partition.partition,
-            b.start,
-            min(b.end, b.start + limits.max_records_per_range),
-        )
-        for b in ready[: room * limits.max_ranges_per_run]
-    ]
+    chosen = [_range_of(backlog, limits) for backlog in ready[: room * limits.max_ranges_per_run]]
     by_ranges = -(-len(chosen) // limits.max_ranges_per_run)
     by_records = -(-sum(map(len, chosen)) // limits.max_records_per_range)
     runs = min(room, len(chosen), max(by_ranges, by_records))
+    company = (backlog for backlog in there if not is_ready(backlog, limits, now))
+    left = max(0, runs * limits.max_ranges_per_run - len(chosen))
+    chosen += [_range_of(backlog, limits) for backlog in islice(company, left)]
     return tuple(
         Batch(new_batch_id(1), _cut(chosen[run::runs], limits.max_records_per_batch))
         for run in range(runs)
     )
+
+
+def _range_of(backlog: Backlog, limits: BatchLimits) -> OffsetRange:
+    until = min(backlog.end, backlog.start + limits.max_records_per_range)
+    partition = backlog.partition
+    return OffsetRange(partition.topic, partition.partition, backlog.start, until)
+
+
+def _may_be_read(backlog: Backlog, limits: BatchLimits) -> bool:
+    return backlog.end > backlog.start and backlog.claims < limits.max_claims_per_partition
 
 
 def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
@@ -178,7 +186,7 @@ def waits_for(
 
 def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:
     """Whether a batch may take from a backlog now."""
-    size = backlog.end - backlog.start
-    if size <= 0 or backlog.claims >= limits.max_claims_per_partition:
+    if not _may_be_read(backlog, limits):
         return False
+    size = backlog.end - backlog.start
     return size >= limits.min_records or now - backlog.waiting_since >= limits.max_wait_s

@@ -15,6 +15,7 @@ from dagster_rebalance.core.planning import (
     Backlog,
     Batch,
     BatchLimits,
+    is_ready,
     plan,
     waits_for,
 )
@@ -86,10 +87,7 @@ def test_a_plan_keeps_all_limits(
         assert range_.until <= backlog.end
         assert len(range_) <= limits.max_records_per_range
         assert backlog.claims < limits.max_claims_per_partition
-        assert (
-            backlog.end - backlog.start >= limits.min_records
-            or 100.0 - backlog.waiting_since >= limits.max_wait_s
-        )
+    assert not ranges or any(is_ready(backlog, limits, 100.0) for backlog in given_backlogs)
 
 
 @given(backlogs(), limits_any, st.integers(0, 6))
@@ -111,7 +109,8 @@ def test_no_ready_partition_waits_while_there_is_room(
         and (b.end - b.start >= limits.min_records or 100.0 - b.waiting_since >= limits.max_wait_s)
     ]
     room = max(0, limits.max_runs_in_flight - runs_in_flight) * limits.max_ranges_per_run
-    assert len(chosen) == min(room, len(ready))
+    assert len(chosen & {b.partition for b in ready}) == min(room, len(ready))
+    assert len(chosen) <= room
     left_out = [(b.waiting_since, b.start - b.end) for b in ready if b.partition not in chosen]
     taken = [(b.waiting_since, b.start - b.end) for b in ready if b.partition in chosen]
     assert not left_out or not taken or min(left_out) >= max(taken)
@@ -197,6 +196,14 @@ def test_a_run_for_each_batch_waits_for_company_unless_told_otherwise(
 def test_a_full_range_waits_for_no_company() -> None:
     """More records would not make it larger."""
     assert waits_for(None, None, most=10, streams=False) == (10, 30.0)
+
+
+def test_what_waits_for_company_comes_along_with_what_is_due() -> None:
+    """Else the partitions of a trickle get a run each, one after the other."""
+    limits = BatchLimits(min_records=50, max_wait_s=30, max_ranges_per_run=2)
+    due, *others = (Backlog(tp(n), 0, 5, waiting_since=70.0 + n) for n in range(3))
+    assert planned([*others], limits) == ()
+    assert planned([due, *others], limits) == (Batch("b1", (span(0, 0, 5), span(1, 0, 5))),)
 
 
 @pytest.mark.parametrize(
