@@ -97,15 +97,15 @@ def test_a_violation_is_told_with_its_seed_and_played_again_with_its_trace(
         "--schedules",
         "1",
         "--seed",
-        "5",
+        "6",
         "--output",
         str(tmp_path / "sim.json"),
     ]
     found = CliRunner().invoke(build_app(COMMANDS, ["simulate"]), options)
     assert found.exit_code == 1
-    assert "life --seed 5" in found.output
+    assert "life --seed 6" in found.output
     assert "works on what" in found.output
-    again = CliRunner().invoke(build_app(COMMANDS, ["life"]), ["life", "--seed", "5"])
+    again = CliRunner().invoke(build_app(COMMANDS, ["life"]), ["life", "--seed", "6"])
     assert again.exit_code == 1
     assert "VIOLATION" in again.output
     assert "member a.1: starts" in again.output
