@@ -104,13 +104,13 @@ def write_letters(
     """
     let_travel()
     letters = frame.mapInArrow(letter_maker(decoders), LETTER_DDL)
-    options = hidden(
-        {
-            name: value
-            for name, value in spark_kafka_options(kafka_options).items()
-            if name not in {"kafka.isolation.level", "kafka.client.rack"}
-        }
-    )
+    for_a_producer = {
+        name: value
+        for name, value in spark_kafka_options(kafka_options).items()
+        if name not in {"kafka.isolation.level", "kafka.client.rack"}
+    }
+    # Kafka's own default, which a team may have changed for outputs of less weight.
+    options = hidden({**for_a_producer, "kafka.acks": "all"})
     try:
         with explained_read_errors():
             letters.write.format("kafka").options(**options).option("topic", topic).save()
