@@ -139,6 +139,9 @@ def build_kafka_batch_sensor(
         reruns = look_after_reruns(context, location, kafka.group_id, ledger, batch_key)
         if reruns.runs:
             end_dead_runs(context, ledger, reruns.runs, kafka.driver_settings().pulse)
+        else:
+            # Nobody needs the cursor then; Dagster shows it in the list of ticks, unlike a reason.
+            context.update_cursor(mail.glance)
         skip = "; ".join((*mail.summary, *reruns.notes))
         requests = [
             dg.RunRequest(
@@ -150,11 +153,9 @@ def build_kafka_batch_sensor(
         ]
         requests += reruns.requests
         if not requests:
-            # Nobody reads the cursor; Dagster shows it in the list of ticks, and the reason not.
-            context.update_cursor(mail.glance)
             return dg.SkipReason(skip)
         context.log.info(skip)
-        return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK], cursor=mail.glance)
+        return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK])
 
     return kafka_batches
 

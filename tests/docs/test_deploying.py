@@ -191,5 +191,5 @@ def test_postgres_ends_a_frozen_write_so_that_others_can_write_to_that_run(
         written = instance.get_run_by_id(run.run_id)
         assert written is not None
         assert written.tags["who"] == "another process"
-        with pytest.raises(psycopg2.Error, match="idle-in-transaction timeout"):
+        with pytest.raises(psycopg2.Error, match=r"idle-in-transaction|closed"):
             frozen.cursor().execute("SELECT 1")
