@@ -143,6 +143,15 @@ class Driver:
         )
 
     @property
+    def has_settled(self) -> bool:
+        """Whether all that is assigned was taken in, and what is ready of it was claimed."""
+        return bool(self.partitions) and not any(
+            owned.phase is Phase.RESTORING
+            or (owned.pending is not None and not owned.pending.refused)
+            for owned in self.partitions.busy
+        )
+
+    @property
     def claimed(self) -> frozenset[str]:
         """The batches that have claimed a range of an assigned partition."""
         return frozenset(

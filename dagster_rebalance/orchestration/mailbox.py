@@ -1,12 +1,13 @@
 """The mailbox between the ticks of a sensor and the thread of a member.
 
-All that the two share. A tick puts in that it came, and takes what is there; it never waits for the
-member, and the member never for a tick.
+All that the two share. A tick puts in that it came, and takes what is there. The tick that has made
+the member waits a moment for it; no other tick does, and the member waits for none.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections import deque
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Mailbox:
         self._notes: deque[str] = deque(maxlen=_NOTES_KEPT)
         self._posted_at = clock()
         self._mail = Mail()
+        self._has_settled = threading.Event()
         self.doing = "starting"
         self.is_abandoned = False
 
@@ -68,6 +70,14 @@ class Mailbox:
         """Replace what the member has to say."""
         self._mail = mail
         self._posted_at = self._clock()
+
+    def settle(self) -> None:
+        """Let nobody wait for the first mail any more: it is there, or never comes."""
+        self._has_settled.set()
+
+    def wait_for_first(self, limit_s: float) -> None:
+        """Wait until the member has said what it takes on first, or for `limit_s` seconds."""
+        self._has_settled.wait(limit_s)
 
     def tell(self, event: Event) -> None:
         """Put something into the member's inbox."""

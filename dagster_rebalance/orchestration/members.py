@@ -34,6 +34,9 @@ _STANDS_BACK = (
     "it: "
     "run one replica of the code server, or give each replica a code location of its own"
 )
+_FIRST_TICK_S = 3.0
+"""A group gives a first member its partitions within 2 s. Dagster's daemon may evaluate no other
+sensor meanwhile, and its next tick comes 5 s later or more."""
 _SILENCE_S = 30.0
 """A member that has not turned for this time hangs, and its ticks fail with what it hangs in."""
 _ABANDONED_AFTER_S = 120.0
@@ -74,16 +77,20 @@ class HostedMember:
         """Whether it has left or failed."""
         return not self._thread.is_alive()
 
-    def tick(self) -> tuple[Mail, list[str]]:
+    def tick(self, patience_s: float = 0.0) -> tuple[Mail, list[str]]:
         """Exchange a tick for what the member has to say: its mail, and notes for the log.
+
+        Args:
+            patience_s: How long to wait for a member that has said nothing yet.
 
         Raises:
             DagsterRebalanceError: The member has failed or hangs; the message says why and what to
                 do.
         """
+        self._mailbox.tell(TickArrived())
+        self._mailbox.wait_for_first(patience_s)
         if self._failure is not None:
             raise self._failure
-        self._mailbox.tell(TickArrived())
         silent_s = self._mailbox.silent_s
         if silent_s > _SILENCE_S and not self.is_over:
             after = (
@@ -137,6 +144,8 @@ class HostedMember:
         except Exception as error:
             logger.exception("the member %s failed", self._name)
             self._failure = error
+        finally:
+            self._mailbox.settle()
 
 
 class Members:
@@ -145,14 +154,18 @@ class Members:
     Args:
         call_on_shutdown: Has a function called when the process is told to end.
         clock: A monotonic clock.
+        patience_s: How long the tick that makes a member waits for what it takes on first, so that
+            the first runs are requested by this tick.
     """
 
     def __init__(
         self,
         call_on_shutdown: Callable[[Callable[[], None]], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        patience_s: float = 0.0,
     ) -> None:
         self._clock = clock
+        self._patience_s = patience_s
         self._members: dict[Hashable, HostedMember] = {}
         self._made_way: dict[Hashable, MadeWay] = {}
         self._call_on_shutdown = call_on_shutdown
@@ -183,6 +196,7 @@ class Members:
         """
         if self._stands_back(key, sign_of_seat):
             return Mail(summary=(_STANDS_BACK,)), []
+        patience_s = 0.0
         with self._lock:
             member = self._members.get(key)
             if member is None and self._is_retired:
@@ -194,10 +208,11 @@ class Members:
             if member is None:
                 self._watch()
                 member = self._members[key] = make()
+                patience_s = self._patience_s
             if member.is_over or member.is_lost:
                 member.abandon()
                 del self._members[key]
-        return member.tick()
+        return member.tick(patience_s)
 
     def _stands_back(self, key: Hashable, sign_of_seat: Callable[[], str]) -> bool:
         """Tell whether another process of this code location is the member.
@@ -245,7 +260,7 @@ class Members:
             member.join(until)
 
 
-MEMBERS = Members(call_on_shutdown)
+MEMBERS = Members(call_on_shutdown, patience_s=_FIRST_TICK_S)
 """The members of this process."""
 
 # The end of the process waits for them. Daemon threads and `atexit` are the only clean-up that ran

@@ -86,6 +86,7 @@ class Pump:
         self._turned_at = parts.clock()
         self._summary: tuple[str, ...] = ()
         self._glance = ""
+        self._has_settled = False
         self._summed_up_at = float("-inf")
         self._ender = RunEnder(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
@@ -222,16 +223,22 @@ class Pump:
         self._storage.look_after()
         parts.consumer.delay_revoke(parts.driver.held)
         self._turned_at, self._stood_at = parts.clock(), self._standstill_clock()
-        if (
-            any(isinstance(event, seen.TickArrived) for event in told)
-            or self._turned_at - self._summed_up_at >= _SUMMARY_S
-        ):
+        self._tell_ticks(has_tick=any(isinstance(event, seen.TickArrived) for event in told))
+
+    def _tell_ticks(self, *, has_tick: bool) -> None:
+        """Leave for the next tick what it offers and says."""
+        parts = self.parts
+        has_just_settled = not self._has_settled and parts.driver.has_settled
+        self._has_settled |= has_just_settled
+        if has_tick or has_just_settled or self._turned_at - self._summed_up_at >= _SUMMARY_S:
             self._summary = summary(parts.driver, self._turned_at)
             self._glance, self._summed_up_at = glance(parts.driver), self._turned_at
             self._show_gauges()
         silence = self._storage.silence
         said = (*self._summary, *self._report.sentences, *([silence] if silence else []))
         self._mailbox.post(Mail(parts.driver.offers, said, self._glance))
+        if has_just_settled:
+            self._mailbox.settle()
 
     def _poll(self, timeout_s: float) -> tuple[seen.AssignmentEvent, ...]:
         """What happened to the assignment.

@@ -37,6 +37,23 @@ def test_what_was_found_with_the_offset_is_claimed_at_once() -> None:
     assert world.kafka.claims(0) == [(100, "b1")]
 
 
+def test_a_member_has_settled_when_it_has_claimed_what_is_ready() -> None:
+    """The first tick waits for that: it has runs to request then, or there is nothing to do."""
+    world = World(records=100)
+    member = world.member()
+    assert not member.driver.has_settled, "nothing is assigned"
+    member.fails.add(do.ReadStoredOffsets)
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    assert not member.driver.has_settled, "it is not taken in"
+    member.fails = {do.WriteOffsets}
+    world.wait(2, member)
+    assert not member.driver.has_settled, "its claim is not confirmed"
+    member.fails = set()
+    world.wait(2, member)
+    assert member.driver.has_settled
+    assert member.driver.offers
+
+
 def test_a_live_run_is_adopted_and_committed_by_the_new_owner() -> None:
     """No second run is asked for."""
     world = World(records=100)

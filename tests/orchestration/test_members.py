@@ -116,6 +116,19 @@ def test_ticks_share_one_member_for_each_key(farm: Farm) -> None:
     assert len(farm.made) == 2
 
 
+def test_the_tick_that_makes_a_member_has_what_it_takes_on_first(farm: Farm) -> None:
+    """Dagster's next tick would come 5 s later, and a new user looks at an empty one."""
+    mail, _ = Members(patience_s=30).tick("key", farm.make)
+    assert mail.summary[0].startswith("owns orders-0, orders-1")
+
+
+def test_the_tick_that_makes_a_member_waits_no_longer_than_for_its_failure(farm: Farm) -> None:
+    """A wrong password is told at once, not by the next tick."""
+    farm.fails = [BrokerError("nobody answers at kafka:9092")]
+    with pytest.raises(BrokerError, match="nobody answers at kafka:9092"):
+        Members(patience_s=30).tick("key", farm.make)
+
+
 def test_a_failed_member_raises_at_the_next_tick_and_is_made_anew_afterwards(farm: Farm) -> None:
     """The tick is red with the reason, and the next one tries again by itself."""
     members = Members()

@@ -45,7 +45,7 @@ class StandIn:
         self.mail = Mail(offers, ("2 runs in flight", "lag 340"), "1 stopped")
         self.ticks = 0
 
-    def tick(self) -> tuple[Mail, list[str]]:
+    def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
         """Count it."""
         self.ticks += 1
         return self.mail, ["12:00:00 assigned orders-0"]
