@@ -20,7 +20,11 @@ from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceEr
 from dagster_rebalance.orchestration.client_settings import as_text, as_texts
 from dagster_rebalance.spark import jobs, sessions
 from dagster_rebalance.spark.connector import explained_start, kafka_connector_package
-from dagster_rebalance.spark.launch import settings_in_a_file, workers_of_this_python
+from dagster_rebalance.spark.launch import (
+    one_fetch_at_a_time,
+    settings_in_a_file,
+    workers_of_this_python,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -192,6 +196,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if config["spark.master"].startswith("local"):
                 stack.enter_context(workers_of_this_python())
             if not jobs.has_jvm():
+                stack.enter_context(one_fetch_at_a_time(config))
                 stack.enter_context(settings_in_a_file(config))
                 config = {name: config[name] for name in _FOR_THE_BUILDER}
             try:

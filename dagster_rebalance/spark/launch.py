@@ -1,12 +1,14 @@
-"""How the settings of a classic session reach its JVM: in a file that only this user can read.
+"""How a classic session is started: its settings in a file, its Python, and its jars.
 
 pyspark puts each setting on the JVM's command line, which every user of the machine can read. Owns
-the file, which is gone when the session has started, and the variable by which `spark-submit` finds
-it. JVM options stand on the command line whatever is done, so a secret among them is refused.
+the file, readable by this user alone and gone when the session has started, and the variable by
+which `spark-submit` finds it. JVM options stand on the command line whatever is done, so a secret
+among them is refused.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import shlex
@@ -25,6 +27,10 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"
 _FILE = "--properties-file"
 _JVM_OPTIONS = "JavaOptions"
 _PYTHON = "PYSPARK_PYTHON"
+_PACKAGES = "spark.jars.packages"
+_IVY = "spark.jars.ivy"
+_IVY_OF_SPARK = ".ivy2.5.2"
+_LOCK = "dagster-rebalance.lock"
 _SECRET_OPTION = re.compile(r"-D\S*(password|secret|token|jaas)\S*=", re.IGNORECASE)
 
 
@@ -70,6 +76,23 @@ def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
         else:
             os.environ[_ARGUMENTS] = before
         Path(name).unlink()
+
+
+@contextmanager
+def one_fetch_at_a_time(config: Mapping[str, str]) -> Iterator[None]:
+    """Let no other session of this machine start meanwhile that fetches into the same cache.
+
+    Ivy does not bear two processes that fill one cache: one of them reads files that the other one
+    has not written to their end. The lock lies in that cache, and ends with the process.
+    """
+    if not config.get(_PACKAGES):
+        yield
+        return
+    folder = Path(config.get(_IVY) or Path.home() / _IVY_OF_SPARK)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 @contextmanager

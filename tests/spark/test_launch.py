@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
@@ -11,7 +12,11 @@ from pathlib import Path
 import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
-from dagster_rebalance.spark.launch import settings_in_a_file, workers_of_this_python
+from dagster_rebalance.spark.launch import (
+    one_fetch_at_a_time,
+    settings_in_a_file,
+    workers_of_this_python,
+)
 
 SECRET = "sword fish=\\ : # ! \"quoted\" 'x' grüße 🐟"  # noqa: S105 - what is looked for
 
@@ -27,6 +32,29 @@ def test_a_python_for_workers_that_somebody_has_named_stays(
     monkeypatch.setenv("PYSPARK_PYTHON", "/usr/bin/python3")
     with workers_of_this_python():
         assert os.environ["PYSPARK_PYTHON"] == "/usr/bin/python3"
+
+
+def test_sessions_that_fill_one_cache_of_packages_start_one_after_the_other(tmp_path: Path) -> None:
+    """Ivy reads files that another process has not written to their end, and the run fails."""
+    config = {"spark.jars.packages": "a:b:1", "spark.jars.ivy": str(tmp_path / "ivy")}
+
+    def is_free() -> bool:
+        with (tmp_path / "ivy" / "dagster-rebalance.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    with one_fetch_at_a_time(config):
+        assert not is_free()
+    assert is_free()
+
+
+def test_a_session_that_fetches_nothing_waits_for_nobody(tmp_path: Path) -> None:
+    """Its jars are there already."""
+    with one_fetch_at_a_time({"spark.jars.ivy": str(tmp_path / "ivy")}):
+        assert not (tmp_path / "ivy").exists()
 
 
 @pytest.mark.spark
