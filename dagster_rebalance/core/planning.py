@@ -21,6 +21,7 @@ MOST_CLAIMS = 40
 and batch ids are."""
 
 
+RUNS_AT_ONCE = 4
 COMPANY, COMPANY_WAIT_S = 1_000, 30.0
 """How many records a partition waits for, and for how long, before it gets a run of its own."""
 
@@ -46,7 +47,7 @@ class BatchLimits:
     max_records_per_range: int = 100_000
     max_records_per_batch: int = 1_000_000
     max_ranges_per_run: int = 8
-    max_runs_in_flight: int = 4
+    max_runs_in_flight: int = RUNS_AT_ONCE
     max_claims_per_partition: int = 1
     min_records: int = 1
     max_wait_s: float = 0.0
@@ -160,6 +161,21 @@ def _cut(ranges: Sequence[OffsetRange], most: int) -> tuple[OffsetRange, ...]:
         cut.append(replace(range_, until=min(range_.until, range_.start + share)))
         left -= len(cut[-1])
     return tuple(sorted(cut))
+
+
+def runs_at_once(max_runs_in_flight: int | None, *, has_local_spark: bool) -> int:
+    """How many runs work at the same time; None is what nobody has said.
+
+    Local Sparks beside each other take the cores and the memory of one machine: four took a hundred
+    seconds each for what one did in thirty.
+
+    Args:
+        max_runs_in_flight: As of `BatchLimits`.
+        has_local_spark: Whether each run has a Spark of its own on its machine.
+    """
+    if max_runs_in_flight is not None:
+        return max_runs_in_flight
+    return 1 if has_local_spark else RUNS_AT_ONCE
 
 
 def waits_for(

@@ -21,7 +21,7 @@ from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import CALLBACKS, validated, with_login
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import is_topic_name
-from dagster_rebalance.core.planning import BatchLimits, waits_for
+from dagster_rebalance.core.planning import BatchLimits, runs_at_once, waits_for
 from dagster_rebalance.core.pulse import Pulse
 from dagster_rebalance.core.restoring import ForeignMetadata
 from dagster_rebalance.core.setbacks import RetryPace
@@ -178,7 +178,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=1_000_000, description="Offsets of all partitions of a batch together."
     )
     max_ranges_per_run: int = Field(default=8, description="Partitions that one run processes.")
-    max_runs_in_flight: int = Field(default=4, description="Runs of one member at the same time.")
+    max_runs_in_flight: int | None = Field(
+        default=None,
+        description=(
+            "Runs of one member at the same time. By default 4, and 1 where each has a local Spark."
+        ),
+    )
     max_claims_per_partition: int = Field(
         default=1, description="Batches of one partition in flight at the same time."
     )
@@ -456,11 +461,14 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             else DeadLetterProducer(self.consumer_config(), self.dead_letter_topic)
         )
 
-    def driver_settings(self, *, streams: bool = False) -> DriverSettings:
+    def driver_settings(
+        self, *, streams: bool = False, has_local_spark: bool = False
+    ) -> DriverSettings:
         """The settings of the core.
 
         Args:
             streams: Whether they are for streaming runs.
+            has_local_spark: Whether each run has a Spark of its own on its machine.
 
         Raises:
             ConfigurationError: A value makes no sense, or two do not fit each other.
@@ -501,7 +509,9 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 max_records_per_range=self.max_records_per_range,
                 max_records_per_batch=self.max_records_per_batch,
                 max_ranges_per_run=self.max_ranges_per_run,
-                max_runs_in_flight=self.max_runs_in_flight,
+                max_runs_in_flight=runs_at_once(
+                    self.max_runs_in_flight, has_local_spark=has_local_spark
+                ),
                 max_claims_per_partition=self.max_claims_per_partition,
                 min_records=min_records,
                 max_wait_s=max_wait_s,

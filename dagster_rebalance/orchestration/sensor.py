@@ -126,7 +126,9 @@ def build_kafka_batch_sensor(
             context.sensor_name,
         )
         mail, notes = MEMBERS.tick(
-            key, lambda: _host(context, job.name, kafka, stop_work, lag_limit), seat.sign
+            key,
+            lambda: _host(context, job.name, kafka, spark, stop_work, lag_limit=lag_limit),
+            seat.sign,
         )
         for note in notes:
             context.log.info(note)
@@ -186,11 +188,13 @@ def _host(
     context: dg.SensorEvaluationContext,
     job: str,
     kafka: KafkaConsumerResource,
+    spark: KafkaSparkResource | None,
     stop_work: Callable[[str], None] | None,
+    *,
     lag_limit: LagLimit,
 ) -> HostedMember:
     """Start a member for the sensor, checking first what can be checked without a broker."""
-    settings = kafka.driver_settings()
+    settings = kafka.driver_settings(has_local_spark=spark is not None and spark.is_local)
     kafka.consumer_config()
     instance_ref = context.instance.get_ref()
     origin = context.code_location_origin

@@ -152,6 +152,12 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         """Remember the run. Starts nothing: a sensor sets its resources up at every tick."""
         self._run_id = context.run.run_id if context.run else None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether each run has a Spark of its own on the machine that it works on."""
+        master = self.master or self.spark_config.get("spark.master", "local")
+        return not self.remote and master.startswith("local")
+
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Stop what the run left working in Spark, and give its session back."""
         if self.remote and self._session_id:

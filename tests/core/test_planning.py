@@ -17,6 +17,7 @@ from dagster_rebalance.core.planning import (
     BatchLimits,
     is_ready,
     plan,
+    runs_at_once,
     waits_for,
 )
 from tests.core.world import span, tp
@@ -191,6 +192,16 @@ def test_a_run_for_each_batch_waits_for_company_unless_told_otherwise(
 ) -> None:
     """A trickle would make 28,000 runs a day, while streaming runs answer within a second."""
     assert waits_for(*given, most=5000, streams=streams) == waits
+
+
+@pytest.mark.parametrize(
+    ("given", "local", "runs"), [(None, False, 4), (None, True, 1), (3, False, 3), (3, True, 3)]
+)
+def test_one_run_with_a_local_spark_works_at_a_time_unless_told_otherwise(
+    given: int | None, *, local: bool, runs: int
+) -> None:
+    """Four of them took three times as long for the same records as one."""
+    assert runs_at_once(given, has_local_spark=local) == runs
 
 
 def test_a_full_range_waits_for_no_company() -> None:

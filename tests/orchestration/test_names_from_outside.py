@@ -151,11 +151,11 @@ def test_what_a_member_has_to_say_is_logged_as_it_is(
     class StandIn:
         is_over = is_lost = False
 
-        def tick(self) -> tuple[Mail, list[str]]:
+        def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
             return Mail((), (f"summary of {group_id}",)), [note]
 
     monkeypatch.setattr(sensor_module, "MEMBERS", Members())
-    monkeypatch.setattr(sensor_module, "_host", lambda *_: StandIn())
+    monkeypatch.setattr(sensor_module, "_host", lambda *_, **__: StandIn())
     monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: True)
     defs = defs_of(group_id)
     kafka = KafkaConsumerResource(

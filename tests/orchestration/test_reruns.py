@@ -71,7 +71,7 @@ class Resting:
     is_over = is_lost = False
     mail = Mail((), ("it rests",))
 
-    def tick(self) -> tuple[Mail, list[str]]:
+    def tick(self, _patience_s: float = 0.0) -> tuple[Mail, list[str]]:
         """Nothing happens."""
         return self.mail, []
 
@@ -127,7 +127,7 @@ class Ground:
         """Evaluate the sensor of the group, whose member has nothing to do."""
         for name, value in (
             ("MEMBERS", Members()),
-            ("_host", lambda *_: Resting()),
+            ("_host", lambda *_, **__: Resting()),
             ("is_real_tick", lambda _context: real),
             ("location_of", lambda _context: location),
         ):

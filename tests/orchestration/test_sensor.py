@@ -21,6 +21,7 @@ from dagster_rebalance.orchestration.sensor import (
     build_kafka_batch_sensor,
     is_real_tick,
 )
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.tags import run_config, run_tags
 from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
 
@@ -63,7 +64,7 @@ class Sensor:
 
     def hosts(self, member: StandIn) -> None:
         """Let this be the member that the sensor starts."""
-        make: Callable[..., object] = lambda *_: member  # noqa: E731 - a stand-in for `_host`
+        make: Callable[..., object] = lambda *_, **__: member  # noqa: E731 - a stand-in for `_host`
         self.monkeypatch.setattr(sensor_module, "_host", make)
 
     def tick(self, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
@@ -265,3 +266,21 @@ def test_a_job_of_ones_own_that_runs_in_one_process_is_taken() -> None:
     build_kafka_batch_sensor(
         name="s", job=_many_processes.with_executor_def(dg.in_process_executor)
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_local"),
+    [
+        ({}, True),
+        ({"master": "local[2]"}, True),
+        ({"spark_config": {"spark.master": "local[1]"}}, True),
+        ({"master": "spark://cluster:7077"}, False),
+        ({"spark_config": {"spark.master": "yarn"}}, False),
+        ({"remote": "sc://server:15002"}, False),
+    ],
+)
+def test_a_spark_is_local_where_each_run_starts_one_on_its_own_machine(
+    settings: dict[str, Any], *, is_local: bool
+) -> None:
+    """Such runs work one at a time, by default."""
+    assert KafkaSparkResource(**settings).is_local is is_local
