@@ -45,6 +45,7 @@ OTHERS = {
     "kafka-configs",
     "mkdir",
     "openssl",
+    "psql",
     "uv",
 }
 """Programs that are not ours. What they are told is tested beside what the page says of it."""
