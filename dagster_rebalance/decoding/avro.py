@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding.avro_columns import column_of, has_choices, type_of
+from dagster_rebalance.decoding.avro_depth import check_depth, is_recursive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -58,54 +60,87 @@ def reader(
     import fastavro
 
     wanted = parsed(schema)
-    names: dict[str, Any] = {}
-    _collect(wanted, names)
+    names = _names_of(wanted)
     try:
         column = column_of(wanted, names)
         with_names = not as_python and has_choices(wanted)
-        _read_defaults(names, with_names=with_names)
+        branches = _branches_alone(wanted, names)
+        for one in (wanted, *branches.values()):
+            _read_defaults(_names_of(one), with_names=with_names)
     except Exception as problem:
         msg = f"not an Avro schema that can be used: {_said(problem)}"
         raise UndecodableError(msg) from problem
-    writers: dict[int, tuple[Any, Any]] = {}
+    writers: dict[int, _Writer] = {}
 
     def decode(payload: bytes) -> Any:
         frame = frame_of(payload)
         if frame.schema_id not in writers:
             text = writer(frame.schema_id)
-            written = parsed(text)
-            asked = None if text == schema else _branch_for(written, wanted, names)
-            writers[frame.schema_id] = (written, asked)
+            writers[frame.schema_id] = _Writer.of(
+                parsed(text), None if text == schema else wanted, branches
+            )
+        its = writers[frame.schema_id]
+        if its.recursive_names is not None:
+            check_depth(payload, frame.starts_at, its.schema, its.recursive_names)
         data = io.BytesIO(payload)
         data.seek(frame.starts_at)
-        written, asked = writers[frame.schema_id]
         try:
-            value = fastavro.schemaless_reader(data, written, asked, return_named_type=with_names)
+            value = fastavro.schemaless_reader(
+                data, its.schema, its.asked, return_named_type=with_names
+            )
         except Exception as problem:
             msg = f"it does not fit schema {frame.schema_id}: {_said(problem)}"
             raise UndecodableError(msg) from problem
         if (left := len(payload) - data.tell()) > 0:
             msg = f"it does not fit schema {frame.schema_id}: {left} bytes are left over"
             raise UndecodableError(msg)
-        if asked is not wanted and with_names and isinstance(asked, dict):
-            return asked["name"], value
+        if its.branch is not None and with_names:
+            return its.branch, value
         return value
 
     return column, decode
 
 
-def _branch_for(written: Any, wanted: Any, names: Mapping[str, Any]) -> Any:
-    """The branch of a reader's union that a record without a union is read by.
+@dataclass(frozen=True)
+class _Writer:
+    """How the records that one schema has written are read.
 
-    fastavro finds it as well, but does not say which it was.
+    Attributes:
+        schema: The writer's.
+        asked: The reader's; None if it is the same.
+        branch: The branch of the reader's union that `asked` is.
+        recursive_names: The named types of a schema with a record inside of itself; else None.
     """
+
+    schema: Any
+    asked: Any
+    branch: str | None
+    recursive_names: Mapping[str, Any] | None
+
+    @classmethod
+    def of(cls, written: Any, wanted: Any, branches: Mapping[str, Any]) -> _Writer:
+        """What a writer's schema needs.
+
+        A record without a union is read by its branch of a reader's union: fastavro finds that as
+        well, but does not say which it was.
+        """
+        names = _names_of(written)
+        branch = None
+        if isinstance(wanted, list) and isinstance(written, dict):
+            branch = written.get("name") if written.get("name") in branches else None
+        asked = wanted if branch is None else branches[branch]
+        return cls(written, asked, branch, names if is_recursive(written, names) else None)
+
+
+def _branches_alone(wanted: Any, names: Mapping[str, Any]) -> dict[str, Any]:
+    """The named branches of a union, each as a schema of its own."""
     import fastavro
 
-    if isinstance(wanted, list) and isinstance(written, dict):
-        for branch in wanted:
-            if isinstance(branch, dict) and branch.get("name") == written.get("name"):
-                return fastavro.parse_schema(_whole(branch, names, set()))
-    return wanted
+    return {
+        branch["name"]: fastavro.parse_schema(_whole(branch, names, set()))
+        for branch in (wanted if isinstance(wanted, list) else ())
+        if isinstance(branch, dict) and "name" in branch
+    }
 
 
 def _whole(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
@@ -132,8 +167,14 @@ def _said(problem: Exception) -> str:
     return f"{type(problem).__name__} {str(problem)[:500]}".strip()
 
 
-def _collect(schema: Any, names: dict[str, Any]) -> None:
+def _names_of(schema: Any) -> dict[str, Any]:
     """The named types of a schema, by their full names."""
+    names: dict[str, Any] = {}
+    _collect(schema, names)
+    return names
+
+
+def _collect(schema: Any, names: dict[str, Any]) -> None:
     if isinstance(schema, list):
         for branch in schema:
             _collect(branch, names)
@@ -180,9 +221,7 @@ def _default(schema: Any, value: Any, names: Mapping[str, Any], *, with_names: b
         value = value.encode("latin-1")
     elif kind in {"record", "error"}:
         return {
-            field["name"]: inner(field["type"], value[field["name"]])
-            if field["name"] in value
-            else field["default"]
+            field["name"]: inner(field["type"], value.get(field["name"], field.get("default")))
             for field in schema["fields"]
         }
     elif kind == "array":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_float
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.decoding import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from dagster_rebalance.decoding.columns import Column
 
@@ -21,6 +22,15 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 def _micros(at: Any) -> int:
     moment = datetime.combine(_EPOCH.date(), at, tzinfo=timezone.utc)
     return (moment - _EPOCH) // (datetime.resolution)
+
+
+# A writer whose schema had no logical type has written a plain number, in the reader's unit.
+def _of_time(of_time: Callable[[Any], int]) -> Callable[[Any], int]:
+    return lambda at: at if isinstance(at, int) else of_time(at)
+
+
+def _of_millis(at: Any) -> Any:
+    return at * 1000 if isinstance(at, int) else at
 
 
 _PLAIN = {
@@ -35,26 +45,37 @@ _PLAIN = {
 }
 _LOGICAL = {
     ("int", "date"): columns.DATE,
-    ("int", "time-millis"): columns.INT.by(lambda at: _micros(at) // 1000),
-    ("long", "time-micros"): columns.LONG.by(_micros),
-    ("long", "timestamp-millis"): columns.TIMESTAMP,
+    ("int", "time-millis"): columns.INT.by(_of_time(lambda at: _micros(at) // 1000)),
+    ("long", "time-micros"): columns.LONG.by(_of_time(_micros)),
+    ("long", "timestamp-millis"): columns.TIMESTAMP.by(_of_millis),
     ("long", "timestamp-micros"): columns.TIMESTAMP,
-    ("long", "local-timestamp-millis"): columns.LOCAL_TIMESTAMP,
+    ("long", "local-timestamp-millis"): columns.LOCAL_TIMESTAMP.by(_of_millis),
     ("long", "local-timestamp-micros"): columns.LOCAL_TIMESTAMP,
     ("string", "uuid"): columns.STRING.by(str),
 }
 _NUMBERS = ({"int", "long"}, {"float", "double"})
 """Unions of these have the larger one's type."""
-_PYTHON: dict[str, tuple[type, ...]] = {
-    "boolean": (bool,),
-    "int": (int, date, time),
-    "long": (int, datetime, time),
-    "float": (float,),
-    "double": (float,),
-    "bytes": (bytes, Decimal),
-    "string": (str, UUID),
-    "array": (list,),
-    "map": (dict,),
+_PYTHON: dict[str, type] = {
+    "boolean": bool,
+    "int": int,
+    "long": int,
+    "float": float,
+    "double": float,
+    "bytes": bytes,
+    "string": str,
+    "array": list,
+    "map": dict,
+}
+_LOGICAL_PYTHON: dict[tuple[str, str], type] = {
+    ("int", "date"): date,
+    ("int", "time-millis"): time,
+    ("long", "time-micros"): time,
+    ("long", "timestamp-millis"): datetime,
+    ("long", "timestamp-micros"): datetime,
+    ("long", "local-timestamp-millis"): datetime,
+    ("long", "local-timestamp-micros"): datetime,
+    ("bytes", "decimal"): Decimal,
+    ("string", "uuid"): UUID,
 }
 _INT_ENDS = 1 << 31
 
@@ -106,11 +127,20 @@ def column_of(
 
 def _record(schema: Any, names: Mapping[str, Any], inside: frozenset[str]) -> Column:
     if schema["name"] in inside:
-        return columns.JSON_TEXT
+        return columns.STRING.by(lambda value: columns.json_text(_without_names(value)))
     within = inside | {schema["name"]}
     return columns.struct(
         [(field["name"], column_of(field["type"], names, within)) for field in schema["fields"]]
     )
+
+
+def _without_names(value: Any) -> Any:
+    """A value without the names of its types, which fastavro gives where a union needs them."""
+    if isinstance(value, tuple):
+        return _without_names(value[1])
+    if isinstance(value, dict):
+        return {name: _without_names(one) for name, one in value.items()}
+    return [_without_names(one) for one in value] if isinstance(value, list) else value
 
 
 def _leaf(kind: Any, schema: Mapping[str, Any]) -> Column | None:
@@ -170,15 +200,26 @@ def _chosen(value: Any, branches: list[Any]) -> tuple[int, Any]:
                 branch["name"] if isinstance(branch, dict) and "name" in branch else branch
             ):
                 return at, inner
-    for at, branch in enumerate(branches):
-        if _fits(str(type_of(branch)), value):
-            return at, value
-    msg = f"a {type(value).__name__} fits no branch of its union"
-    raise UndecodableError(msg)
+    fitting = [at for at, branch in enumerate(branches) if _fits(branch, value)]
+    # A record that the writer had without a union says no name: its fields have to.
+    if not fitting or (isinstance(value, dict) and len(fitting) > 1):
+        msg = f"a {type(value).__name__} fits {len(fitting)} branches of its union"
+        raise UndecodableError(msg)
+    return fitting[0], value
 
 
-def _fits(kind: str, value: Any) -> bool:
+def _fits(branch: Any, value: Any) -> bool:
+    kind = str(type_of(branch))
+    if isinstance(branch, dict) and "fields" in branch:
+        return isinstance(value, dict) and {one["name"] for one in branch["fields"]} == set(value)
+    logical = str(branch.get("logicalType")) if isinstance(branch, dict) else ""
     # By the very type: a bool is an int, too, and a datetime a date.
-    if type(value) not in _PYTHON.get(kind, ()):
+    if type(value) is not _LOGICAL_PYTHON.get((kind, logical), _PYTHON.get(kind)):
         return False
+    if kind == "float":
+        return _has_single_precision(value)
     return kind != "int" or type(value) is not int or -_INT_ENDS <= value < _INT_ENDS
+
+
+def _has_single_precision(value: float) -> bool:
+    return value != value or c_float(value).value == value  # noqa: PLR0124 - NaN alone is not itself

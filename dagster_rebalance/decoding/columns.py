@@ -73,7 +73,7 @@ JSON_TEXT = STRING.by(json_text)
 def decimal(digits: int, scale: int) -> Column:
     """A decimal; as text when it has more digits than Spark has."""
     if digits > MOST_DIGITS:
-        return STRING.by(str)
+        return STRING.by(lambda value: format(value, "f"))
     return Column(f"DECIMAL({digits},{scale})", _arrow("decimal128", digits, scale))
 
 

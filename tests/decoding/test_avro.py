@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import uuid
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
@@ -15,7 +16,7 @@ from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.schemas import SchemaText
 from dagster_rebalance.decoding.arrow import decoded_array
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
-from tests.decoding.records import ORDER, avro
+from tests.decoding.records import ORDER, avro, framed
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=timezone.utc)
 NODE = {
@@ -62,6 +63,8 @@ def read(reader: Any, value: object, writer: Any = None) -> Any:  # noqa: ANN401
          Decimal("-1.25"), Decimal("-1.25"), "DECIMAL(6,2)"),
         ({"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 2},
          Decimal("1.25"), "1.25", "STRING"),
+        ({"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 8},
+         Decimal(0), "0.00000000", "STRING"),
         ({"type": "int", "logicalType": "date"}, AT.date(), AT.date(), "DATE"),
         ({"type": "long", "logicalType": "timestamp-micros"}, AT, AT, "TIMESTAMP"),
         ({"type": "long", "logicalType": "local-timestamp-micros"},
@@ -228,3 +231,127 @@ def test_a_readers_schema_that_cannot_be_used_is_refused(text: str) -> None:
     """Before anything is read."""
     with pytest.raises(UndecodableError, match="not an Avro schema"):
         Decoder("value", "avro", SchemaText(text), KnownSchemas()).open()
+
+
+IN_MILLIS = {"type": "long", "logicalType": "timestamp-millis"}
+DATE = {"type": "int", "logicalType": "date"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "written", "value", "found"),
+    [
+        (IN_MILLIS, "long", 1000, AT.replace(1970, 1, 1, 0, 0, 1, 0)),
+        ({"type": "long", "logicalType": "local-timestamp-millis"}, "int", 1000,
+         datetime(1970, 1, 1, 0, 0, 1)),  # noqa: DTZ001 - local times have no zone
+        ({"type": "long", "logicalType": "timestamp-micros"}, IN_MILLIS,
+         AT.replace(microsecond=0), AT.replace(microsecond=0)),
+        ({"type": "int", "logicalType": "time-millis"}, "int", 5, 5),
+    ],
+)  # fmt: skip
+def test_a_plain_number_is_a_time_in_the_readers_unit(
+    kind: Any,  # noqa: ANN401 - JSON
+    written: Any,  # noqa: ANN401 - JSON
+    value: object,
+    found: object,
+) -> None:
+    """A registry lets a team give a field its logical type later; old records are as plain."""
+    assert read(record(t=kind), {"t": value}, record(t=written)) == {"t": found}
+
+
+def test_the_defaults_within_a_default_are_read_as_their_types() -> None:
+    """The default of the outer record is `{}`: the inner fields have their own."""
+    inner = record(at=(IN_MILLIS, 1000), raw=("bytes", "\xff")) | {"name": "In"}
+    found = read(record(old="int", new=(inner, {})), {"old": 1}, record(old="int"))["new"]
+    assert found == {"at": AT.replace(1970, 1, 1, 0, 0, 1, 0), "raw": b"\xff"}
+
+
+@pytest.mark.parametrize(
+    ("branches", "data", "found"),
+    [
+        (["null", DATE, "long"], b"\x04\x0a", {"member0": None, "member1": 5}),
+        (["int", {"type": "long", "logicalType": "time-micros"}], b"\x02\x0a",
+         {"member0": None, "member1": 5}),
+        (["float", "double", "string"], b"\x02" + struct.pack("<d", 0.1),
+         {"member0": None, "member1": 0.1, "member2": None}),
+        (["float", "double", "string"], b"\x02" + struct.pack("<d", 1e300),
+         {"member0": None, "member1": 1e300, "member2": None}),
+        (["float", "double", "string"], b"\x00" + struct.pack("<f", 0.5),
+         {"member0": 0.5, "member1": None, "member2": None}),
+    ],
+)  # fmt: skip
+def test_a_value_of_a_union_is_in_a_column_that_can_hold_it(
+    branches: Any,  # noqa: ANN401 - JSON
+    data: bytes,
+    found: object,
+) -> None:
+    """A number is no date, and 0.1 in single precision is another number."""
+    opened = decoder(record(u=branches)).open()
+    array, reasons = decoded_array(opened, [framed(1, data)], [()])
+    assert reasons == [None]
+    assert array.to_pylist() == [{"u": found}]
+
+
+def test_a_record_that_became_one_of_a_union_finds_its_branch() -> None:
+    """fastavro resolves it, and does not say into which; two with the same fields are refused."""
+    a, b = (record(**{name: "int"}) | {"name": name} for name in ("A", "B"))
+    assert read(record(u=["null", b, a]), {"u": {"A": 1}}, record(u=a)) == {
+        "u": {"member0": None, "member1": {"A": 1}}
+    }
+    twin = {**a, "name": "Twin"}
+    opened = decoder(record(u=[twin, a]), record(u=a)).open()
+    with pytest.raises(UndecodableError, match="a dict fits 2 branches"):
+        opened(avro(1, record(u=a), {"u": {"A": 1}}))
+
+
+def test_a_branch_with_defaults_reads_an_older_record_without_a_union() -> None:
+    """The defaults are values by then, and fastavro must not check them as JSON again."""
+    new = record(id="int", at=(IN_MILLIS, 1000))
+    found = read(["null", new], {"id": 1}, record(id="int"))
+    assert found == {"id": 1, "at": AT.replace(1970, 1, 1, 0, 0, 1, 0)}
+
+
+def test_json_of_a_record_within_itself_has_no_names_of_types() -> None:
+    """fastavro gives them for the sake of another union of the schema."""
+    node = record(next=["null", "R"], other=["int", "string"])
+    value = {"next": {"next": {"next": None, "other": 3}, "other": "x"}, "other": 1}
+    found = read(node, value)["next"]
+    assert json.loads(found) == value["next"]
+
+
+@pytest.mark.parametrize("levels", [5_000, 500_000])
+def test_a_payload_that_nests_without_end_does_not_end_the_process(levels: int) -> None:
+    """fastavro reads in C, and runs over the end of the stack."""
+    opened = decoder(NODE).open()
+    value, reason = opened.decoded(framed(1, b"\x02\x02" * levels + b"\x02\x00"))
+    assert value is None
+    assert reason == "value: it nests more than 100 records in each other"
+    assert opened.decoded(framed(1, b"\x02\x02" * 90 + b"\x02\x00"))[1] is None
+
+
+TREE = {
+    "type": "record",
+    "name": "Tree",
+    "fields": [
+        {"name": "before", "type": {"type": "map", "values": ["null", "string", "double"]}},
+        {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
+        {"name": "raw", "type": {"type": "fixed", "name": "Raw", "size": 3}},
+        {"name": "is", "type": ["boolean", "float", "bytes"]},
+        {"name": "children", "type": {"type": "array", "items": "Tree"}},
+        {"name": "named", "type": {"type": "map", "values": "Tree"}},
+    ],
+}
+
+
+def test_a_tree_of_all_types_is_passed_over_and_then_read() -> None:
+    """What looks how deep a payload is has to find where each part of it ends."""
+    leaf = {"before": {"a": "x", "b": 0.5}, "kind": "B", "raw": b"abc", "is": 0.5}
+    value: dict[str, Any] = {**leaf, "children": [], "named": {}}
+    for _ in range(90):
+        value = {**leaf, "children": [], "named": {"only": value}}
+    payload = avro(1, TREE, {**leaf, "children": [value], "named": {}})
+    opened = decoder(TREE).open()
+    assert opened.decoded(payload)[1] is None
+    assert "fit schema 1: EOFError" in str(opened.decoded(payload[:-4])[1])
+    for _ in range(20):
+        value = {**leaf, "children": [value], "named": {}}
+    assert "nests more than 100" in str(opened.decoded(avro(1, TREE, value))[1])

@@ -1,0 +1,123 @@
+"""How deeply a payload of Avro nests the types that refer to themselves.
+
+Owns that no payload ends the process: fastavro reads in C and does not look how deep it is, so a
+few thousand levels run over the end of the stack, and take the run or Spark's executor along.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dagster_rebalance.core.errors import UndecodableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MOST_LEVELS = 100
+"""Of records in each other: as many as Protobuf allows messages."""
+_TOO_DEEP = f"it nests more than {MOST_LEVELS} records in each other"
+_FIXED_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
+_NUMBERS = {"int", "long", "enum"}
+_OF_A_LENGTH = {"bytes", "string"}
+
+
+def is_recursive(
+    schema: Any, names: Mapping[str, Any], inside: frozenset[str] = frozenset()
+) -> bool:
+    """Whether a schema, as fastavro has parsed it, has a record inside of itself."""
+    if isinstance(schema, str):
+        if schema in inside:
+            return True
+        return schema in names and is_recursive(names[schema], names, inside)
+    if isinstance(schema, list):
+        return any(is_recursive(branch, names, inside) for branch in schema)
+    within = inside | {schema["name"]} if "fields" in schema else inside
+    parts = [field["type"] for field in schema.get("fields", ())]
+    parts += [schema[part] for part in ("items", "values", "type") if part in schema]
+    return any(is_recursive(part, names, within) for part in parts)
+
+
+def check_depth(payload: bytes, starts_at: int, schema: Any, names: Mapping[str, Any]) -> None:
+    """Refuse a payload that nests too deeply. What else is wrong with it, fastavro says.
+
+    Args:
+        payload: With its frame.
+        starts_at: Where its data begins.
+        schema: That it was written with.
+        names: The named types of the schema.
+
+    Raises:
+        UndecodableError: It nests too deeply.
+    """
+    try:
+        _Walk(payload, starts_at, names).over(schema, 0)
+    except IndexError:  # it ends too early, or has a branch that there is not
+        return
+    except RecursionError:
+        raise UndecodableError(_TOO_DEEP) from None
+
+
+class _Walk:
+    """Passes over the data of a payload, and reads what decides where the next part begins."""
+
+    def __init__(self, payload: bytes, at: int, names: Mapping[str, Any]) -> None:
+        self._payload = payload
+        self._at = at
+        self._names = names
+
+    def over(self, schema: Any, level: int) -> None:
+        """Pass over a part, `level` records deep."""
+        kind = schema
+        while not isinstance(kind, str) or kind in self._names:
+            if isinstance(kind, list):
+                schema = kind[self._number()]
+            elif isinstance(kind, dict):
+                schema, kind = kind, kind["type"]
+                continue
+            else:
+                schema = self._names[kind]
+            kind = schema
+        if kind in _FIXED_SIZES:
+            self._pass(_FIXED_SIZES[kind])
+        elif kind in _NUMBERS:
+            self._number()
+        elif kind in _OF_A_LENGTH:
+            self._pass(self._number())
+        elif kind == "fixed":
+            self._pass(schema["size"])
+        elif kind == "array":
+            self._blocks(schema["items"], level, has_keys=False)
+        elif kind == "map":
+            self._blocks(schema["values"], level, has_keys=True)
+        else:
+            self._record(schema, level)
+
+    def _record(self, schema: Any, level: int) -> None:
+        if level == MOST_LEVELS:
+            raise UndecodableError(_TOO_DEEP)
+        for field in schema["fields"]:
+            self.over(field["type"], level + 1)
+
+    def _blocks(self, inner: Any, level: int, *, has_keys: bool) -> None:
+        while count := self._number():
+            if count < 0:
+                self._number()  # the bytes of the block
+            for _ in range(abs(count)):
+                if has_keys:
+                    self._pass(self._number())
+                self.over(inner, level)
+
+    def _pass(self, length: int) -> None:
+        if not 0 <= length <= len(self._payload) - self._at:
+            raise IndexError
+        self._at += length
+
+    def _number(self) -> int:
+        value = shift = 0
+        while True:
+            byte = self._payload[self._at]
+            self._at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:  # noqa: PLR2004 - the bit that says that another byte follows
+                return (value >> 1) ^ -(value & 1)
