@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dagster_rebalance.decoding.decoder import reason
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -33,9 +35,9 @@ def decoded_array(
     values: list[Any] = []
     reasons: list[str | None] = []
     for payload, names in zip(payloads, header_names, strict=True):
-        value, reason = decoder.decoded(payload, names)
+        value, why = decoder.decoded(payload, names)
         values.append(value)
-        reasons.append(reason)
+        reasons.append(why)
     kind = decoder.column.arrow()
     array, _ = _made(values, kind)
     if array is None:
@@ -43,7 +45,7 @@ def decoded_array(
             one, problem = _made([value], kind)
             if one is None:
                 values[at] = None
-                reasons[at] = f"{decoder.part}: it does not fit its column: {problem}"
+                reasons[at] = reason(decoder.part, f"it does not fit its column: {problem}")
         array = pa.array(values, kind)
     return array, reasons
 

@@ -22,6 +22,18 @@ if TYPE_CHECKING:
 Format = Literal["avro", "protobuf", "json", "plain_json"]
 
 
+_MOST_REASON_CHARACTERS = 2_000
+
+
+def reason(part: str, problem: object) -> str:
+    """Why a part could not be decoded, as a text that can be stored.
+
+    What it cites of a payload may be very long, or no Unicode that can be written.
+    """
+    text = f"{part}: {problem}"[:_MOST_REASON_CHARACTERS]
+    return text.encode(errors="backslashreplace").decode()
+
+
 @dataclass(frozen=True)
 class KnownSchemas:
     """The schemas by which a batch was written: all that its payloads name and the registry has.
@@ -108,7 +120,7 @@ class OpenDecoder:
         try:
             return self(payload, header_names), None
         except UndecodableError as problem:
-            return None, f"{self.part}: {problem}"
+            return None, reason(self.part, problem)
 
     def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:
         """The value of a payload. A tombstone has none.

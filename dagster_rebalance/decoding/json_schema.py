@@ -8,6 +8,7 @@ the registry does not have is an error.
 from __future__ import annotations
 
 import json
+from math import isinf
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
@@ -59,7 +60,7 @@ def reader(
                 validators[frame.schema_id], _ = _validator(writer(frame.schema_id))
             validator = validators[frame.schema_id]
         try:
-            value = json.loads(payload[starts_at:], parse_constant=_refuse)
+            value = json.loads(payload[starts_at:], parse_constant=_refuse, parse_float=_finite)
         except (ValueError, RecursionError) as problem:
             msg = f"it is no JSON: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
@@ -72,6 +73,14 @@ def reader(
 def _refuse(constant: str) -> None:
     msg = f"{constant} is no JSON"
     raise ValueError(msg)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        msg = "a number is larger than a double can be"
+        raise ValueError(msg)
+    return value
 
 
 def _check(validator: Any, value: object) -> None:
@@ -99,11 +108,12 @@ def _validator(schema: SchemaText) -> tuple[Any, Any]:
     from jsonschema.validators import validator_for
 
     def find(uri: str) -> Any:
-        # A schema with an $id makes an address of each name that it refers to.
-        for name, resource in known.items():
-            if uri == name or uri.endswith(f"/{name}"):
-                return resource
-        raise referencing.exceptions.NoSuchResource(uri)
+        # A schema with an $id makes an address of each name that it refers to. Of a/b and b, which
+        # both end it, the longer one is meant.
+        ends = [name for name in known if f"/{uri}".endswith(f"/{name}")]
+        if not ends:
+            raise referencing.exceptions.NoSuchResource(uri)
+        return known[max(ends, key=len)]
 
     try:
         root = json.loads(schema.text)

@@ -292,7 +292,7 @@ def test_a_value_of_a_union_is_in_a_column_that_can_hold_it(
 
 
 def test_a_record_that_became_one_of_a_union_finds_its_branch() -> None:
-    """fastavro resolves it, and does not say into which; two with the same fields are refused."""
+    """Fastavro resolves it, and does not say into which; two with the same fields are refused."""
     a, b = (record(**{name: "int"}) | {"name": name} for name in ("A", "B"))
     assert read(record(u=["null", b, a]), {"u": {"A": 1}}, record(u=a)) == {
         "u": {"member0": None, "member1": {"A": 1}}
@@ -311,7 +311,7 @@ def test_a_branch_with_defaults_reads_an_older_record_without_a_union() -> None:
 
 
 def test_json_of_a_record_within_itself_has_no_names_of_types() -> None:
-    """fastavro gives them for the sake of another union of the schema."""
+    """Fastavro gives them for the sake of another union of the schema."""
     node = record(next=["null", "R"], other=["int", "string"])
     value = {"next": {"next": {"next": None, "other": 3}, "other": "x"}, "other": 1}
     found = read(node, value)["next"]
@@ -320,7 +320,7 @@ def test_json_of_a_record_within_itself_has_no_names_of_types() -> None:
 
 @pytest.mark.parametrize("levels", [5_000, 500_000])
 def test_a_payload_that_nests_without_end_does_not_end_the_process(levels: int) -> None:
-    """fastavro reads in C, and runs over the end of the stack."""
+    """Fastavro reads in C, and runs over the end of the stack."""
     opened = decoder(NODE).open()
     value, reason = opened.decoded(framed(1, b"\x02\x02" * levels + b"\x02\x00"))
     assert value is None

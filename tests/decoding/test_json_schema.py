@@ -88,6 +88,7 @@ def test_a_schema_becomes_columns() -> None:
         (payload({"id": "secret"}), r"\$\.id against the rule type"),
         (framed(1, b'{"id": 1'), "no JSON: JSONDecodeError"),
         (framed(1, b'{"id": NaN}'), "NaN is no JSON"),
+        (framed(1, b'{"id": 1, "price": 1e400}'), "larger than a double"),
         (framed(1, b'{"id": 1, "item": "\xff"}'), "no JSON: UnicodeDecodeError"),
         (framed(1, b"[" * 100_000), "no JSON: RecursionError"),
         (payload({"id": 1 << 70}), "does not fit its column"),
@@ -129,6 +130,24 @@ def test_references_are_found_and_never_fetched(own: str | None) -> None:
         opened(payload({"to": {"city": 1}}))
     with pytest.raises(UndecodableError, match="not a JSON schema that can be used"):
         decoder(text(order)).open()
+
+
+def test_of_two_references_that_fit_the_longer_one_is_meant() -> None:
+    """Else another schema would check the record, and make its columns."""
+    order = {"type": "object", "properties": {"a": {"$ref": "money/type.json"}}}
+    references = (("type.json", {"type": "string"}), ("money/type.json", {"type": "integer"}))
+    for own in ({}, {"$id": "http://shop.example.com/order.json"}):
+        assert decoder(text(order | own, *references)).open()(payload({"a": 5})) == {"a": 5}
+
+
+def test_a_reason_can_be_stored_whatever_it_cites() -> None:
+    """A name that is no Unicode, or is a megabyte long, would end the batch."""
+    opened = decoder(text({"type": "object", "additionalProperties": {"type": "integer"}})).open()
+    _, alone = opened.decoded(framed(1, b'{"\\ud800": "x"}'))
+    _, long = opened.decoded(payload({"a" * 1_000_000: "x"}))
+    assert alone is not None
+    assert b"\\ud800" in alone.encode()
+    assert len(str(long)) == 2_000
 
 
 @pytest.mark.parametrize("wrong", ["", "{", '{"type": "nothing"}', "7"])
