@@ -56,6 +56,8 @@ def _made(values: Sequence[Any], kind: Any) -> tuple[Any, Exception | None]:
 
     try:
         return pa.array(values, kind), None
+    except MemoryError:  # one of Arrow's own is an ArrowException, too
+        raise
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as problem:
         return None, problem
 

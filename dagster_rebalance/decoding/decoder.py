@@ -116,10 +116,16 @@ class OpenDecoder:
     def decoded(
         self, payload: bytes | None, header_names: Iterable[str] = ()
     ) -> tuple[Any, str | None]:
-        """The value of a payload, and None; or None, and why there is none."""
+        """The value of a payload, and None; or None, and why there is none.
+
+        Raises:
+            MemoryError: It is no fault of the record: a second look may find memory.
+        """
         try:
             return self(payload, header_names), None
         except UndecodableError as problem:
+            if isinstance(problem.__cause__, MemoryError):
+                raise problem.__cause__ from None
             return None, reason(self.part, problem)
 
     def __call__(self, payload: bytes | None, header_names: Iterable[str] = ()) -> Any:

@@ -6,7 +6,6 @@ Owns the columns, and that pyarrow is only needed by who wants them.
 from __future__ import annotations
 
 from importlib import import_module
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import ConfigurationError
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.decoding.decoder import Decoder
 
 _RECORDS_A_BATCH = 10_000
+_BYTES_AT_ONCE = 64 << 20
 
 
 def pyarrow() -> Any:  # noqa: ANN401 - it has no types
@@ -69,6 +69,24 @@ def decoded_schema(decoders: Iterable[Decoder], *, keeps_undecodable: bool) -> A
     return schema
 
 
+def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
+    """Messages, so many at once as the memory and the queue of a producer can hold.
+
+    Args:
+        messages: In their order.
+        most: Of one chunk. It ends earlier with the message by which its values reach 64 MiB.
+    """
+    chunk, size = [], 0
+    for message in messages:
+        chunk.append(message)
+        size += len(message)
+        if len(chunk) == most or size >= _BYTES_AT_ONCE:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
 def record_batches(messages: Iterator[Message], ranges: Sequence[OffsetRange]) -> Iterator[Any]:
     """Messages of some ranges as record batches."""
     pa = pyarrow()
@@ -76,7 +94,7 @@ def record_batches(messages: Iterator[Message], ranges: Sequence[OffsetRange]) -
     by_partition: dict[tuple[str, int], list[OffsetRange]] = {}
     for range_ in ranges:
         by_partition.setdefault((range_.topic, range_.partition), []).append(range_)
-    while chunk := list(islice(messages, _RECORDS_A_BATCH)):
+    for chunk in chunks(messages, _RECORDS_A_BATCH):
         rows = [_row(message, by_partition) for message in chunk]
         columns = zip(*rows, strict=True)
         arrays = [

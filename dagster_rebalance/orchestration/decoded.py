@@ -7,7 +7,6 @@ letters of what it has read before it gives out the rest.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from dagster_rebalance.consumer import record_letters
@@ -23,6 +22,7 @@ from dagster_rebalance.decoding.batches import (
     letters_of,
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
+from dagster_rebalance.orchestration.arrow import chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -167,7 +167,7 @@ def decoded_messages(
     """Messages with their keys, their values, or both decoded."""
     opened = [decoder.open(as_python=True) for decoder in decoders]
     with letters:
-        while chunk := list(islice(messages, _AT_ONCE)):
+        for chunk in chunks(messages, _AT_ONCE):
             good, bad = [], []
             for message in chunk:
                 decoded = _decoded(message, opened)

@@ -60,6 +60,10 @@ def written_registry_secrets(key: str, registry: SchemaRegistryResource) -> Iter
     for name in ("password", "token"):
         if _is_written(getattr(registry, name)):
             yield f"{name} of {key}"
+    if _is_written(registry.url) and _SECRET_TEXT.search(registry.url):
+        yield f"the login in url of {key}"
+    if _is_written(registry.client_config.get("basic.auth.user.info")):
+        yield f"client_config['basic.auth.user.info'] of {key}"
     yield from _named(f"client_config of {key}", registry.client_config)
 
 

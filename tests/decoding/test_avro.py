@@ -220,6 +220,26 @@ def test_a_value_that_its_column_cannot_hold_is_refused_alone() -> None:
     assert pa.types.is_decimal(array.type.field("d").type)
 
 
+def test_too_little_memory_is_never_the_fault_of_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be left out by Spark's second look, and the first had stored no letter."""
+    opened = decoder(ORDER).open()
+
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fastavro.schemaless_reader", full)
+        with pytest.raises(MemoryError):
+            decoded_array(opened, [GOOD], [()])
+
+    def full_arrow(*_: object) -> None:
+        raise pa.ArrowMemoryError
+
+    monkeypatch.setattr(pa, "array", full_arrow)
+    with pytest.raises(MemoryError):
+        decoded_array(opened, [GOOD], [()])
+
+
 def test_a_guid_in_a_header_is_refused_in_words() -> None:
     """A newer serializer writes no frame, so the payload would only look damaged."""
     with pytest.raises(UndecodableError, match="__value_schema_id"):

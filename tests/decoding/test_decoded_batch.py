@@ -176,6 +176,13 @@ def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
     assert given.arrow([], value=its.avro()).schema.field("value").type.num_fields == 2
 
 
+def test_large_records_are_read_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten thousand of a megabyte are more than a run, or the queue of a producer, can hold."""
+    monkeypatch.setattr("dagster_rebalance.orchestration.arrow._BYTES_AT_ONCE", 10)
+    reading = batch(*[b"12345"] * 5, None).arrow()
+    assert [one.num_rows for one in reading] == [2, 2, 2]
+
+
 def test_arrow_decodes_and_keeps(its: SchemaRegistryResource) -> None:
     """A struct for each record that can be decoded, the reason and the bytes of another."""
     reading = batch(avro(1, ORDER, PEN), b"poison").arrow(value=its.avro(), keep_undecodable=True)

@@ -341,6 +341,11 @@ def test_a_secret_that_stands_in_the_code_is_refused(settings: dict[str, Any], n
             {"client_config": {"bearer.auth.client.secret": "hunter2"}},
             "client_config of registry['bearer.auth.client.secret']",
         ),
+        (
+            {"client_config": {"basic.auth.user.info": "etl:hunter2"}},
+            "client_config['basic.auth.user.info'] of registry",
+        ),
+        ({"url": "https://etl:hunter2@registry"}, "the login in url of registry"),
     ],
 )
 def test_a_secret_of_a_registry_that_stands_in_the_code_is_refused(
@@ -349,7 +354,7 @@ def test_a_secret_of_a_registry_that_stands_in_the_code_is_refused(
     named: str,
 ) -> None:
     """As those of Kafka and of Spark are."""
-    registry = SchemaRegistryResource(url="https://registry", **settings)
+    registry = SchemaRegistryResource(**{"url": "https://registry", **settings})
     with pytest.raises(ConfigurationError) as refused:
         build(kafka=kafka(), assets=[asset()], resources={"registry": registry}, name="orders")
     assert f"{named} of orders is given as a plain text" in str(refused.value)
