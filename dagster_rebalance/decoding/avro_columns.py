@@ -217,7 +217,7 @@ def _fits(branch: Any, value: Any) -> bool:
     if type(value) is not _LOGICAL_PYTHON.get((kind, logical), _PYTHON.get(kind)):
         return False
     if kind == "float":
-        return _has_single_precision(value)
+        return isinstance(value, float) and _has_single_precision(value)
     return kind != "int" or type(value) is not int or -_INT_ENDS <= value < _INT_ENDS
 
 

@@ -76,7 +76,8 @@ def chunks(messages: Iterable[Message], most: int) -> Iterator[list[Message]]:
         messages: In their order.
         most: Of one chunk. It ends earlier with the message by which its values reach 64 MiB.
     """
-    chunk, size = [], 0
+    chunk: list[Message] = []
+    size = 0
     for message in messages:
         chunk.append(message)
         size += len(message)
