@@ -190,9 +190,9 @@ class Trouble:
     """What the newest runs on a range ended with.
 
     Attributes:
-        kind: How they ended.
+        kind: How the newest of them ended.
         count: The attempts that failed, or the runs in a row that did not start, refused
-            themselves, or were told to end.
+            themselves, or were told to end, each for itself or by turns.
         run_id: The newest of them.
         why: Why it refused itself.
     """
@@ -385,7 +385,7 @@ def _trouble(first_runs: list[RunSeen], failures: int) -> Trouble | None:
         return None
     kind, newest = told[0]
     in_a_row = next(
-        (number for number, (other, _) in enumerate(told) if other is not kind), len(told)
+        (number for number, (other, _) in enumerate(told) if other is Setback.FAILED), len(told)
     )
     return Trouble(
         kind, failures if kind is Setback.FAILED else in_a_row, newest.run_id, newest.refusal

@@ -102,10 +102,11 @@ def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str
         )
     if blocked.kind is Setback.INTERRUPTED:
         return (
-            f"{partition}: the processes of {blocked.count} runs for {range_} in a row were told "
-            f"to end, the last one is {blocked.run_id}, and nobody had cancelled them. They count "
-            "as no attempt. Look at what ends them: nodes that are drained or short of memory, the "
-            "platform's time limit, a service that is restarted. It is tried again by itself"
+            f"{partition}: {blocked.count} runs for {range_} in a row did not come to an end of "
+            f"their own. The process of the last one, {blocked.run_id}, was told to end, and "
+            "nobody had cancelled it. They count as no attempt. Look at what ends them: nodes that "
+            "are drained or short of memory, the platform's time limit, a service that is "
+            "restarted. It is tried again by itself"
         )
     return (
         f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: "

@@ -110,6 +110,17 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ToRequest(4, 1, Trouble(T, 2, "r3")),
         ),
         ([run("r1", S.FAILED, is_interrupted=True, is_taken_back=True)], ToRequest(2)),
+        # Of different kinds as well: on machines that come and go, runs that are told to end take
+        # turns with runs that do not start.
+        (
+            [
+                run("r1", S.FAILED, is_interrupted=True),
+                run("r2", S.FAILED, has_started=False),
+                run("r3", S.FAILED, is_refused=True),
+                run("r4", S.FAILED, is_interrupted=True),
+            ],
+            ToRequest(5, 0, Trouble(T, 4, "r4")),
+        ),
         (
             [run("r1", S.FAILED), run("r2", S.FAILED, is_refused=True), run("r3", S.FAILED)],
             ToRequest(4, 2, Trouble(F, 2, "r3")),

@@ -112,7 +112,7 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
         (Trouble(Setback.REFUSED, 5, RUN), ("it does not say why",)),
         (
             Trouble(Setback.INTERRUPTED, 5, RUN),
-            ("processes of 5 runs", RUN, "no attempt", "drained", "tried again by itself"),
+            ("5 runs", "told to end", RUN, "no attempt", "drained", "tried again by itself"),
         ),
     ],
 )
