@@ -66,6 +66,9 @@ _FAREWELL_S = 5.0
 LETTERS_PER_TURN = 20
 """How many answers of letters are taken between two polls at most: with 1,000 partitions at work
 each takes the driver 10 ms."""
+_ANSWERS_PER_TURN = 100
+"""How many answers of the storage are taken between two polls at most: it may answer as fast as
+they are taken."""
 _COMMIT_PATIENCE_S = 10.0
 """In the classic protocol no coordinator answers a member that waits for others in a rebalance, and
 one of those may hold a revoke."""
@@ -91,6 +94,7 @@ class Pump:
         self._ender = RunEnder(
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
+        self._answers_left = _ANSWERS_PER_TURN
         self._storage = StorageWorker(self._note, parts.start, parts.clock)
         self._bounds = BoundsReader(
             parts.consumer, parts.clock, self._note, parts.driver.settings.start_from
@@ -188,6 +192,7 @@ class Pump:
 
     def _turn(self) -> None:
         parts = self.parts
+        self._answers_left = _ANSWERS_PER_TURN
         events = self._poll(_POLL_S if parts.driver.partitions.busy else _IDLE_POLL_S)
         if self._standstill_clock() - self._stood_at > _STANDSTILL_S:
             # This process was suspended, perhaps for longer than its session. What it finds done by
@@ -265,7 +270,9 @@ class Pump:
                 todo.extend(event for event in (answer, *self._from_storage()) if event is not None)
 
     def _from_storage(self) -> Iterator[seen.Event | None]:
-        for answer in self._storage.answers():
+        answers = self._storage.answers()
+        while self._answers_left and (answer := next(answers, None)) is not None:
+            self._answers_left -= 1
             yield self._carry_out("taking in what Dagster's storage answered", answer)
 
     def _carry_out(self, what: str, action: Callable[[], seen.Event | None]) -> seen.Event | None:

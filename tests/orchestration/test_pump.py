@@ -167,6 +167,31 @@ def test_what_the_storage_answers_while_an_older_answer_waits_is_taken_in_behind
     assert bench.driver.orders == (PAUSE, RESUME)
 
 
+def test_a_storage_that_always_has_an_answer_does_not_keep_the_member_from_its_polls(
+    instance: dg.DagsterInstance,
+) -> None:
+    """With many partitions at work it answers as fast as the driver takes answers in.
+
+    A member that does not poll hears of no revoke, and Kafka evicts it.
+    """
+    bench = Bench(instance)
+    bench.turn(20)
+    answers, taken = bench.pump._storage._answers, list[int]()
+
+    def answered() -> seen.Event:
+        """The next answer is there as soon as this one is taken."""
+        assert len(taken) < 10_000, "the turn does not end"
+        taken.append(1)
+        answers.put(answered)
+        return seen.TimePassed()
+
+    answers.put(answered)
+    bench.turn()
+    in_one_turn = len(taken)
+    bench.turn()
+    assert 0 < in_one_turn < len(taken), "it goes on with the next turn"
+
+
 def test_what_happened_within_one_poll_is_told_in_its_order(instance: dg.DagsterInstance) -> None:
     """The partition is lost and assigned again at once.
 

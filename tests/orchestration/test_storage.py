@@ -145,7 +145,7 @@ def test_after_an_outage_that_doubled_its_patience_it_is_patient_for_a_minute_ag
     desk.worker.look_after()
     desk.worker.ask(desk.job("next"))
     desk.until(lambda: desk.done)
-    desk.until(desk.worker.answers)
+    desk.until(lambda: list(desk.worker.answers()))
     desk.hang("another")
     desk.clock.advance(61)
     desk.worker.look_after()
