@@ -480,6 +480,7 @@ class Driver:
             ledger=None,
             stored=None,
             backlog_since=None,
+            seen_since=None,
             letter=None,
         )
         return distrusted.changed(Change.DISTRUSTED)

@@ -124,6 +124,8 @@ class OwnedPartition:
         bounds: The offsets that Kafka had when last asked.
         backlog_since: Since when there are offsets to claim, on the caller's clock; None when there
             are none.
+        seen_since: When the first of them was seen, also if a batch has been claimed since that had
+            no room for all; None when there are none.
         has_claimed: Whether this member has claimed a batch of it. Nobody knows for how long the
             first one has waited, so that waits for no more records.
         pending: The write under way.
@@ -158,6 +160,7 @@ class OwnedPartition:
     stored_log: Log = Log()  # noqa: RUF009 - likewise
     bounds: Bounds | None = None
     backlog_since: float | None = None
+    seen_since: float | None = None
     has_claimed: bool = False
     pending: PendingWrite | None = None
     unrecorded: RecordCommit | None = None
@@ -225,8 +228,11 @@ class OwnedPartition:
     def with_bounds(self, bounds: Bounds, now: float) -> OwnedPartition:
         """The partition after a look at what can be read, which may be more than is claimed."""
         has_backlog = self.ledger is not None and bounds.until > self.ledger.claimed_until
+        if not has_backlog:
+            return replace(self, bounds=bounds, backlog_since=None, seen_since=None)
         since = now if self.backlog_since is None else self.backlog_since
-        return replace(self, bounds=bounds, backlog_since=since if has_backlog else None)
+        seen_since = since if self.seen_since is None else self.seen_since
+        return replace(self, bounds=bounds, backlog_since=since, seen_since=seen_since)
 
     @property
     def is_idle(self) -> bool:
@@ -385,6 +391,7 @@ class OwnedPartition:
             self.bounds.until,
             self.backlog_since if self.has_claimed else float("-inf"),
             len(self.entries),
+            self.seen_since,
         )
 
     def is_record_due(self, now: float) -> bool:
@@ -469,7 +476,11 @@ class OwnedPartition:
         done = replace(self, stored=write.new, stored_log=self.log, pending=None)
         if pending.claims is not None:
             ledger = self.ledger.claim(*pending.claims, claimed_at=now)
-            return replace(done, ledger=ledger, backlog_since=None, has_claimed=True)
+            is_cut = self.bounds is not None and self.bounds.until > ledger.claimed_until
+            seen_since = self.seen_since if is_cut else None
+            return replace(
+                done, ledger=ledger, backlog_since=None, seen_since=seen_since, has_claimed=True
+            )
         if pending.claims_again is not None:
             return replace(done, ledger=self.ledger.claimed_again(*pending.claims_again, now))
         entry = pending.commits

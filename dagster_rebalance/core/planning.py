@@ -7,14 +7,13 @@ and the time are given.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 MOST_CLAIMS = 40
 """So many claims of one partition fit the 4,096 bytes of its metadata, however long their offsets
@@ -86,9 +85,12 @@ class Backlog:
         partition: The partition.
         start: The first offset that is not claimed yet.
         end: The offset behind the last record in Kafka.
-        waiting_since: When offsets behind `start` were first seen, on the caller's clock; minus
-            infinity for the first batch of a partition.
+        waiting_since: Since when it waits for its turn: when offsets behind `start` were seen since
+            its last batch, on the caller's clock; minus infinity for the first batch of a
+            partition.
         claims: How many batches of the partition are in flight.
+        seen_since: When the first of the offsets was seen, where its last batch has left some; None
+            where that is `waiting_since`.
     """
 
     partition: TopicPartition
@@ -96,6 +98,7 @@ class Backlog:
     end: int
     waiting_since: float
     claims: int = 0
+    seen_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +119,10 @@ def plan(
 ) -> tuple[Batch, ...]:
     """Choose the next batches; a run is filled before the next one is opened.
 
-    A run is full with `max_ranges_per_run` ranges, or with as many records as one range may have:
-    each run costs seconds of its own, which a backlog is worth and a trickle is not. What still
-    waits for more records comes along where there is room. The partition that has waited longest
-    comes first, so no partition starves.
+    A run is full with `max_ranges_per_run` ranges, or with as many records as one range, or one
+    batch, may have: each run costs seconds of its own, which a backlog is worth and a trickle is
+    not. What still waits for more records comes along where there is room. The partition that has
+    waited longest for its turn comes first, so no partition starves.
     """
     room = limits.max_runs_in_flight - runs_in_flight
     there = sorted(
@@ -131,15 +134,31 @@ def plan(
         return ()
     chosen = [_range_of(backlog, limits) for backlog in ready[: room * limits.max_ranges_per_run]]
     by_ranges = -(-len(chosen) // limits.max_ranges_per_run)
-    by_records = -(-sum(map(len, chosen)) // limits.max_records_per_range)
+    full = min(limits.max_records_per_range, limits.max_records_per_batch)
+    by_records = -(-sum(map(len, chosen)) // full)
     runs = min(room, len(chosen), max(by_ranges, by_records))
-    company = (backlog for backlog in there if not is_ready(backlog, limits, now))
-    left = max(0, runs * limits.max_ranges_per_run - len(chosen))
-    chosen += [_range_of(backlog, limits) for backlog in islice(company, left)]
+    waiting = (backlog for backlog in there if not is_ready(backlog, limits, now))
+    chosen += _company(waiting, chosen, limits, runs=runs)
     return tuple(
         Batch(new_batch_id(1), _cut(chosen[run::runs], limits.max_records_per_batch))
         for run in range(runs)
     )
+
+
+def _company(
+    waiting: Iterable[Backlog], chosen: Sequence[OffsetRange], limits: BatchLimits, *, runs: int
+) -> list[OffsetRange]:
+    """What may wait, and fits into the runs beside what is due: it takes no record from that."""
+    space = runs * limits.max_records_per_batch - sum(map(len, chosen))
+    company: list[OffsetRange] = []
+    for backlog in waiting:
+        if len(chosen) + len(company) >= runs * limits.max_ranges_per_run:
+            break
+        range_ = _range_of(backlog, limits)
+        if len(range_) <= space:
+            company.append(range_)
+            space -= len(range_)
+    return company
 
 
 def _range_of(backlog: Backlog, limits: BatchLimits) -> OffsetRange:
@@ -189,7 +208,7 @@ def waits_for(
     Args:
         min_records: As of `BatchLimits`.
         max_wait_s: As of `BatchLimits`.
-        most: How many records one range may have; more are never waited for.
+        most: How many records one range and one batch may have; more are never waited for.
         streams: Whether it is for streaming runs.
     """
     if min_records is None:
@@ -205,4 +224,7 @@ def is_ready(backlog: Backlog, limits: BatchLimits, now: float) -> bool:
     if not _may_be_read(backlog, limits):
         return False
     size = backlog.end - backlog.start
-    return size >= limits.min_records or now - backlog.waiting_since >= limits.max_wait_s
+    since = backlog.waiting_since
+    if backlog.seen_since is not None:
+        since = min(since, backlog.seen_since)
+    return size >= limits.min_records or now - since >= limits.max_wait_s

@@ -95,6 +95,7 @@ def take_in(
         bounds=bounds,
         pending=None,
         backlog_since=None,
+        seen_since=None,
         before=owned.before
         if owned.before is not None and is_same_commit(owned.before.stored, found.stored)
         else None,

@@ -502,7 +502,10 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             raise ConfigurationError(msg) from error
         self._check_dead_letters(topics)
         min_records, max_wait_s = waits_for(
-            self.min_records, self.max_wait_s, most=self.max_records_per_range, streams=streams
+            self.min_records,
+            self.max_wait_s,
+            most=min(self.max_records_per_range, self.max_records_per_batch),
+            streams=streams,
         )
         return DriverSettings(
             limits=BatchLimits(

@@ -563,6 +563,31 @@ def test_the_first_batch_of_a_partition_waits_for_no_more_records() -> None:
     assert world.dagster.runs[second].ranges == (span(0, 5, 15),)
 
 
+def test_records_for_which_a_batch_has_no_room_do_not_wait_all_over_again() -> None:
+    """They would wait a max_wait_s for each batch before them, and nobody said so."""
+    world = World(records=5)
+    limits = BatchLimits(max_records_per_batch=10, min_records=100, max_wait_s=30)
+    member = world.member(owns=1, settings=DriverSettings(limits=limits))
+    world.succeed(_started(world, member))
+    world.wait(2, member)
+    world.kafka.produce(tp(0), 25)
+    world.wait(35, member)
+    for start, until in ((5, 15), (15, 25), (25, 30)):
+        run_id = _started(world, member)
+        assert world.dagster.runs[run_id].ranges == (span(0, start, until),)
+        world.succeed(run_id)
+        world.wait(3, member)
+    world.kafka.produce(tp(0), 1)
+    world.wait(20, member)
+    assert member.tick() == [], "what comes after all were read waits for company"
+
+
+def _started(world: World, member: Member) -> str:
+    (run_id,) = member.tick()
+    world.start(run_id)
+    return run_id
+
+
 def test_a_partition_waits_for_a_run_without_a_claim_until_it_is_over() -> None:
     """A person moved the offset while the run worked, and then forced its end."""
     world = World(records=100)

@@ -142,6 +142,15 @@ def test_a_run_is_filled_before_the_next_is_opened(records: int, runs: int) -> N
     assert sum(len(batch.ranges) for batch in found) == 4
 
 
+def test_a_run_is_full_with_as_many_records_as_one_batch_may_have() -> None:
+    """Else one run works on a sliver of each partition, and nobody works beside it."""
+    found = planned(
+        [Backlog(tp(n), 0, 100, 0.0) for n in range(8)],
+        BatchLimits(max_records_per_batch=100, max_runs_in_flight=4),
+    )
+    assert [sum(map(len, batch.ranges)) for batch in found] == [100] * 4
+
+
 def test_a_run_is_full_with_as_many_ranges_as_it_may_have() -> None:
     """However few their records."""
     found = planned(
@@ -215,6 +224,23 @@ def test_what_waits_for_company_comes_along_with_what_is_due() -> None:
     due, *others = (Backlog(tp(n), 0, 5, waiting_since=70.0 + n) for n in range(3))
     assert planned([*others], limits) == ()
     assert planned([due, *others], limits) == (Batch("b1", (span(0, 0, 5), span(1, 0, 5))),)
+
+
+def test_company_takes_nothing_from_what_is_due() -> None:
+    """A trickle that may still wait would leave a backlog an eighth of its batch."""
+    limits = BatchLimits(max_records_per_batch=100, min_records=50, max_wait_s=30)
+    due, small, large = (
+        Backlog(tp(n), 0, size, waiting_since=99.0) for n, size in enumerate((90, 10, 40))
+    )
+    assert planned([due, large, small], limits) == (Batch("b1", (span(0, 0, 90), span(1, 0, 10))),)
+
+
+def test_what_a_batch_has_left_over_waits_no_longer_than_other_records() -> None:
+    """It was there when the batch was cut, but has to wait for its turn behind others."""
+    limits = BatchLimits(min_records=50, max_wait_s=30)
+    left = Backlog(tp(0), 60, 70, waiting_since=90.0, seen_since=75.0)
+    assert planned([left], limits, now=104.9) == ()
+    assert planned([left], limits, now=105.0) == (Batch("b1", (span(0, 60, 70),)),)
 
 
 @pytest.mark.parametrize(

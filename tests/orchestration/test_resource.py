@@ -278,6 +278,12 @@ def test_a_limit_of_zero_or_less_is_refused_by_name(name: str, value: int) -> No
         resource(**{name: value}).driver_settings()
 
 
+@pytest.mark.parametrize("name", ["max_records_per_range", "max_records_per_batch"])
+def test_no_partition_waits_for_more_records_than_a_batch_takes(name: str) -> None:
+    """A batch with as many as it may have has nothing to wait for."""
+    assert resource(**{name: 70}).driver_settings().limits.min_records == 70
+
+
 def test_how_long_a_run_may_be_silent_reaches_the_driver() -> None:
     """A platform that takes ten minutes to start a run must be able to say so."""
     pulse = resource(heartbeat_timeout_s=30.0, start_timeout_s=600.0).driver_settings().pulse
