@@ -182,9 +182,13 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_nothing(
         with connected(server) as session:
             for table in tables:
                 table.write(records(session, span(0, 50), "a"), [span(0, 50)])
-        for table in tables:
+        writers = [
+            threading.Thread(target=_write_for_ever, args=(server, table), daemon=True)
+            for table in tables
+        ]
+        for table, writer in zip(tables, writers, strict=True):
             before = table.data_files()
-            threading.Thread(target=_write_for_ever, args=(server, table), daemon=True).start()
+            writer.start()
             wait_until(
                 partial(_has_a_file_beside, table, before),
                 timeout_s=LIMIT_S,
@@ -192,6 +196,10 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_nothing(
             )
         server.kill()
         server.restart()
+        for writer in writers:
+            # A session that ends shuts down threads that all sessions of a process share.
+            writer.join(LIMIT_S)
+            assert not writer.is_alive()
         with connected(server) as session:
             for table in tables:
                 assert table.read(session) == expected((0, 50, "a"))
