@@ -113,13 +113,14 @@ def _row(
     kind, at_ms = message.timestamp()
     headers: Any = message.headers()
     return (
-        *(_bytes(message.key()), _bytes(message.value()), topic, partition, offset),
+        *(as_bytes(message.key()), as_bytes(message.value()), topic, partition, offset),
         at_ms * 1000 if kind else None,
         kind - 1,  # Kafka's client counts the kinds from 1, Spark from 0
-        headers and [{"key": name, "value": _bytes(value)} for name, value in headers],
+        headers and [{"key": name, "value": as_bytes(value)} for name, value in headers],
         *(range_.start, range_.until),
     )
 
 
-def _bytes(given: str | bytes | None) -> bytes | None:
+def as_bytes(given: str | bytes | None) -> bytes | None:
+    """Keys, values and headers as Kafka has them; the client's types allow for text."""
     return given.encode() if isinstance(given, str) else given

@@ -22,7 +22,7 @@ from dagster_rebalance.decoding.batches import (
     letters_of,
 )
 from dagster_rebalance.decoding.decoder import KnownSchemas
-from dagster_rebalance.orchestration.arrow import chunks
+from dagster_rebalance.orchestration.arrow import as_bytes, chunks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -268,11 +268,7 @@ def _letter(message: Message, reason: str) -> RecordLetter:
         offset=message.offset() or 0,
         timestamp_ms=at_ms if kind else None,
         reason=reason,
-        key=_bytes(message.key()),
-        value=_bytes(message.value()),
-        headers=tuple((name, _bytes(value)) for name, value in headers),
+        key=as_bytes(message.key()),
+        value=as_bytes(message.value()),
+        headers=tuple((name, as_bytes(value)) for name, value in headers),
     )
-
-
-def _bytes(given: str | bytes | None) -> bytes | None:
-    return given.encode() if isinstance(given, str) else given
