@@ -57,7 +57,7 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
         group.wait(
             "the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1])
         )
-        assert _check_state(stage, group.name) is False
+        group.wait("the check to fail", lambda group: _check_state(stage, group.name) is False)
         stage.dagster.ui.re_execute(group.runs()[0].run_id)
     for group in groups:
         group.wait("all records to be committed", Group.is_done)
