@@ -16,7 +16,7 @@ from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
@@ -162,19 +162,27 @@ def _of_kind(kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> 
         fields = [
             (name, _column(one, resolver, inside)) for name, one in schema["properties"].items()
         ]
-        return _of_type(columns.struct(fields), dict)
+        return _of_type(columns.struct(fields), dict, schema.get("required", ()))
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         values = _column(schema["additionalProperties"], resolver, inside)
         return _of_type(columns.mapping(columns.STRING, values), dict)
     return columns.JSON_TEXT
 
 
-def _of_type(column: Column, kind: type) -> Column:
-    """A column that refuses what is of another type: a writer's schema may have allowed it."""
+def _of_type(column: Column, kind: type, required: Sequence[str] = ()) -> Column:
+    """A column that refuses what is of another type: a writer's schema may have allowed it.
+
+    A topic may hold records of several schemas. One that lacks required properties is of another
+    type than the reader's.
+    """
     inner = column.convert
 
     def convert(value: Any) -> Any:
         _of_types(value, (kind,), kind.__name__)
+        missing = [name for name in required if name not in value]
+        if missing:
+            msg = f"it lacks {', '.join(missing)}, which the reader's schema requires"
+            raise UndecodableError(msg)
         return value if inner is None else inner(value)
 
     return column.by(convert)

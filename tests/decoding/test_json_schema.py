@@ -117,6 +117,15 @@ def test_a_payload_is_checked_by_its_writers_schema_and_read_by_the_readers() ->
         opened(payload({"id": "x"}, 2))
 
 
+def test_a_record_of_another_type_is_refused_and_does_not_become_nulls() -> None:
+    """Only the reader's required properties can tell: the writer's schema is satisfied."""
+    order = text({"type": "object", "properties": {"id": {}}, "required": ["id"]})
+    refund = text({"type": "object", "properties": {"refund": {"type": "string"}}})
+    opened = decoder(order, order, refund).open()
+    with pytest.raises(UndecodableError, match="it lacks id, which the reader's schema requires"):
+        opened(payload({"refund": "secret"}, 2))
+
+
 @pytest.mark.parametrize("own", [None, "http://shop.example.com/order.json"])
 def test_references_are_found_and_never_fetched(own: str | None) -> None:
     """By their names, also where the schema has an address of its own."""
