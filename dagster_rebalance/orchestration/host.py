@@ -1,4 +1,4 @@
-"""The process that a member lives in, and the seat that it keeps.
+"""The process that a member lives in, the seat that it keeps, and how long its instance lasts.
 
 Two replicas of one code server serve the same sensor. They settle by the seat, so that they do not
 take the member from each other for ever.
@@ -10,6 +10,7 @@ import hashlib
 import json
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,6 +38,22 @@ class Host:
 
 NOBODY = Host(location="", sensor="", incarnation="")
 """Who reads what was reported, and is no member."""
+
+
+_TEMPORARY_HOME = ".tmp_dagster_home_"
+"""How the name of a folder begins that `dagster dev` and `dg dev` make where they have no other."""
+
+
+def notes_on_home(instance: dg.DagsterInstance) -> tuple[str, ...]:
+    """What a tick says where Dagster deletes its storage when it ends, below a member that drains.
+
+    Args:
+        instance: Where the member records its commits.
+    """
+    home = Path(instance.root_directory)
+    if not home.name.startswith(_TEMPORARY_HOME):
+        return ()
+    return (f"DAGSTER_HOME is not set, so Dagster deletes {home.name} with all history at its end",)
 
 
 class Seat:

@@ -23,7 +23,7 @@ from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopper_of, stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
-from dagster_rebalance.orchestration.host import Host, Seat
+from dagster_rebalance.orchestration.host import Host, Seat, notes_on_home
 from dagster_rebalance.orchestration.job_checks import check_executor, check_retries, check_steps
 from dagster_rebalance.orchestration.member_log import MemberLog
 from dagster_rebalance.orchestration.members import MEMBERS, HostedMember
@@ -144,7 +144,7 @@ def build_kafka_batch_sensor(
         else:
             # Nobody needs the cursor then; Dagster shows it in the list of ticks, unlike a reason.
             context.update_cursor(mail.glance)
-        skip = "; ".join((*mail.summary, *reruns.notes))
+        skip = "; ".join((*mail.summary, *reruns.notes, *notes_on_home(context.instance)))
         requests = [
             dg.RunRequest(
                 run_key=offer.run_key,

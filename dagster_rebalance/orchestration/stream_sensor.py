@@ -19,6 +19,7 @@ from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
+from dagster_rebalance.orchestration.host import notes_on_home
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.rerun_tick import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.roster import told_last
@@ -109,7 +110,8 @@ def build_kafka_stream_sensor(
         found = moves(fleet, seen, time.time())
         group = GroupAssets.of(kafka.group_id)
         told = told_last(context.instance, group.group, group.lag, time.time())
-        said = "; ".join([_shown(seen), *found.notes, *told, *reruns.notes])
+        notes = (*found.notes, *told, *reruns.notes, *notes_on_home(context.instance))
+        said = "; ".join([_shown(seen), *notes])
         if not is_real:
             return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
         for leave in found.leaves:

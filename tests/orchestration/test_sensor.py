@@ -27,6 +27,7 @@ from tests.orchestration.parts import kafka_in_memory, nothing, offer, span
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from dagster_rebalance.core.offers import Offer
     from tests.orchestration.parts import KafkaInMemory
@@ -67,14 +68,17 @@ class Sensor:
         make: Callable[..., object] = lambda *_, **__: member  # noqa: E731 - a stand-in for `_host`
         self.monkeypatch.setattr(sensor_module, "_host", make)
 
-    def tick(self, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
+    def tick(self, home: Path | None = None, *, real: bool = True) -> Any:  # noqa: ANN401 - Dagster's class is private
         """Evaluate the sensor as the daemon or as a preview does.
 
         Returns what Dagster makes of it.
         """
         self.monkeypatch.setattr(sensor_module, "is_real_tick", lambda _context: real)
         made = self.defs.resolve_sensor_def("orders_sensor")
-        with dg.DagsterInstance.ephemeral() as instance:
+        storage = (
+            dg.instance_for_test(temp_dir=str(home)) if home else dg.DagsterInstance.ephemeral()
+        )
+        with storage as instance:
             context = dg.build_sensor_context(
                 instance=instance,
                 definitions=self.defs,
@@ -172,6 +176,17 @@ def test_without_offers_the_skip_reason_says_what_the_member_does(sensor: Sensor
     result = sensor.tick()
     assert not result.run_requests
     assert result.skip_message == "2 runs in flight; lag 340"
+
+
+def test_a_tick_says_that_dagster_deletes_its_storage_at_its_end(
+    sensor: Sensor, tmp_path: Path
+) -> None:
+    """`dagster dev` without DAGSTER_HOME takes the storage away below a member that drains."""
+    sensor.hosts(StandIn())
+    home = tmp_path / ".tmp_dagster_home_x1"
+    home.mkdir()
+    said = sensor.tick(home).skip_message
+    assert said.startswith("2 runs in flight; lag 340; DAGSTER_HOME is not set, so Dagster deletes")
 
 
 def test_a_lease_that_ends_between_two_ticks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
