@@ -8,9 +8,12 @@ once. Never shows a login, and hands none on: what it returns is plain text.
 from __future__ import annotations
 
 import base64
+import queue
+import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -26,6 +29,8 @@ _NUMBERS = frozenset({*_DEFAULTS, "cache.capacity", "cache.latest.ttl.sec"})
 _NO_SUCH_ID = 40403
 _NO_SUCH_SUBJECT = frozenset({40401, 40402})
 _ASK_AGAIN_S = 30.0
+_LIMIT_S = 60.0
+"""The client's own limit begins anew with each byte of an answer that comes slowly."""
 _UNAUTHORIZED = frozenset({401, 403})
 _PASSING = frozenset({408, 429})
 _SERVER_ERRORS = 500
@@ -47,12 +52,17 @@ class Registry:
     Args:
         settings: Of confluent-kafka's `SchemaRegistryClient`; numbers may be text.
         clock: A monotonic clock.
+        limit_s: How long an answer may take altogether, in seconds.
     """
 
     def __init__(
-        self, settings: Mapping[str, Any], clock: Callable[[], float] = time.monotonic
+        self,
+        settings: Mapping[str, Any],
+        clock: Callable[[], float] = time.monotonic,
+        limit_s: float = _LIMIT_S,
     ) -> None:
         self._settings = settings
+        self._limit_s = limit_s
         self._clock = clock
         self._made: Any = None
         self._closes: Callable[[], object] = int
@@ -168,7 +178,7 @@ class Registry:
 
     def _asked(self, what: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - the client's own type
         try:
-            answer = ask(self._client)
+            answer = self._in_time(ask, self._client)
         except (ConfigurationError, BrokerError):
             raise
         except Exception as problem:  # noqa: BLE001 - those of an HTTP client, of TLS, of JSON
@@ -178,6 +188,25 @@ class Registry:
             self.close()  # the client would remember the answer
             raise self._error(what, ValueError("the answer has no schema"))
         return answer
+
+    def _in_time(self, ask: Callable[[Any], Any], client: Any) -> Any:  # noqa: ANN401 - the client's own types
+        answers: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                answer = ask(client)
+            except Exception as problem:  # noqa: BLE001 - raised where it was asked for
+                answers.put(partial(_raise, problem))
+            else:
+                answers.put(lambda: answer)
+
+        threading.Thread(target=work, name="schema registry", daemon=True).start()
+        try:
+            return answers.get(timeout=self._limit_s)()
+        except queue.Empty:
+            self._made = None  # it is in use, and closed when nobody has it any more
+            msg = f"no whole answer came within {self._limit_s:g} s"
+            raise TimeoutError(msg) from None
 
     def _error(self, what: str, problem: Exception) -> Exception:
         status = getattr(problem, "http_status_code", None)
@@ -231,6 +260,10 @@ class Registry:
 
 class _NotThereError(Exception):
     """The registry has answered that there is no such schema."""
+
+
+def _raise(problem: Exception) -> None:
+    raise problem
 
 
 def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type

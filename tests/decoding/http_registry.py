@@ -25,12 +25,14 @@ class HttpRegistry:
         url: Its address.
         login: What it asks for: nothing, a password or a token.
         answer: Instead of a schema: a status, a type and a body.
+        is_free: Cleared, it keeps its answers to itself.
         requests: The paths that were asked for.
     """
 
     url: str = ""
     login: str = ""
     answer: tuple[int, str, str] | None = None
+    is_free: threading.Event = field(default_factory=threading.Event)
     requests: list[str] = field(default_factory=list)
     schemas: list[dict[str, Any]] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
@@ -95,6 +97,7 @@ class HttpRegistry:
 def http_registry() -> Iterator[HttpRegistry]:
     """A registry on a free port."""
     registry = HttpRegistry()
+    registry.is_free.set()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -116,6 +119,7 @@ def http_registry() -> Iterator[HttpRegistry]:
             self._answer(200, {"id": registry.add(subject, schema)})
 
         def _answer(self, status: int, said: dict[str, Any]) -> None:
+            registry.is_free.wait(30)
             kind, body = "application/vnd.schemaregistry.v1+json", json.dumps(said)
             if not registry.is_allowed(self.headers.get("Authorization")):
                 status, body = 401, json.dumps({"error_code": 401, "message": "Unauthorized"})

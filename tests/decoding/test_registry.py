@@ -100,6 +100,18 @@ def test_a_registry_that_is_away_is_named() -> None:
     assert caught.value.retriable
 
 
+def test_an_answer_that_does_not_end_has_a_limit(registry: HttpRegistry) -> None:
+    """The client's own limit begins anew with each byte."""
+    schema_id = registry.register("orders-value", ORDER)
+    registry.is_free.clear()
+    client = Registry({"url": registry.url}, limit_s=0.05)
+    with pytest.raises(BrokerError, match=r"no whole answer came within 0\.05 s") as caught:
+        client.by_id("AVRO", schema_id)
+    assert caught.value.retriable
+    registry.is_free.set()
+    assert Registry({"url": registry.url}).by_id("AVRO", schema_id).text
+
+
 @pytest.mark.parametrize(
     ("login", "settings"),
     [
