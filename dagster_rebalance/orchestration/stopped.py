@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 STOPPED_CHECK = "no_partition_stopped"
+_TABLE = dg.TableSchema(
+    columns=[
+        dg.TableColumn("partition", "string"),
+        dg.TableColumn("reason", "string", description="Why it is stopped, and what to do."),
+    ]
+)
 _REASONS_SHOWN = 20
 _COMMANDED = 4
 """A command with more partitions is no help."""
@@ -93,8 +99,12 @@ def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg
         ),
         description="; ".join(shown) or "every partition goes on",
         metadata={
-            "stopped": dg.MetadataValue.json(
-                {str(partition): reason for partition, reason in reasons.items()}
+            "stopped": dg.MetadataValue.table(
+                [
+                    dg.TableRecord({"partition": str(partition), "reason": reason})
+                    for partition, reason in reasons.items()
+                ],
+                _TABLE,
             ),
             "stopped_partitions": len(stopped),
             "partitions": dg.MetadataValue.text(_names(stopped)),

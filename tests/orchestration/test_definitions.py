@@ -570,12 +570,15 @@ class Check:
         self.instance.report_run_failed(run, message)
         return run
 
-    def execute(self) -> tuple[bool, str, object]:
+    def execute(self) -> tuple[bool, str, list[object]]:
         """Whether it passed, its description, and the partitions that are stopped."""
         result = self.job.execute_in_process(instance=self.instance)
         (evaluation,) = result.get_asset_check_evaluations()
         assert evaluation.asset_check_key == self.key
-        return evaluation.passed, evaluation.description or "", evaluation.metadata["stopped"].value
+        table = evaluation.metadata["stopped"].value
+        assert isinstance(table, dg.TableMetadataValue)
+        stopped = [row.data["partition"] for row in table.records]
+        return evaluation.passed, evaluation.description or "", stopped
 
 
 @pytest.fixture
@@ -592,7 +595,7 @@ def test_the_check_executed_by_hand_passes_while_work_goes_on(check: Check) -> N
     """
     check.group.committed[tp(0)] = claimed(0, 10, "b-1")
     check.fail()
-    assert check.execute() == (True, "every partition goes on", {})
+    assert check.execute() == (True, "every partition goes on", [])
 
 
 def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> None:
@@ -609,8 +612,7 @@ def test_the_check_executed_by_hand_finds_every_reason_to_stop(check: Check) -> 
         "orders-1: the metadata 'spark-checkpoint-17' was not written by dagster_rebalance"
         in description
     )
-    assert isinstance(stopped, dict)
-    assert sorted(stopped) == ["orders-0", "orders-1"]
+    assert stopped == ["orders-0", "orders-1"]
 
 
 def test_the_check_says_the_error_and_links_the_run(check: Check) -> None:
