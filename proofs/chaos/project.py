@@ -7,6 +7,7 @@ what a run suffers: whether it fails or is killed.
 
 import csv
 import json
+import logging
 import os
 import random
 import time
@@ -51,6 +52,12 @@ from proofs.chaos.sinks import Sink
 EXCHANGE = Exchange(Path(os.environ[FOLDER_VARIABLE]))
 ROLE = os.environ.get(ROLE_VARIABLE)
 SINK = Sink(os.environ.get(SINK_VARIABLE, Sink.PARQUET.value))
+# What a member did when is what explains a stall, and the ticks that tell it may not come.
+_MEMBER_LOG = logging.StreamHandler()
+_MEMBER_LOG.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+logging.getLogger("dagster_rebalance").addHandler(_MEMBER_LOG)
+logging.getLogger("dagster_rebalance").setLevel(logging.INFO)
+logging.getLogger("dagster_rebalance").propagate = False
 LONGEST_WORK_S = 9.0
 LONGEST_STREAMED_WORK_S = 4.0
 LONGEST_CUT_OFF_S = 60.0

@@ -146,7 +146,7 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
             end = next(iter([at for at in every_tick if at > mended_at][1:]), until)
         else:
             continue
-        yield Explained(Span(fault.began_at, end), fault.kind.value, history.name)
+        yield Explained(Span(fault.began_at, end), fault.kind.value, history.name, is_fault=True)
 
 
 def _end_beside_streams(fault: Fault, history: History, mended_at: float) -> float:

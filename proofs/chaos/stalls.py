@@ -92,11 +92,13 @@ class Explained:
         span: When.
         why: In words.
         partition: Which partition; None for all.
+        is_fault: Whether a batch that it kept from its run waits for the next ticks when it ends.
     """
 
     span: Span
     why: str
     partition: str | None = None
+    is_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,8 @@ def judge(
     judgement = Judgement()
     for history in histories:
         behind = _behind(history, until)
-        idle = without(behind, _busy(history, behind, ticks, until))
+        mended = [one.span.end for one in reasons if one.is_fault and one.partition == history.name]
+        idle = without(behind, _busy(history, behind, ticks, mended, until))
         nobody_s = NOBODY_S if ticks is None else until
         for reason in [*_nobody(history, until, nobody_s), *reasons]:
             if reason.partition in {None, history.name}:
@@ -200,6 +203,7 @@ def _busy(
     history: History,
     behind: Sequence[Span],
     ticks: Mapping[str, Sequence[float]] | None,
+    mended: Sequence[float],
     until: float,
 ) -> list[Span]:
     live = [
@@ -217,6 +221,7 @@ def _busy(
         for since, owner in history.owners
         if owner is not None and _is_claimed(history, since)
     ]
+    wanted += [at for at in mended if _waits_for_a_run(history, at)]
     return live + [Span(at, min(until, _run_due_at(history, at, ticks))) for at in wanted]
 
 
@@ -239,6 +244,15 @@ def _is_claimed(history: History, at: float) -> bool:
     """Whether an owner that came then has found a claim."""
     claimed = max((until for since, until in history.claims if since <= at), default=0)
     return claimed > max((offset for since, offset in history.commits if since <= at), default=0)
+
+
+def _waits_for_a_run(history: History, at: float) -> bool:
+    """Whether a batch was claimed then of which no run had succeeded."""
+    claimed_at = max((since for since, _ in history.claims if since <= at), default=at)
+    return _is_claimed(history, at) and not any(
+        run.succeeded and run.ended_at is not None and claimed_at <= run.ended_at <= at
+        for run in history.runs
+    )
 
 
 def _run_due_at(history: History, wanted_at: float, ticks: Mapping[str, Sequence[float]]) -> float:

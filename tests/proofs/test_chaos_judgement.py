@@ -151,6 +151,22 @@ def test_a_batch_that_a_new_owner_has_found_waits_for_its_ticks() -> None:
     assert _stalls(late) == [Span(31.0, 35.0)], "ticks of the new owner at 21 and 26"
 
 
+def test_a_batch_that_a_fault_kept_from_its_run_waits_for_the_ticks_behind_it() -> None:
+    """Its owner could not offer it before. A batch whose run has succeeded waits for no tick."""
+    fault = Explained(Span(12.0, 27.0), "broker_killed", WORKED_OFF.name, is_fault=True)
+    late = replace(
+        WORKED_OFF,
+        runs=[RunSeen(41.0, 44.5, succeeded=True), WORKED_OFF.runs[1]],
+        commits=[(45.0, 5), (60.0, 9)],
+    )
+    assert _stalls(late, replace(fault, is_fault=False)) == [Span(27.0, 41.0)]
+    assert _stalls(late, fault) == [], "ticks at 30 and 35, and 5 s to make the run"
+    later = replace(late, runs=[RunSeen(43.0, 44.5, succeeded=True), late.runs[1]])
+    assert _stalls(later, fault) == [Span(40.0, 43.0)]
+    done = replace(late, runs=WORKED_OFF.runs)
+    assert _stalls(done, fault) == [Span(27.0, 45.0)]
+
+
 def test_a_partition_that_nobody_has_is_no_stall_of_a_member() -> None:
     """Kafka has not given it to anybody."""
     taken = replace(
