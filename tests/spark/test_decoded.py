@@ -6,6 +6,7 @@ is a tombstone.
 
 from __future__ import annotations
 
+import base64
 from contextlib import closing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from dagster_rebalance import (
 from dagster_rebalance.orchestration.tags import spelled
 from dagster_rebalance.spark.output import write_parquet_by_range
 from tests.decoding.http_registry import PASSWORD, USER, HttpRegistry, http_registry
-from tests.decoding.records import ORDER, avro
+from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -189,3 +190,31 @@ def test_plain_json_is_decoded_by_a_schema(
     (bad,) = frame.where("undecodable IS NOT NULL").collect()
     assert (bad.partition, bad.offset) == (1, 5)
     assert bad.undecodable.reason == "value: it does not fit its schema: $.id against the rule type"
+
+
+def test_json_schema_and_protobuf_are_decoded_too(
+    session: SparkSession, kafka_broker: KafkaCluster, topic: str, registry: HttpRegistry
+) -> None:
+    """In one batch: the keys in one format, the values in the other."""
+    place = {"type": "object", "properties": {"shop": {"type": "string"}}}
+    key_id = registry.register(f"{topic}-key", place, "JSON")
+    file = proto_file("shop", [proto_message("Order", id="int64")]).SerializeToString()
+    value_id = registry.register(f"{topic}-value", base64.b64encode(file).decode(), "PROTOBUF")
+    producer = Producer(kafka_broker.client_config())
+    for number in range(103):
+        key = framed(key_id, b'{"shop": "s%d"}' % number)
+        value = framed(value_id, b"\x08%c" % number, indexes=b"\x00")
+        producer.produce(topic, value, key=key, partition=0)
+        producer.produce(topic, value, key=b"{}" if number == 5 else key, partition=1)
+    assert producer.flush(30) == 0
+    spark, its = SimpleNamespace(spark_session=session), resource_of(registry)
+    frame = batch_of(kafka_broker, topic).decoded(
+        spark, value=its.protobuf(), key=its.json_schema(), keep_undecodable=True
+    )
+    types = dict(frame.dtypes)
+    assert (types["key"], types["value"]) == ("struct<shop:string>", "struct<id:bigint>")
+    rows = frame.where("undecodable IS NULL").collect()
+    assert sorted(row.value.id for row in rows if row.partition == 0) == list(range(1, 103))
+    assert all(row.key.shop == f"s{row.value.id}" for row in rows)
+    (bad,) = frame.where("undecodable IS NOT NULL").collect()
+    assert (bad.partition, bad.offset) == (1, 5)
