@@ -212,3 +212,23 @@ def test_a_batch_asks_a_connect_server_for_the_schema_only_when_it_writes(
         assert asked == []
         assert write_parquet_by_range(frame.drop("key"), str(tmp_path / "out")) == 1
     assert sorted(asked) == ["is_streaming", "schema"]
+
+
+def test_headers_are_read_and_a_range_of_several_tasks_is_one_file(
+    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory, tmp_path: Path
+) -> None:
+    """Each task would write a file of the range, and a replay would leave some of them."""
+    topic = kafka_topic()
+    kafka = {"bootstrap.servers": kafka_broker.bootstrap_servers}
+    producer = Producer(kafka)
+    for number in range(40):
+        producer.produce(topic, str(number), headers=[("trace", str(number).encode())])
+    assert producer.flush(30) == 0
+    options = {"includeHeaders": "true", "minPartitions": "4"}
+    frame = read_ranges(session, [OffsetRange(topic, 0, 0, 40)], kafka, connector_options=options)
+    found = frame.selectExpr("spark_partition_id() AS task", "value", "headers[0].value AS trace")
+    rows = found.collect()
+    assert len({row["task"] for row in rows}) == 4
+    assert all(row["value"] == row["trace"] for row in rows)
+    assert write_parquet_by_range(frame, str(tmp_path / "out")) == 40
+    assert [file.name for file in (tmp_path / "out").rglob("*.parquet")] == ["0-40.parquet"]
