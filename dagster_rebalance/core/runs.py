@@ -269,22 +269,29 @@ class Exhausted:
             records.
         attempt: The number of the next run, should one be asked for all the same.
         left_out: The assets that a run has left out which succeeded otherwise.
+        re_executed: What was executed again since, and failed as well, oldest first.
     """
 
     run_ids: tuple[str, ...]
     is_cancelled: bool = False
     attempt: int = 0
     left_out: tuple[str, ...] = ()
+    re_executed: tuple[str, ...] = ()
 
     @property
     def attempts(self) -> int:
-        """How many runs failed."""
+        """How many runs count as attempts."""
         return len(self.run_ids)
+
+    @property
+    def failures(self) -> int:
+        """How many runs failed."""
+        return len(self.run_ids) + len(self.re_executed)
 
     @property
     def run_id(self) -> str:
         """The last of them."""
-        return self.run_ids[-1]
+        return (*self.run_ids, *self.re_executed)[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -361,7 +368,13 @@ def _without_live(
         return ToRequest(attempt, len(failed), left_out=left_out)
     if len(failed) >= max_attempts:
         cancelled = any(run.state is RunState.CANCELED for run in failed)
-        return Exhausted(tuple(run.run_id for run in failed), cancelled, attempt, left_out)
+        run_ids = tuple(run.run_id for run in failed)
+        re_executed = tuple(
+            run.run_id
+            for run in ended[ended.index(failed[-1]) :]
+            if run.is_retry and setback_of(run) is Setback.FAILED
+        )
+        return Exhausted(run_ids, cancelled, attempt, left_out, re_executed)
     return ToRequest(attempt, len(failed), _trouble(first_runs, len(failed)), left_out)
 
 

@@ -196,6 +196,17 @@ CREATED = run("r1", S.CREATED, attempt=1)
             ],
             Exhausted(("r1", "r2", "r3"), attempt=4),
         ),
+        # A person who has mended the wrong thing wants to see the newest error.
+        (
+            [
+                *(run(f"r{n}", S.FAILED) for n in (1, 2)),
+                run("r3", S.FAILED, parent_id="r2"),
+                run("r4", S.FAILED),
+                run("r5", S.FAILED, parent_id="r2"),
+                run("r6", S.FAILED, parent_id="r4", is_refused=True, is_automatic=True),
+            ],
+            Exhausted(("r1", "r2", "r4"), attempt=4, re_executed=("r5",)),
+        ),
         # One success is enough, whatever else there is.
         ([run("r1", S.SUCCEEDED), run("r2", S.STARTED)], Succeeded("r1")),
         (

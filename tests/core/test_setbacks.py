@@ -103,6 +103,10 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
             Exhausted(("r1", RUN)),
             ("2 runs failed on orders-0 [0, 10), the last one is ab12cd34", "re-execute that run"),
         ),
+        (
+            Exhausted(("r1", "r2"), re_executed=(RUN,)),
+            ("orders-0: 3 runs failed on orders-0 [0, 10), the last one is ab12cd34",),
+        ),
         (Exhausted((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
         (
             Trouble(Setback.NOT_STARTED, 5, RUN),
