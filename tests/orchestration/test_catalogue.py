@@ -328,7 +328,9 @@ def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> No
     assert not check.passed
     assert check.severity is dg.AssetCheckSeverity.ERROR
     assert check.description == "orders-1: offsets were deleted"
-    (row,) = check.metadata["stopped"].value.records
+    stopped = check.metadata["stopped"]
+    assert isinstance(stopped, dg.TableMetadataValue)
+    (row,) = stopped.records
     assert row.data == {"partition": "orders-1", "reason": "orders-1: offsets were deleted"}
     shown.catalogue.show_stopped(Standing(), {})
     assert shown.check().passed

@@ -575,9 +575,9 @@ class Check:
         result = self.job.execute_in_process(instance=self.instance)
         (evaluation,) = result.get_asset_check_evaluations()
         assert evaluation.asset_check_key == self.key
-        table = evaluation.metadata["stopped"].value
+        table = evaluation.metadata["stopped"]
         assert isinstance(table, dg.TableMetadataValue)
-        stopped = [row.data["partition"] for row in table.records]
+        stopped: list[object] = [row.data["partition"] for row in table.records]
         return evaluation.passed, evaluation.description or "", stopped
 
 
