@@ -327,7 +327,7 @@ def _entry(entry: Entry, member: _Member) -> str:
         case InFlight():
             return _in_flight(entry.progress, span, member)
         case Exhausted() as exhausted:
-            return f"{exhausted.failures} run{_s(exhausted.failures)} failed on {span}"
+            return f"{exhausted.failed_runs} run{_s(exhausted.failed_runs)} failed on {span}"
         case DeadLettered():
             return f"{span} is in the dead-letter topic and is committed in its turn"
         case _:

@@ -284,8 +284,8 @@ class Exhausted:
         return len(self.run_ids)
 
     @property
-    def failures(self) -> int:
-        """How many runs failed."""
+    def failed_runs(self) -> int:
+        """How many runs failed, executed again or not."""
         return len(self.run_ids) + len(self.re_executed)
 
     @property

@@ -71,9 +71,9 @@ class RetryPace:
 
 def failures(exhausted: Exhausted, what: object) -> str:
     """Which runs have failed on a range, as a part of a sentence."""
-    if exhausted.failures == 1:
+    if exhausted.failed_runs == 1:
         return f"run {exhausted.run_id} failed on {what}"
-    return f"{exhausted.failures} runs failed on {what}, the last one is {exhausted.run_id}"
+    return f"{exhausted.failed_runs} runs failed on {what}, the last one is {exhausted.run_id}"
 
 
 def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str) -> str:

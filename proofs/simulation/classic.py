@@ -54,6 +54,14 @@ class ClassicGroup(Coordinator):
         """Whether members have to join."""
         return self._join_by is not None
 
+    @property
+    def refuses_for_s(self) -> float:
+        """A rebalance waits for a member that hangs.
+
+        Who has not heard of the generation before it when it begins hears of none until it ends.
+        """
+        return self.rebalance_s + _COMPLETING_S
+
     def join(self, member_id: str, owned: Collection[TopicPartition]) -> None:
         """A member takes part in the next generation.
 

@@ -105,6 +105,11 @@ class Coordinator(ABC):
         self.meddled: set[TopicPartition] = set()
         self._joined = 0
 
+    @property
+    def refuses_for_s(self) -> float:
+        """For how long others may keep a member from any commit."""
+        return 0.0
+
     def owner(self, partition: TopicPartition) -> str | None:
         """The member that a partition belongs to."""
         return next(

@@ -122,7 +122,7 @@ class Progress:
         for entry in owned.entries:
             yield from self._of_entry(driver, owned, entry, now)
         if owned.pending is not None:
-            yield Wait("for Kafka's confirmation", self._slack_s)
+            yield Wait("for Kafka's confirmation", self._slack_s + self._group.refuses_for_s)
         if owned.is_record_due(now):
             yield Wait("is not recorded by Dagster", self._slack_s)
 
@@ -165,7 +165,8 @@ class Progress:
                     FOR_OTHERS if is_tried_again or not is_first else self._slack_s,
                 )
             case Succeeded() | DeadLettered():
-                yield Wait(span, self._slack_s if is_first else FOR_OTHERS)
+                limit_s = self._slack_s + self._group.refuses_for_s
+                yield Wait(span, limit_s if is_first else FOR_OTHERS)
 
     def _of_backlog(self, driver: Driver, owned: OwnedPartition, now: float) -> Wait:
         if owned.bounds is None or owned.bounds.until < self._group.ends[owned.partition]:
