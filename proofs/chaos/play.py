@@ -170,8 +170,17 @@ class Play:
         self._parts.producer.stop()
         self._until("everything to be worked off", lambda: not self._lags(), PEACE_LIMIT_S)
         if self._parts.is_streaming:
+            # Only the sensor ends a run whose launch was lost with a daemon that was killed.
+            self._until("all runs to have started", self._have_all_started, PEACE_LIMIT_S)
             self._parts.dagster.ui.stop_sensor(STREAMS, SENSOR)
         self._until("all runs to end", self._have_all_ended, PEACE_LIMIT_S)
+
+    def _have_all_started(self) -> bool:
+        """Whether every live run works."""
+        live = self._asked(self._live_runs)
+        started = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
+        at_work = self._asked(lambda: self._parts.instance.get_runs(started))
+        return live is not None and at_work is not None and len(live) == len(at_work)
 
     def _have_all_ended(self) -> bool:
         """Whether no run is live. Streaming runs are cancelled, so that they leave in order."""
