@@ -1,0 +1,29 @@
+"""The producer whose records are counted: what it takes a confirmation for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from proofs.witness import producer as producer_module
+from proofs.witness.producer import NumberedProducer
+
+if TYPE_CHECKING:
+    import pytest
+
+
+def test_a_batch_that_kafka_has_already_tells_no_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client counts its records from -1, so one of them seems to be the first of the topic."""
+    offsets = iter([0, 1, -1, 0, 1, 5])
+
+    def produce(*_: object, partition: int, on_delivery: Any) -> None:  # noqa: ANN401 - a callback
+        offset = next(offsets)
+        on_delivery(None, SimpleNamespace(partition=lambda: partition, offset=lambda: offset))
+
+    made = SimpleNamespace(produce=produce)
+    monkeypatch.setattr(producer_module, "Producer", lambda _settings: made)
+    producer = NumberedProducer("nobody:9092", "numbers", partitions=1, per_second=1)
+    for number in range(6):
+        producer._send(number)
+    assert [offset for _, offset in producer.confirmed.values()] == [0, 1, None, None, None, 5]
+    assert producer.ends == [6]
