@@ -8,16 +8,15 @@ once. Never shows a login, and hands none on: what it returns is plain text.
 from __future__ import annotations
 
 import base64
-import queue
-import threading
 import time
 import weakref
+from concurrent.futures import wait
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, UndecodableError
 from dagster_rebalance.core.schemas import SchemaText, SchemaType
 
@@ -190,23 +189,14 @@ class Registry:
         return answer
 
     def _in_time(self, ask: Callable[[Any], Any], client: Any) -> Any:  # noqa: ANN401 - the client's own types
-        answers: queue.SimpleQueue[Callable[[], Any]] = queue.SimpleQueue()
-
-        def work() -> None:
-            try:
-                answer = ask(client)
-            except Exception as problem:  # noqa: BLE001 - raised where it was asked for
-                answers.put(partial(_raise, problem))
-            else:
-                answers.put(lambda: answer)
-
-        threading.Thread(target=work, name="schema registry", daemon=True).start()
-        try:
-            return answers.get(timeout=self._limit_s)()
-        except queue.Empty:
+        thread = OwnerThread("schema registry")
+        answer = thread.submit(lambda: ask(client))
+        thread.stop()
+        if not wait([answer], self._limit_s).done:
             self._made = None  # it is in use, and closed when nobody has it any more
             msg = f"no whole answer came within {self._limit_s:g} s"
-            raise TimeoutError(msg) from None
+            raise TimeoutError(msg)
+        return answer.result()
 
     def _error(self, what: str, problem: Exception) -> Exception:
         status = getattr(problem, "http_status_code", None)
@@ -260,10 +250,6 @@ class Registry:
 
 class _NotThereError(Exception):
     """The registry has answered that there is no such schema."""
-
-
-def _raise(problem: Exception) -> None:
-    raise problem
 
 
 def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
