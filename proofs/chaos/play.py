@@ -77,6 +77,7 @@ STREAMING_STRIKES = _ANY | {
 _TOLD_EVERY_S = 20.0
 _LOAD_EVERY_S = 5.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
+_AT_WORK = dg.DagsterRunStatus.STARTED
 
 
 class Assigned:
@@ -178,18 +179,16 @@ class Play:
     def _have_all_started(self) -> bool:
         """Whether every live run works."""
         live = self._asked(self._live_runs)
-        started = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
-        at_work = self._asked(lambda: self._parts.instance.get_runs(started))
-        return live is not None and at_work is not None and len(live) == len(at_work)
+        return live is not None and all(run.status is _AT_WORK for run in live)
 
     def _have_all_ended(self) -> bool:
         """Whether no run is live. Streaming runs are cancelled, so that they leave in order."""
         live = self._asked(self._live_runs)
-        for run_id in live or () if self._parts.is_streaming else ():
-            if run_id not in self._cancelled:
+        for run in live or () if self._parts.is_streaming else ():
+            if run.run_id not in self._cancelled:
                 with suppress(DagsterRebalanceError):  # not while it is being launched
-                    self._parts.dagster.ui.cancel(run_id)
-                    self._cancelled.add(run_id)
+                    self._parts.dagster.ui.cancel(run.run_id)
+                    self._cancelled.add(run.run_id)
         return live == []
 
     def _rest(self) -> None:
@@ -290,9 +289,9 @@ class Play:
             if end > committed.get(name, 0)
         }
 
-    def _live_runs(self) -> list[str]:
+    def _live_runs(self) -> list[dg.DagsterRun]:
         runs = self._parts.instance.get_runs(dg.RunsFilter(tags={GROUP_TAG: GROUP}), limit=100)
-        return [run.run_id for run in runs if run.status not in _OVER]
+        return [run for run in runs if run.status not in _OVER]
 
     def _state(self) -> str:
         lags = self._lags()

@@ -55,9 +55,10 @@ SINK = Sink(os.environ.get(SINK_VARIABLE, Sink.PARQUET.value))
 # What a member did when is what explains a stall, and the ticks that tell it may not come.
 _MEMBER_LOG = logging.StreamHandler()
 _MEMBER_LOG.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-logging.getLogger("dagster_rebalance").addHandler(_MEMBER_LOG)
-logging.getLogger("dagster_rebalance").setLevel(logging.INFO)
-logging.getLogger("dagster_rebalance").propagate = False
+_LOGGER = logging.getLogger("dagster_rebalance")
+_LOGGER.addHandler(_MEMBER_LOG)
+_LOGGER.setLevel(logging.INFO)
+_LOGGER.propagate = False
 LONGEST_WORK_S = 9.0
 LONGEST_STREAMED_WORK_S = 4.0
 LONGEST_CUT_OFF_S = 60.0
