@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
+
+# The Spark of a test lives for seconds: what the optimising compiler and a parallel collector take
+# is never won back. Those that submit read these.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+    os.environ.setdefault(variable, QUICK_JAVA)
 
 # No verdict depends on how busy the machine is.
 settings.register_profile(
