@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 
 # The Spark of a test lives for seconds: what the optimising compiler and a parallel collector take
-# is never won back. Those that submit read these.
+# is never won back. Spark's scripts read these.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"):
+for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(variable, QUICK_JAVA)
 
 # No verdict depends on how busy the machine is.
