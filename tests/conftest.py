@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from dagster_rebalance.testing.java import SHORT_LIVED
 from tests.issuer import KafkaWithTokens
 
 if TYPE_CHECKING:
@@ -15,11 +16,9 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["dagster_rebalance.testing.fixtures"]
 
-# The Spark of a test lives for seconds: what the optimising compiler and a parallel collector take
-# is never won back. Spark's scripts read these.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Spark's scripts read these.
 for variable in ("SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
-    os.environ.setdefault(variable, QUICK_JAVA)
+    os.environ.setdefault(variable, " ".join(SHORT_LIVED))
 
 # No verdict depends on how busy the machine is.
 settings.register_profile(

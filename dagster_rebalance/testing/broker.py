@@ -21,7 +21,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr
-from dagster_rebalance.testing.java import find_java
+from dagster_rebalance.testing.java import SHORT_LIVED, find_java
 from dagster_rebalance.testing.kafka_node import START_LIMIT_S, Access, KafkaNode, admin_of
 from dagster_rebalance.testing.ports import free_port, is_free
 from dagster_rebalance.testing.scratch import private_folder
@@ -41,8 +41,7 @@ VERSION_VARIABLE = "DAGSTER_REBALANCE_KAFKA_VERSION"
 """Names the version of Kafka for clusters that are given none, those of the fixtures too."""
 
 JAVA_FLAGS = (
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
+    *SHORT_LIVED,
     "-Dorg.slf4j.simpleLogger.showDateTime=true",
     "-Dorg.slf4j.simpleLogger.dateTimeFormat=HH:mm:ss.SSS",
     "-Dorg.slf4j.simpleLogger.log.state.change.logger=warn",

@@ -30,6 +30,10 @@ for."""
 
 INSTALLED_IN = (Path("/usr/lib/jvm"), Path("/Library/Java/JavaVirtualMachines"))
 
+SHORT_LIVED = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""Flags for a Java of seconds to minutes, which wins back neither what the optimising compiler
+takes nor what a parallel collector does."""
+
 
 @dataclass(frozen=True, slots=True)
 class Java:

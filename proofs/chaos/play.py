@@ -77,7 +77,6 @@ STREAMING_STRIKES = _ANY | {
 _TOLD_EVERY_S = 20.0
 _LOAD_EVERY_S = 5.0
 _OVER = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-_AT_WORK = dg.DagsterRunStatus.STARTED
 
 
 class Assigned:
@@ -179,7 +178,7 @@ class Play:
     def _have_all_started(self) -> bool:
         """Whether every live run works."""
         live = self._asked(self._live_runs)
-        return live is not None and all(run.status is _AT_WORK for run in live)
+        return live is not None and all(run.status is dg.DagsterRunStatus.STARTED for run in live)
 
     def _have_all_ended(self) -> bool:
         """Whether no run is live. Streaming runs are cancelled, so that they leave in order."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proofs.witness import producer as producer_module
 from proofs.witness.producer import NumberedProducer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pytest
 
 
@@ -16,7 +18,9 @@ def test_a_batch_that_kafka_has_already_tells_no_offsets(monkeypatch: pytest.Mon
     """The client counts its records from -1, so one of them seems to be the first of the topic."""
     offsets = iter([0, 1, -1, 0, 1, 5])
 
-    def produce(*_: object, partition: int, on_delivery: Any) -> None:  # noqa: ANN401 - a callback
+    def produce(
+        *_: object, partition: int, on_delivery: Callable[[None, SimpleNamespace], None]
+    ) -> None:
         offset = next(offsets)
         on_delivery(None, SimpleNamespace(partition=lambda: partition, offset=lambda: offset))
 
