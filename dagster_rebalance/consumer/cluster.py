@@ -59,10 +59,12 @@ _NEW_TOPIC_GRACE_S = 2.0
 _LEADER_PATIENCE_S = 2.0
 """How long to wait for a leader before it is looked up again: the client goes on asking one that is
 gone."""
-_CONTROLLER_PATIENCE_S = 1.0
+_CONTROLLER_PATIENCE_S = 0.25
+_LONGEST_CONTROLLER_PATIENCE_S = 1.0
 """Descriptions come from the node that the metadata names as controller, any broker with KRaft. The
 client does not look for another one when that node is away: it tries to connect without a pause
-(2.16: half a core) until its time is up."""
+(2.16: half a core) until its time is up. Kafka names a node for some seconds after it has gone, so
+new metadata is worth more than patience; a slow login needs the longer one."""
 _MAYBE_NEW = UNKNOWN_TOPIC | {NO_LEADER_KNOWN}
 
 
@@ -280,11 +282,11 @@ class Cluster:
 
         While the node that should answer does not, ask again with new metadata.
         """
-        started_at = self._clock()
+        started_at, patience_s = self._clock(), _CONTROLLER_PATIENCE_S
         asked = TopicCollection(sorted(topics))
         while True:
             left_s = started_at + timeout_s - self._clock()
-            limit_s = min(max(left_s, _RETRY_PAUSE_S), _CONTROLLER_PATIENCE_S)
+            limit_s = min(max(left_s, _RETRY_PAUSE_S), patience_s)
             answers = self._admin.describe_topics(
                 asked, include_authorized_operations=with_rights, request_timeout=limit_s
             )
@@ -295,6 +297,7 @@ class Cluster:
             )
             if not is_silent or left_s <= limit_s:
                 return answers
+            patience_s = min(2 * patience_s, _LONGEST_CONTROLLER_PATIENCE_S)
             self._topics(max(started_at + timeout_s - self._clock(), _RETRY_PAUSE_S))
 
     def _offsets(

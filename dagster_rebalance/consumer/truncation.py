@@ -4,7 +4,8 @@ An unclean election cuts a log off; once it has grown again, its bounds look as 
 happened. Only the leader knows at which offset each epoch ended. librdkafka has no call for that
 question (OffsetsForLeaderEpoch), but its consumer asks it before it reads from a position with a
 leader epoch: the first record, or the end, means yes, and an error means no. Measured with
-confluent-kafka 2.16.1: 1,000 partitions in 0.2 to 0.5 s.
+confluent-kafka 2.16.1 and three brokers: 1,000 partitions in 0.1 to 0.2 s, with and without a
+backlog.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dagster_rebalance.consumer.kafka_errors import (
     broker_error,
     is_passing,
 )
+from dagster_rebalance.consumer.translation import theirs
 from dagster_rebalance.core.partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -62,12 +64,16 @@ def ask_leaders(
         consumer.assign([_at(partition, position) for partition, position in positions.items()])
         deadline = clock() + timeout_s
         while len(found) < len(positions) and clock() < deadline:
-            for message in consumer.consume(_MOST_AT_ONCE, _WAIT_S):
+            answers = {}
+            most = min(len(positions) - len(found), _MOST_AT_ONCE)
+            for message in consumer.consume(most, _WAIT_S):
                 answer = _answer(message, settings)
                 if answer is not None:
-                    found.setdefault(
-                        TopicPartition(str(message.topic()), int(message.partition() or 0)), answer
-                    )
+                    partition = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                    answers.setdefault(partition, answer)
+            # Else the records behind a position would be fetched, too, instead of other answers.
+            consumer.incremental_unassign([theirs(p) for p in answers.keys() - found.keys()])
+            found = {**answers, **found}
     finally:
         consumer.close()
     return found
@@ -87,9 +93,10 @@ def _consumer(settings: Settings) -> confluent_kafka.Consumer:
         "auto.offset.reset": "error",
         "enable.partition.eof": True,
         "isolation.level": "read_uncommitted",
-        "max.partition.fetch.bytes": 1024,
+        # A broker answers a fetch with larger batches one partition at a time. A low limit for what
+        # waits in the queue would keep the other partitions from being fetched for a second.
+        "max.partition.fetch.bytes": 16_384,
         "fetch.wait.max.ms": 10,
-        "queued.min.messages": 1,
     }
     return made(confluent_kafka.Consumer, config)
 

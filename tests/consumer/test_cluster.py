@@ -144,7 +144,7 @@ def test_a_controller_that_is_away_is_looked_for_again() -> None:
     )
     admin = vars(cluster)["_client"] = LostController(clock, looks=2)
     assert cluster.topic_ids(["orders"]) == {"orders": str(Uuid(1, 2))}
-    assert admin.asked_for_s == [1.0, 1.0, 1.0]
+    assert admin.asked_for_s == [0.25, 0.5, 1.0]
     cluster.check(["orders"])
 
 
@@ -159,7 +159,7 @@ def test_a_controller_that_stays_away_is_waited_for_no_longer_than_was_said() ->
     with pytest.raises(BrokerError, match="waiting for controller") as problem:
         cluster.topic_ids(["orders"], 2.5)
     assert problem.value.retriable
-    assert admin.asked_for_s == [1.0, 1.0, 0.5]
+    assert admin.asked_for_s == [0.25, 0.5, 1.0, 0.75]
 
 
 def test_a_topic_that_is_asked_for_and_cannot_be_described_is_told(cluster: Cluster) -> None:

@@ -11,7 +11,10 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance import RebalanceAwareConsumer, TopicPartition
+from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.partition import LogPosition
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 
@@ -34,6 +37,29 @@ def kafka() -> Iterator[KafkaCluster]:
             producer.produce(partition.topic, b"order", partition=partition.partition)
         producer.flush(30)
         yield cluster
+
+
+@pytest.mark.parametrize("offset", [0, 1], ids=["with a backlog", "at the end"])
+def test_the_leaders_on_several_brokers_verify_offsets_at_once(
+    kafka: KafkaCluster, offset: int
+) -> None:
+    """A takeover waits for this.
+
+    What was fetched from one partition kept the client for a second from asking for others.
+    """
+    topic = f"events-{offset}"
+    kafka.create_topic(topic, 30)
+    partitions = [TopicPartition(topic, number) for number in range(30)]
+    producer = Producer(kafka.client_config())
+    for partition in partitions:
+        producer.produce(topic, bytes(2_000), partition=partition.partition)
+    producer.flush(30)
+    positions = dict.fromkeys(partitions, LogPosition(offset, 0))
+    cluster = Cluster(validated(kafka.client_config() | {"group.id": "etl"}, hold_limit_s=10))
+    # A busy machine may be too slow once.
+    assert any(
+        cluster.truncated(positions, 0.9) == dict.fromkeys(positions, False) for _ in range(3)
+    )
 
 
 def test_offsets_of_a_leader_that_is_away_are_an_error_and_come_with_its_successor(
