@@ -58,6 +58,8 @@ _SEAT_S = 15.0
 _STANDSTILL_S = 5.0
 _HEARTBEAT_S = 2.0
 """A member that Kafka has evicted learns of it within this time."""
+_MOST_WOKEN = 20
+"""So many answers can come within that time; errors must not make it poll without a pause."""
 _SLOW_S = 3.0
 """A step longer than this keeps the member from hearing of its partitions in time, and is noted."""
 _SUMMARY_S = 1.0
@@ -95,7 +97,9 @@ class Pump:
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
         self._answers_left = _ANSWERS_PER_TURN
-        self._storage = StorageWorker(self._note, parts.start, parts.clock)
+        self._storage = StorageWorker(
+            self._note, parts.start, parts.clock, parts.consumer.wakeup
+        )
         self._bounds = BoundsReader(
             parts.consumer, parts.clock, self._note, parts.driver.settings.start_from
         )
@@ -199,7 +203,7 @@ class Pump:
             # its successor is not its own to record. A poll releases what was not delayed since the
             # last one.
             parts.consumer.delay_revoke(parts.consumer.get_to_be_revoked_partitions())
-            events += self._poll(_HEARTBEAT_S)
+            events += self._told_within(_HEARTBEAT_S)
         for event in events:
             self._feed(event)
             if isinstance(event, seen.PartitionsAssigned):
@@ -256,6 +260,15 @@ class Pump:
         except BrokerError as error:
             self._raise_unless_retriable(error)
             return ()
+
+    def _told_within(self, wait_s: float) -> tuple[seen.AssignmentEvent, ...]:
+        """What Kafka tells within a time, also when the member is woken meanwhile."""
+        until = self.parts.clock() + wait_s
+        for _ in range(_MOST_WOKEN):
+            events = self._poll(max(until - self.parts.clock(), 0.0))
+            if events or self.parts.clock() >= until:
+                return events
+        return ()
 
     def _feed(self, event: seen.Event) -> None:
         """Tell the driver, and carry out what follows, and what follows from that."""
@@ -482,7 +495,8 @@ class Pump:
         slot: Hashable | None = None,
     ) -> None:
         """Do something with the catalogue that the member's work does not depend on."""
-        self._storage.ask(Job("showing the state of the group in Dagster", work, then, slot=slot))
+        what = "showing the state of the group in Dagster"
+        self._storage.ask(Job(what, work, then, slot=slot, can_wait=True))
 
     @contextmanager
     def _timed(self, what: str) -> Iterator[None]:

@@ -2,8 +2,9 @@
 
 Owns that storage which hangs costs no membership. Its clients have no time-out: a connection that a
 firewall has dropped, or a database that is frozen, keeps its caller for minutes or hours. Jobs are
-done one at a time and in order. One that hangs is overtaken after a while by a new thread with a
-new connection; its answer, should it ever come, is thrown away, and whoever needs it asks again.
+done one at a time and in order, but what the member's work depends on comes before what it does
+not. One that hangs is overtaken after a while by a new thread with a new connection; its answer,
+should it ever come, is thrown away, and whoever needs it asks again.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ _LONGEST_PATIENCE_S = 960.0
 dozen threads and not a thousand."""
 _SLOW_S = 3.0
 _SAID_AFTER_S = 10.0
+_MOST_PASSED_OVER = 8
+"""How many jobs overtake one that can wait: storage that is slow may never be without others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +47,7 @@ class Job:
         subject: While a job with an equal subject is being done, this one is not wanted; None for a
             job that is always wanted.
         is_repeated: Whether the member asks again if it fails.
+        can_wait: Whether the work of the member does not depend on it.
     """
 
     what: str
@@ -52,6 +56,7 @@ class Job:
     slot: Hashable | None = None
     subject: object = None
     is_repeated: bool = False
+    can_wait: bool = False
 
 
 class StorageWorker:
@@ -62,6 +67,7 @@ class StorageWorker:
         start: Starts work, with a name for people. It should not wait; a simulator with a single
             thread does the work at once.
         clock: A monotonic clock.
+        wake: Is called from any thread when there is an answer that the member's work depends on.
     """
 
     def __init__(
@@ -69,10 +75,12 @@ class StorageWorker:
         note: Callable[[str], None],
         start: Callable[[str, Callable[[], None]], None],
         clock: Callable[[], float],
+        wake: Callable[[], None],
     ) -> None:
         self._note = note
         self._start = start
         self._clock = clock
+        self._wake = wake
         self._changed = threading.Condition()
         self._waiting: dict[Hashable, Job] = {}
         self._is_at_work = False
@@ -81,6 +89,7 @@ class StorageWorker:
         self._silent_since: float | None = None
         self._patience_s = _PATIENCE_S
         self._shift = 0
+        self._passed_over = 0
         self._answers: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
 
     def ask(self, job: Job) -> None:
@@ -161,7 +170,7 @@ class StorageWorker:
                     self._is_at_work = False
                     self._changed.notify_all()
                     return
-                job = self._running = self._waiting.pop(next(iter(self._waiting)))
+                job = self._running = self._waiting.pop(self._next_slot())
                 self._began_at = self._clock()
                 self._silent_since = (
                     self._began_at if self._silent_since is None else self._silent_since
@@ -175,8 +184,20 @@ class StorageWorker:
                 self._patience_s = _PATIENCE_S
                 if answer is not None:
                     self._answers.put(answer)
+            if answer is not None and not job.can_wait:
+                self._wake()
             if took_s > _SLOW_S:
                 self._note(f"{job.what} took {took_s:.1f} s")
+
+    def _next_slot(self) -> Hashable:
+        """What is done next. What can wait does so for a few other jobs, and not for ever."""
+        oldest = next(iter(self._waiting))
+        urgent = next((slot for slot, job in self._waiting.items() if not job.can_wait), oldest)
+        self._passed_over = 0 if urgent == oldest else self._passed_over + 1
+        if self._passed_over <= _MOST_PASSED_OVER:
+            return urgent
+        self._passed_over = 0
+        return oldest
 
     def _done(self, job: Job) -> Callable[[], Event | None] | None:
         try:
