@@ -113,6 +113,7 @@ def reasons(evidence: Evidence, histories: Sequence[History], until: float) -> I
     for history in histories:
         yield from _given_to_leaving_members(evidence, history, until)
         yield from _given_to_dead_members(evidence, history, until)
+        yield from _missed_by_kafka(evidence, history, until)
         yield from _on_its_way(evidence, history)
         if not evidence.is_streaming:
             yield from _without_ticks(evidence.ticks, history, until)
@@ -233,6 +234,25 @@ def _given_to_dead_members(
                 end = min(span.end, fault.began_at + GONE_LIMIT_S)
                 began_at = max(span.begin, fault.began_at)
                 yield Explained(Span(began_at, end), fault.kind.value, history.name)
+
+
+def _missed_by_kafka(evidence: Evidence, history: History, until: float) -> Iterator[Explained]:
+    """A member may be told as lost that Kafka misses only at the end of its session.
+
+    A commit that waits for a broker that is away keeps the heartbeats back that come behind it. The
+    client loses an answer with them, and joins again when the coordinator has forgotten it.
+    """
+    for span, owner in history.owned(until):
+        is_missed = owner is not None and history.owner_at(span.end) is None
+        has_left = any(span.end - HEARTBEAT_S <= left.at <= span.end for left in evidence.left)
+        if not is_missed or has_left:
+            continue
+        for fault in evidence.faults:
+            mended_at = until if fault.mended_at is None else fault.mended_at
+            known_at = mended_at + SESSION_TIMEOUT_S
+            if fault.kind in OF_BROKERS and fault.began_at <= span.end <= known_at:
+                begin = max(span.begin, fault.began_at)
+                yield Explained(Span(begin, span.end), fault.kind.value, history.name)
 
 
 def _on_its_way(evidence: Evidence, history: History) -> Iterator[Explained]:

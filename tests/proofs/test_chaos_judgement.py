@@ -330,6 +330,19 @@ def test_a_member_that_has_just_gone_may_be_given_more() -> None:
     assert explained((1.0, "id-2"), (21.0, "id-3")) == []
 
 
+def test_a_broker_fault_may_cost_members_their_heartbeats() -> None:
+    """Their clients know that they have lost it before the coordinator does."""
+    killed = Fault(Kind.BROKER_KILLED, "node 1", 20.0, mended_at=26.0)
+    history = replace(WORKED_OFF, owners=[(1.0, "id-1"), (35.0, None), (36.0, "id-1")])
+    missed = "broker killed and restarted: 20 to 35"
+    assert missed in _reasons(killed, history=history)
+    assert missed not in _reasons(replace(killed, mended_at=24.0), history=history), "too late"
+    moved = replace(history, owners=[(1.0, "id-1"), (35.0, "id-2")])
+    assert missed not in _reasons(killed, history=moved), "it was taken in order"
+    left = Event("left", "blue", "", (), {"incarnation": "old"}, 34.0)
+    assert missed not in _reasons(killed, history=history, left=(left,))
+
+
 def test_a_sensor_that_is_not_evaluated_explains_that_nothing_is_claimed() -> None:
     """After 15 s without a tick a member claims nothing more."""
     found = reasons(Evidence((), (), (), (), {"id-1": [5.0, 40.0, 95.0]}), [WORKED_OFF], UNTIL)
