@@ -7,6 +7,7 @@ waits for the imports of another.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from importlib import import_module
@@ -69,8 +70,21 @@ def build_app(commands: Mapping[str, str], arguments: Sequence[str]) -> typer.Ty
     app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
     app.callback()(_root)
     for name in commands.keys() & set(arguments[:1]) or commands:
-        app.command(name)(getattr(import_module(commands[name]), name))
+        command = getattr(import_module(commands[name]), name)
+        app.command(name, help=_flowing(command.__doc__))(command)
     return app
+
+
+def _flowing(text: str) -> str:
+    """The help of a command, whose lines end where the terminal does.
+
+    Typer keeps the ends of lines in all paragraphs but the first.
+    """
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(
+        paragraph if paragraph.startswith("\b") else paragraph.replace("\n", " ")
+        for paragraph in paragraphs
+    )
 
 
 def run(commands: Mapping[str, str]) -> None:

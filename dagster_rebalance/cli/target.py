@@ -65,8 +65,10 @@ BootstrapServer: TypeAlias = Annotated[
 CommandConfig: TypeAlias = Annotated[
     Path | None,
     typer.Option(
-        help="A file with settings of librdkafka, one name=value a line: brokers and login.",
+        help="A file with settings of librdkafka, one name=value a line: brokers and login. "
+        "A variable may name it, too (docs/commands.md).",
         envvar="DAGSTER_REBALANCE_COMMAND_CONFIG",
+        show_envvar=False,  # its name is too long for a terminal with 80 columns
         dir_okay=False,
         exists=True,
         show_default=False,

@@ -97,9 +97,7 @@ class Pump:
             parts.runs, self._note, self._dead_run_ended, parts.start, parts.clock
         )
         self._answers_left = _ANSWERS_PER_TURN
-        self._storage = StorageWorker(
-            self._note, parts.start, parts.clock, parts.consumer.wakeup
-        )
+        self._storage = StorageWorker(self._note, parts.start, parts.clock, parts.consumer.wakeup)
         self._bounds = BoundsReader(
             parts.consumer, parts.clock, self._note, parts.driver.settings.start_from
         )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 import pytest
 
+from dagster_rebalance.cli.app import COMMANDS
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
@@ -124,6 +125,22 @@ def test_a_pause_without_a_reason_is_a_mistake_of_usage() -> None:
     result = typed("pause", "orders")
     assert result.exit_code == 2
     assert "--reason" in result.output
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_the_help_of_each_command_is_whole_in_a_narrow_terminal(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's terminal has 80 columns; a word that does not fit would be cut off."""
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "…" not in typed(command, "--help").output
+
+
+def test_the_lines_of_a_help_end_where_the_terminal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are no lines of the source."""
+    monkeypatch.setenv("COLUMNS", "250")
+    said = "committed offsets stay as they are. Recorded ranges are repeated as a whole, with"
+    assert said in typed("rerun", "--help").output
 
 
 @pytest.mark.parametrize("command", ["pause", "stop", "resume"])
