@@ -105,7 +105,15 @@ def test_an_act_counts_the_records_that_were_produced_in_it() -> None:
         1: {offset: 100.0 if offset < 10 else 103.0 for offset in range(20)},
     }
     found = figures_of(Act("kill", 102.0, 104.0), COMMITS, produced_at)
-    assert found == ActFigures("kill", 2.0, 10, Waits(3.4, 3.4), 6.1, 1)
+    assert found == ActFigures("kill", 2.0, 10, Waits(3.4, 3.4), 3.7, 1)
+
+
+def test_a_gap_belongs_to_the_act_in_which_it_ends() -> None:
+    """A kill at once after a deploy is no gap of the deploy."""
+    produced_at = {0: dict.fromkeys(range(30), 100.0), 1: dict.fromkeys(range(20), 100.0)}
+    acts = Act("deploy", 99.0, 101.0), Act("kill", 101.0, 108.0)
+    found = [figures_of(act, COMMITS, produced_at) for act in acts]
+    assert [one.longest_gap_s for one in found] == [1.3, 6.1]
 
 
 def test_waits_of_nothing_are_none() -> None:
