@@ -49,7 +49,9 @@ _STANDSTILL_S = 10.0
 _KNOWN_AGAIN_S = 10.0
 """A member that stood still (a frozen process) may have lost its partitions, which the new owner
 has shown by then. Within this time its client learns of it."""
-
+_TAKES_IN_S = 5.0
+"""For so long at most what is shown waits while the member takes partitions in: a look asks Kafka
+half a dozen questions, each of which may wait for a broker, in the thread that takes them in."""
 _LOOK_FOR_TOPICS_S = 30.0
 """How often the topics of the group are looked for: one may be deleted, or made again."""
 
@@ -115,6 +117,7 @@ class GroupReport:
         self._stop_news = self._stop_news_told = 0
         self._unproven: _Shown | None = None
         self._stepped_at, self._silent_until = float("inf"), float("-inf")
+        self._taken_in_at = parts.clock()
         self._topics_looked_at = float("-inf")
         self._topics = Topics.of(parts.topics)
         self._there: tuple[str, ...] = ()
@@ -181,13 +184,13 @@ class GroupReport:
     def step(self) -> None:
         """Look at the group if it is time, and have shown what was found.
 
-        For a while after a standstill the member shows nothing.
+        For a while after a standstill, and while it takes partitions in, the member shows nothing.
         """
         now = self._parts.clock()
         if now - self._stepped_at > _STANDSTILL_S:
             self._silent_until = now + _KNOWN_AGAIN_S
         self._stepped_at = now
-        if now < self._silent_until:
+        if now < self._silent_until or self._takes_in(now):
             return
         self._look_for_topics()
         wanted = self._wanted
@@ -200,6 +203,13 @@ class GroupReport:
                 self._look(wanted)
             except BrokerError as error:  # it is for people, and asked again: the member goes on
                 self._note(f"the lag of the group, and what is stopped, is not known: {error}")
+
+    def _takes_in(self, now: float) -> bool:
+        """Whether the member takes partitions in, and has not done so for long."""
+        busy = self._parts.driver.partitions.busy
+        if not any(o.phase is Phase.RESTORING and not o.blocked_by for o in busy):
+            self._taken_in_at = now
+        return now != self._taken_in_at and now - self._taken_in_at < _TAKES_IN_S
 
     def _look_for_topics(self) -> None:
         parts = self._parts

@@ -67,7 +67,8 @@ class StorageWorker:
         start: Starts work, with a name for people. It should not wait; a simulator with a single
             thread does the work at once.
         clock: A monotonic clock.
-        wake: Is called from any thread when there is an answer that the member's work depends on.
+        wake: Is called in the thread of the storage when there is an answer that the member's work
+            depends on.
     """
 
     def __init__(
@@ -90,11 +91,13 @@ class StorageWorker:
         self._patience_s = _PATIENCE_S
         self._shift = 0
         self._passed_over = 0
+        self._asked_in = 0
         self._answers: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
 
     def ask(self, job: Job) -> None:
         """Have a job done. Does not wait."""
         with self._changed:
+            self._asked_in = threading.get_ident()
             if (
                 job.subject is not None
                 and self._running is not None
@@ -184,7 +187,8 @@ class StorageWorker:
                 self._patience_s = _PATIENCE_S
                 if answer is not None:
                     self._answers.put(answer)
-            if answer is not None and not job.can_wait:
+                asked_in = self._asked_in
+            if answer is not None and not job.can_wait and asked_in != threading.get_ident():
                 self._wake()
             if took_s > _SLOW_S:
                 self._note(f"{job.what} took {took_s:.1f} s")

@@ -148,7 +148,7 @@ def test_a_partition_that_is_being_taken_in_is_not_said_to_go_on(
     bench = Bench(instance)
     bench.group.committed[tp(0)] = OffsetAndMetadata(0, "text of another application")
     bench.catalogue.reads_fail = True
-    bench.turn(20)
+    bench.turn(60)
     assert bench.driver.partitions[tp(0)].phase is Phase.RESTORING
     (evaluation,) = evaluations(instance, bench)
     assert not evaluation.passed
