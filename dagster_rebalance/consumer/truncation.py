@@ -64,7 +64,7 @@ def ask_leaders(
         consumer.assign([_at(partition, position) for partition, position in positions.items()])
         deadline = clock() + timeout_s
         while len(found) < len(positions) and clock() < deadline:
-            answers = {}
+            answers: dict[TopicPartition, bool] = {}
             most = min(len(positions) - len(found), _MOST_AT_ONCE)
             for message in consumer.consume(most, _WAIT_S):
                 answer = _answer(message, settings)

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import NewPartitions, NewTopic, OffsetSpec
 
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.testing.class_archive import ClassArchive
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.jars import Coordinates, JarSet, fetch, tell_on_stderr
 from dagster_rebalance.testing.java import SHORT_LIVED, find_java
@@ -91,6 +92,7 @@ class KafkaCluster:
     _folder: Path | None = field(init=False, default=None)
     _nodes: dict[int, KafkaNode] = field(init=False, default_factory=dict)
     _access: Access = field(init=False, default_factory=Access)
+    _archive: ClassArchive | None = field(init=False, default=None)
     _admin: AdminClient = field(init=False)
 
     def __post_init__(self) -> None:
@@ -139,11 +141,13 @@ class KafkaCluster:
         Raises:
             DagsterRebalanceError: A node did not start; the message holds the end of its log.
         """
-        jars = fetch(kafka_jars(self.version), tell=self.tell)
-        java: list[str | Path] = [
-            find_java().path,
+        wanted, java = kafka_jars(self.version), find_java()
+        jars = fetch(wanted, tell=self.tell)
+        self._archive = ClassArchive.of(wanted.name, java, jars, JAVA_FLAGS)
+        flags: list[str | Path] = [
             f"-Xmx{self.heap}",
             *JAVA_FLAGS,
+            *self._archive.using,
             "-cp",
             ":".join(map(str, jars)),
         ]
@@ -153,11 +157,16 @@ class KafkaCluster:
             for number in range(1, self.nodes + 1):
                 port = self.port if self.port is not None and number == 1 else free_port()
                 self._nodes[number] = KafkaNode(
-                    number, port, free_port(), self._folder / f"node-{number}", java, self._access
+                    number,
+                    port,
+                    free_port(),
+                    self._folder / f"node-{number}",
+                    [java.path, *flags],
+                    self._access,
                 )
             self._format()
             for node in self._nodes.values():
-                node.launch()
+                node.launch(*(self._archive.making if node.node_id == 1 else ()))
             for node in self._nodes.values():
                 node.wait_until_up(self.nodes)
         except BaseException:
@@ -188,6 +197,9 @@ class KafkaCluster:
 
     def stop(self) -> None:
         """End all nodes and remove their data."""
+        if self._archive is not None and self._archive.is_being_made and self._nodes[1].is_running:
+            self._nodes[1].stop()
+            self._archive.keep()
         for node in self._nodes.values():
             node.stop_at_once()
         self._nodes.clear()

@@ -174,10 +174,10 @@ class KafkaNode:
             "share.coordinator.state.topic.min.isr": majority,
         }
 
-    def launch(self) -> None:
-        """Start the process; `wait_until_up` tells when it answers."""
+    def launch(self, *flags: str) -> None:
+        """Start the process, with further flags for Java; `wait_until_up` tells when it answers."""
         self._process = ChildProcess(
-            self.name, [*self.java, "kafka.Kafka", self._settings_file], log=self.log
+            self.name, [*self.java, *flags, "kafka.Kafka", self._settings_file], log=self.log
         )
 
     def wait_until_up(self, nodes: int) -> None:

@@ -1,0 +1,98 @@
+"""A Java that starts from an archive of its classes needs half the time."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dagster_rebalance.testing.broker import KafkaCluster, kafka_jars
+from dagster_rebalance.testing.class_archive import ClassArchive
+from dagster_rebalance.testing.jars import CACHE_VARIABLE, MANIFEST, fetch
+from dagster_rebalance.testing.java import Java
+
+
+@pytest.fixture
+def jars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Jars in a cache of their own."""
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    folder = tmp_path / "cache" / "tool-1"
+    folder.mkdir(parents=True)
+    (folder / MANIFEST).touch()
+    return [folder / "tool.jar"]
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> Java:
+    """A Java with an archive of its own classes."""
+    home = tmp_path / "java"
+    for file in ("bin/java", "lib/modules", "lib/server/classes.jsa"):
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).touch()
+    return Java(home / "bin" / "java", 17)
+
+
+def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[Path]) -> None:
+    """It is there only when it is whole."""
+    archive = ClassArchive.of("tool-1", java, jars, ["-flag"])
+    assert archive.path is not None
+    assert archive.using == []
+    (making,) = archive.making
+    made = Path(making.partition("=")[2])
+    assert (made.parent, made == archive.path) == (archive.path.parent, False)
+    assert archive.is_being_made
+    older = archive.path.with_name("tool-1-0123.jsa")
+    for path in (made, older):
+        path.touch()
+    archive.keep()
+    following = ClassArchive.of("tool-1", java, jars, ["-flag"])
+    assert following.using == [f"-XX:SharedArchiveFile={archive.path}", "-Xshare:auto"]
+    assert following.making == []
+    assert not following.is_being_made
+    assert not older.exists(), "nobody needs it any more"
+
+
+def test_a_java_that_was_killed_has_made_none(java: Java, jars: list[Path]) -> None:
+    """The next one makes it."""
+    archive = ClassArchive.of("tool-1", java, jars, ())
+    assert archive.making
+    archive.keep()
+    assert archive.using == []
+    assert ClassArchive.of("tool-1", java, jars, ()).making
+
+
+def test_it_fits_one_java_with_its_flags_and_its_jars(java: Java, jars: list[Path]) -> None:
+    """Java would ignore another one, and nothing would ever be faster."""
+    first = ClassArchive.of("tool-1", java, jars, ()).path
+    assert ClassArchive.of("tool-1", java, jars, ["-flag"]).path != first
+    (java.home / "lib" / "modules").write_text("updated")
+    assert ClassArchive.of("tool-1", java, jars, ()).path != first
+
+
+def test_a_java_without_an_archive_of_its_own_classes_can_have_none(
+    java: Java, jars: list[Path]
+) -> None:
+    """Such builds exist."""
+    (java.home / "lib" / "server" / "classes.jsa").unlink()
+    archive = ClassArchive.of("tool-1", java, jars, ())
+    assert (archive.path, archive.using, archive.making) == (None, [], [])
+
+
+@pytest.mark.broker
+def test_kafka_starts_from_the_archive_that_its_first_start_has_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory of its process has the file."""
+    wanted = kafka_jars(KafkaCluster().version)
+    (jar, *_) = fetch(wanted)
+    shutil.copytree(jar.parent, tmp_path / wanted.name)
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    for archives in (0, 1):
+        with KafkaCluster() as kafka:
+            (pid,) = kafka.pids
+            assert (f"{tmp_path}/{wanted.name}-" in Path(f"/proc/{pid}/maps").read_text()) == bool(
+                archives
+            )
+            assert len(list(tmp_path.glob("*.jsa"))) == archives
+    assert len(list(tmp_path.glob("*.jsa*"))) == 1
