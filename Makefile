@@ -43,9 +43,10 @@ MUTANTS := 100
 mutants: install  ## slips of the hand that tests without a broker must notice (MUTANTS=30 SEED=7); a run takes long
 	$(BIN)/python -m tools.mutants --mutants $(MUTANTS) --seed $(SEED) $(ARGS)
 
-# Two at a time: tests with real parts mostly wait. A file stays together, so that what its tests share is started once.
+# Three at a time keep two cores busy: half of a test with real parts is waiting. A file stays together, so that what its
+# tests share is started once.
 test: install  ## all tests, real broker, Spark and Dagster included (ARGS="tests/core -x" for some)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # MkDocs tells news of its own on each build; a warning of ours is an error.
 docs: install  ## the documentation site, into build/site; a link that leads nowhere is an error
