@@ -64,16 +64,16 @@ def ask_leaders(
         consumer.assign([_at(partition, position) for partition, position in positions.items()])
         deadline = clock() + timeout_s
         while len(found) < len(positions) and clock() < deadline:
-            answers: dict[TopicPartition, bool] = {}
+            fresh: dict[TopicPartition, bool] = {}
             most = min(len(positions) - len(found), _MOST_AT_ONCE)
             for message in consumer.consume(most, _WAIT_S):
                 answer = _answer(message, settings)
-                if answer is not None:
-                    partition = TopicPartition(str(message.topic()), int(message.partition() or 0))
-                    answers.setdefault(partition, answer)
+                partition = TopicPartition(str(message.topic()), int(message.partition() or 0))
+                if answer is not None and partition not in found:
+                    fresh.setdefault(partition, answer)
             # Else the records behind a position would be fetched, too, instead of other answers.
-            consumer.incremental_unassign([theirs(p) for p in answers.keys() - found.keys()])
-            found = {**answers, **found}
+            consumer.incremental_unassign([theirs(partition) for partition in fresh])
+            found |= fresh
     finally:
         consumer.close()
     return found

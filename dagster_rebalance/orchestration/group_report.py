@@ -207,9 +207,10 @@ class GroupReport:
     def _takes_in(self, now: float) -> bool:
         """Whether the member takes partitions in, and has not done so for long."""
         busy = self._parts.driver.partitions.busy
-        if not any(o.phase is Phase.RESTORING and not o.blocked_by for o in busy):
+        takes_in = any(o.phase is Phase.RESTORING and not o.blocked_by for o in busy)
+        if not takes_in:
             self._taken_in_at = now
-        return now != self._taken_in_at and now - self._taken_in_at < _TAKES_IN_S
+        return takes_in and now - self._taken_in_at < _TAKES_IN_S
 
     def _look_for_topics(self) -> None:
         parts = self._parts

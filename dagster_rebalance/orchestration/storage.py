@@ -91,13 +91,11 @@ class StorageWorker:
         self._patience_s = _PATIENCE_S
         self._shift = 0
         self._passed_over = 0
-        self._asked_in = 0
         self._answers: SimpleQueue[Callable[[], Event | None]] = SimpleQueue()
 
     def ask(self, job: Job) -> None:
         """Have a job done. Does not wait."""
         with self._changed:
-            self._asked_in = threading.get_ident()
             if (
                 job.subject is not None
                 and self._running is not None
@@ -109,7 +107,7 @@ class StorageWorker:
                 return
             self._is_at_work = True
             shift = self._shift
-        self._start("storage", partial(self._work, shift))
+        self._begin(shift)
 
     def answers(self) -> Iterator[Callable[[], Event | None]]:
         """The answers to jobs that are over, oldest first.
@@ -140,7 +138,7 @@ class StorageWorker:
             "over a new connection"
         )
         if goes_on:
-            self._start("storage", partial(self._work, shift))
+            self._begin(shift)
 
     @property
     def silence(self) -> str | None:
@@ -164,7 +162,11 @@ class StorageWorker:
             self._is_at_work = False
             self._shift += 1
 
-    def _work(self, shift: int) -> None:
+    def _begin(self, shift: int) -> None:
+        """Begin a shift. Nobody has to be woken by one that is done in the thread of the member."""
+        self._start("storage", partial(self._work, shift, threading.get_ident()))
+
+    def _work(self, shift: int, member: int) -> None:
         while True:
             with self._changed:
                 if shift != self._shift:
@@ -187,8 +189,7 @@ class StorageWorker:
                 self._patience_s = _PATIENCE_S
                 if answer is not None:
                     self._answers.put(answer)
-                asked_in = self._asked_in
-            if answer is not None and not job.can_wait and asked_in != threading.get_ident():
+            if answer is not None and not job.can_wait and threading.get_ident() != member:
                 self._wake()
             if took_s > _SLOW_S:
                 self._note(f"{job.what} took {took_s:.1f} s")

@@ -141,13 +141,14 @@ class KafkaCluster:
         Raises:
             DagsterRebalanceError: A node did not start; the message holds the end of its log.
         """
-        wanted, java = kafka_jars(self.version), find_java()
+        wanted, found = kafka_jars(self.version), find_java()
         jars = fetch(wanted, tell=self.tell)
-        self._archive = ClassArchive.of(wanted.name, java, jars, JAVA_FLAGS)
-        flags: list[str | Path] = [
+        self._archive = archive = ClassArchive.of(wanted.name, found, jars, JAVA_FLAGS)
+        java: list[str | Path] = [
+            found.path,
             f"-Xmx{self.heap}",
             *JAVA_FLAGS,
-            *self._archive.using,
+            *archive.using,
             "-cp",
             ":".join(map(str, jars)),
         ]
@@ -157,16 +158,11 @@ class KafkaCluster:
             for number in range(1, self.nodes + 1):
                 port = self.port if self.port is not None and number == 1 else free_port()
                 self._nodes[number] = KafkaNode(
-                    number,
-                    port,
-                    free_port(),
-                    self._folder / f"node-{number}",
-                    [java.path, *flags],
-                    self._access,
+                    number, port, free_port(), self._folder / f"node-{number}", java, self._access
                 )
             self._format()
             for node in self._nodes.values():
-                node.launch(*(self._archive.making if node.node_id == 1 else ()))
+                node.launch(*(archive.making() if node.node_id == 1 else ()))
             for node in self._nodes.values():
                 node.wait_until_up(self.nodes)
         except BaseException:
@@ -197,9 +193,10 @@ class KafkaCluster:
 
     def stop(self) -> None:
         """End all nodes and remove their data."""
-        if self._archive is not None and self._archive.is_being_made and self._nodes[1].is_running:
-            self._nodes[1].stop()
-            self._archive.keep()
+        archive, maker = self._archive, self._nodes.get(1)
+        if archive and archive.is_being_made and maker and maker.is_running:
+            maker.stop()
+            archive.keep()
         for node in self._nodes.values():
             node.stop_at_once()
         self._nodes.clear()

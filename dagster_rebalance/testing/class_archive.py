@@ -66,7 +66,6 @@ class ClassArchive:
             return []
         return [f"-XX:SharedArchiveFile={self.path}", "-Xshare:auto"] if is_mine else []
 
-    @property
     def making(self) -> list[str]:
         """What one Java is told to make it at its end. Nothing, if there is one."""
         if self.path is None or self.path.exists():

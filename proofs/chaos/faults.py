@@ -77,6 +77,10 @@ class Fault:
     partitions: frozenset[int] | None = field(default=None)
     mended_at: float | None = None
 
+    def end(self, until: float) -> float:
+        """When it was over, or `until` if it is not."""
+        return until if self.mended_at is None else self.mended_at
+
 
 def at_once() -> bool:
     """Due now."""

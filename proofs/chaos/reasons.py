@@ -130,7 +130,7 @@ def _of_faults(evidence: Evidence, history: History, until: float) -> Iterator[E
     for fault in evidence.faults:
         if fault.partitions is not None and number not in fault.partitions:
             continue
-        mended_at = until if fault.mended_at is None else fault.mended_at
+        mended_at = fault.end(until)
         if evidence.is_streaming:
             end = _end_beside_streams(fault, history, mended_at)
         elif fault.kind in OF_MEMBERS:
@@ -226,7 +226,7 @@ def _given_to_dead_members(
             if event.member.startswith(fault.target) and event.at <= fault.began_at
         }
         # A process that comes back is another member, which is known by then.
-        known_at = until if fault.mended_at is None else fault.mended_at
+        known_at = fault.end(until)
         if fault.kind in OF_RUNS:
             known_at = fault.began_at + SESSION_TIMEOUT_S
         for span, owner in history.owned(until):
@@ -248,8 +248,7 @@ def _missed_by_kafka(evidence: Evidence, history: History, until: float) -> Iter
         if not is_missed or has_left:
             continue
         for fault in evidence.faults:
-            mended_at = until if fault.mended_at is None else fault.mended_at
-            known_at = mended_at + SESSION_TIMEOUT_S
+            known_at = fault.end(until) + SESSION_TIMEOUT_S
             if fault.kind in OF_BROKERS and fault.began_at <= span.end <= known_at:
                 begin = max(span.begin, fault.began_at)
                 yield Explained(Span(begin, span.end), fault.kind.value, history.name)

@@ -91,11 +91,9 @@ class Worked:
             if fault.kind in _ENDS_PROCESS and fault.began_at >= body.began_at
         ]
         self.ended_at = min([*killed_at, gone_at]) if body.ended_at is None else body.ended_at
-        self.thawed_at = [fault.mended_at or gone_at for fault in mine if fault.kind in FREEZES]
+        self.thawed_at = [fault.end(gone_at) for fault in mine if fault.kind in FREEZES]
         frozen = [
-            Span(fault.began_at, fault.mended_at or gone_at)
-            for fault in mine
-            if fault.kind in FREEZES
+            Span(fault.began_at, fault.end(gone_at)) for fault in mine if fault.kind in FREEZES
         ]
         self.spans = without([Span(body.began_at, max(self.ended_at, body.began_at))], frozen)
 

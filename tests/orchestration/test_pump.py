@@ -361,12 +361,20 @@ def test_a_write_whose_answer_was_lost_counts_as_done(instance: dg.DagsterInstan
     assert bench.materialised() == [("orders-0", 0, 10)]
 
 
+@pytest.mark.parametrize(
+    ("woken", "asked_s"),
+    [
+        pytest.param(0, [0.1, 2.0], id="undisturbed"),
+        pytest.param(2, [0.1, 2.0, 1.5, 1.0], id="woken"),
+    ],
+)
 def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_on(
-    instance: dg.DagsterInstance,
+    instance: dg.DagsterInstance, woken: int, asked_s: list[float]
 ) -> None:
     """A member must not record the commit of its successor a second time.
 
     Without the question it would find that commit and take it for its own, whose answer was lost.
+    The storage answers and bodies end just then, and each ends a poll.
     """
     bench = Bench(instance)
     bench.offers()
@@ -379,48 +387,21 @@ def test_after_a_standstill_it_asks_whether_it_is_still_a_member_before_it_goes_
         polls.append(timeout_s)
         if len(polls) == 1:
             bench.group.clock.advance(20.0)
-        if len(polls) == 2:
+        elif len(polls) < 2 + woken:
+            return real(0.5)
+        elif len(polls) == 2 + woken:
             bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
         return real(timeout_s)
 
     bench.consumer.poll_with_rebalance = suspended  # type: ignore[method-assign]
     writes = len(bench.consumer.writes)
     bench.turn()
-    assert polls == [0.1, 2.0]
+    assert polls == asked_s
     assert len(bench.consumer.writes) == writes, "nothing is written"
     assert bench.materialised() == [], "nothing is recorded"
     assert any("polling Kafka took 20" in note for note in bench.mailbox.take_notes()), (
         "the tick says why"
     )
-
-
-def test_whoever_is_woken_after_a_standstill_asks_all_the_same(
-    instance: dg.DagsterInstance,
-) -> None:
-    """The storage answers and bodies end just then, and each ends a poll."""
-    bench = Bench(instance)
-    bench.offers()
-    run = bench.run(Status.STARTED)
-    bench.until(lambda: not bench.mailbox.mail.offers)
-    bench.succeed(run)
-    real, polls = bench.consumer.poll_with_rebalance, []
-
-    def woken(timeout_s: float) -> PollResult:
-        polls.append(timeout_s)
-        if len(polls) == 1:
-            bench.group.clock.advance(20.0)
-        if len(polls) in {2, 3}:
-            return real(0.5)
-        if len(polls) == 4:
-            bench.member.told(PartitionsLost((tp(0),), LostReason.SESSION))
-        return real(timeout_s)
-
-    bench.consumer.poll_with_rebalance = woken  # type: ignore[method-assign]
-    writes = len(bench.consumer.writes)
-    bench.turn()
-    assert polls == [0.1, 2.0, 1.5, 1.0]
-    assert len(bench.consumer.writes) == writes, "nothing is written"
-    assert bench.materialised() == [], "nothing is recorded"
 
 
 def test_a_machine_that_slept_is_a_standstill_although_its_clock_stood_still(

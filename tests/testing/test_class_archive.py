@@ -38,7 +38,7 @@ def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[
     archive = ClassArchive.of("tool-1", java, jars, ["-flag"])
     assert archive.path is not None
     assert archive.using == []
-    (making,) = archive.making
+    (making,) = archive.making()
     made = Path(making.partition("=")[2])
     assert (made.parent, made == archive.path) == (archive.path.parent, False)
     assert archive.is_being_made
@@ -48,7 +48,7 @@ def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[
     archive.keep()
     following = ClassArchive.of("tool-1", java, jars, ["-flag"])
     assert following.using == [f"-XX:SharedArchiveFile={archive.path}", "-Xshare:auto"]
-    assert following.making == []
+    assert following.making() == []
     assert not following.is_being_made
     assert not older.exists(), "nobody needs it any more"
 
@@ -56,10 +56,10 @@ def test_the_first_one_makes_it_and_the_next_one_uses_it(java: Java, jars: list[
 def test_a_java_that_was_killed_has_made_none(java: Java, jars: list[Path]) -> None:
     """The next one makes it."""
     archive = ClassArchive.of("tool-1", java, jars, ())
-    assert archive.making
+    assert archive.making()
     archive.keep()
     assert archive.using == []
-    assert ClassArchive.of("tool-1", java, jars, ()).making
+    assert ClassArchive.of("tool-1", java, jars, ()).making()
 
 
 def test_it_fits_one_java_with_its_flags_and_its_jars(java: Java, jars: list[Path]) -> None:
@@ -76,23 +76,38 @@ def test_a_java_without_an_archive_of_its_own_classes_can_have_none(
     """Such builds exist."""
     (java.home / "lib" / "server" / "classes.jsa").unlink()
     archive = ClassArchive.of("tool-1", java, jars, ())
-    assert (archive.path, archive.using, archive.making) == (None, [], [])
+    assert (archive.path, archive.using, archive.making()) == (None, [], [])
 
 
-@pytest.mark.broker
-def test_kafka_starts_from_the_archive_that_its_first_start_has_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The memory of its process has the file."""
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with the jars of Kafka and no archive."""
     wanted = kafka_jars(KafkaCluster().version)
     (jar, *_) = fetch(wanted)
     shutil.copytree(jar.parent, tmp_path / wanted.name)
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.broker
+def test_kafka_starts_from_the_archive_that_its_first_start_has_made(cache: Path) -> None:
+    """The memory of its process has the file."""
     for archives in (0, 1):
         with KafkaCluster() as kafka:
             (pid,) = kafka.pids
-            assert (f"{tmp_path}/{wanted.name}-" in Path(f"/proc/{pid}/maps").read_text()) == bool(
-                archives
-            )
-            assert len(list(tmp_path.glob("*.jsa"))) == archives
-    assert len(list(tmp_path.glob("*.jsa*"))) == 1
+            archive = f"{cache}/{kafka_jars(kafka.version).name}-"
+            assert (archive in Path(f"/proc/{pid}/maps").read_text()) == bool(archives)
+            assert len(list(cache.glob("*.jsa"))) == archives
+    assert len(list(cache.glob("*.jsa*"))) == 1
+
+
+@pytest.mark.broker
+def test_a_kafka_that_was_killed_before_its_end_is_stopped_as_often_as_one_likes(
+    cache: Path,
+) -> None:
+    """It has made no archive."""
+    kafka = KafkaCluster().start()
+    kafka.kill()
+    kafka.stop()
+    kafka.stop()
+    assert list(cache.glob("*.jsa*")) == []
