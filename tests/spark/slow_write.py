@@ -5,6 +5,7 @@ It removes the trace when it is stopped.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.testing.deadline import wait_until
@@ -31,7 +32,9 @@ def write_slowly(session: SparkSession, folder: Path) -> None:
 
 def files_in_work(folder: Path) -> int:
     """Files that a write has begun."""
-    return sum(1 for _ in folder.rglob("part-*"))
+    # Not rglob, which raises where Spark removes a folder meanwhile.
+    walked = os.walk(folder)
+    return sum(name.startswith("part-") for _, _, names in walked for name in names)
 
 
 def wait_until_working(folder: Path) -> None:
