@@ -121,7 +121,10 @@ _VALUE = re.compile(
     re.DOTALL,
 )
 """The value of a setting in librdkafka's words."""
-_NO_TOKEN = "Failed to acquire SASL OAUTHBEARER token"  # noqa: S105 - the client's own words
+_NOT_RENEWED = re.compile(
+    "Failed to acquire SASL OAUTHBEARER token|Request not valid in current SASL state"
+)
+"""The client's own words where it could not renew a login."""
 
 END_OF_PARTITION = KafkaError._PARTITION_EOF
 LOG_TRUNCATION = KafkaError._LOG_TRUNCATION
@@ -236,14 +239,19 @@ def is_final(error: KafkaError) -> bool:
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
-def has_no_new_token(error: KafkaError) -> bool:
-    """Whether the issuer of tokens did not give one; the client asks again every few seconds."""
-    return error.code() == KafkaError._AUTHENTICATION and _NO_TOKEN in error.str()
+def is_login_not_renewed(error: KafkaError) -> bool:
+    """Whether a client could not renew its login. It tries again by itself.
+
+    The issuer of tokens gave none; or a connection was to be authenticated twice within a second,
+    which Kafka refuses (KIP-368), and which happens while the last token is about to expire. Before
+    a first login the same words mean that it is wrong.
+    """
+    return error.code() == KafkaError._AUTHENTICATION and bool(_NOT_RENEWED.search(error.str()))
 
 
 def is_passing(error: KafkaError) -> bool:
     """Whether the client mends it by itself, for somebody who has checked the login before."""
-    return error.code() in PASSING or has_no_new_token(error)
+    return error.code() in PASSING or is_login_not_renewed(error)
 
 
 def kafka_error(exception: KafkaException) -> KafkaError:

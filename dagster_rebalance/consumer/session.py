@@ -39,8 +39,8 @@ from dagster_rebalance.consumer.kafka_errors import (
     TROUBLES_KEPT,
     Attempt,
     broker_error,
-    has_no_new_token,
     is_final,
+    is_login_not_renewed,
     kafka_error,
 )
 from dagster_rebalance.consumer.leaving import leave, unassign
@@ -456,7 +456,7 @@ class Session:
         elif error.code() == POLLED_TOO_LATE:
             # The client tells of the loss by itself, and joins again.
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))
-        elif self._has_joined and has_no_new_token(error):
+        elif self._has_joined and is_login_not_renewed(error):
             # What it has may be valid for long. When it is not, what is asked of Kafka will fail.
             logger.warning("group '%s': %s", self._settings.group_id, error.str())
         elif error.code() in PASSING:
