@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.testing.deployment import DagsterDeployment
-from tests.e2e.stage import SETTINGS, Stage, locations
+from tests.e2e.stage import SETTINGS, Stage, in_both_protocols, locations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -15,33 +15,17 @@ if TYPE_CHECKING:
     from dagster_rebalance.testing.broker import KafkaCluster
 
 SHARED = (
-    *(
-        "handover",
-        "queued",
-        "idle",
-        "deadline",
-        "fenced",
-        "grown",
-        "failing",
-        "hopeless",
-        "poisoned",
-        "ordered",
-        "previewed",
-    ),
-    *("paired", "ended", "handled"),
+    *in_both_protocols("handover", "queued", "idle", "deadline", "fenced", "grown", "ended"),
+    *("failing_consumer", "hopeless_classic", "poisoned_consumer", "ordered_consumer"),
+    *("previewed_classic", "paired_classic", "handled_classic"),
 )
 
 
-@pytest.fixture(autouse=True)
-def _curtain(stage: Stage) -> Iterator[None]:
-    """After each test its members leave."""
-    yield
-    stage.turn_off()
-
-
 @pytest.fixture(scope="package")  # what idles beside all other tests makes them slower
-def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    """Kafka and Dagster with `blue` and `green`, which serve every scenario of `SHARED`."""
+def shared_stage(
+    kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
+    """Kafka and Dagster with `blue` and `green`, which serve every group of `SHARED`."""
     root = tmp_path_factory.mktemp("e2e")
     served = locations(SHARED, root, kafka_broker.bootstrap_servers, "blue", "green")
     with (
@@ -49,3 +33,10 @@ def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
         dagster.instance() as instance,
     ):
         yield Stage(kafka_broker, dagster, root, instance)
+
+
+@pytest.fixture
+def stage(shared_stage: Stage) -> Iterator[Stage]:
+    """The stage that a module shares; after each test its members leave."""
+    yield shared_stage
+    shared_stage.turn_off()

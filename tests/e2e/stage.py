@@ -2,8 +2,8 @@
 
 It has a real Kafka, a real Dagster with two code locations, and what a test needs to steer them.
 
-Every scenario is played in both group protocols at the same time: what takes long is waiting, not
-work.
+What the protocol makes different is played in both at the same time. What happens to runs is not,
+and each scenario of it is played in one of them.
 """
 
 from __future__ import annotations
@@ -310,21 +310,26 @@ def _number(event: dg.AssetMaterialization, name: str) -> int:
     return value
 
 
+def in_both_protocols(*scenarios: str) -> tuple[str, ...]:
+    """The names of the groups that play these scenarios."""
+    return tuple(f"{scenario}_{protocol}" for scenario in scenarios for protocol in PROTOCOLS)
+
+
 def locations(
-    scenarios: Iterable[str],
+    groups: Iterable[str],
     root: Path,
     bootstrap_servers: str,
     *names: str,
     reloads: bool = False,
     secrets: Mapping[str, str] | None = None,
 ) -> list[CodeLocation]:
-    """Code locations that serve the same scenarios.
+    """Code locations that serve the same groups.
 
     The `secrets` are what a secured Kafka asks for, as variables.
     """
     env = {
         "E2E_ROOT": str(root),
-        "E2E_SCENARIOS": ",".join(scenarios),
+        "E2E_GROUPS": ",".join(groups),
         "KAFKA_BROKERS": bootstrap_servers,
         **(secrets or {}),
     }

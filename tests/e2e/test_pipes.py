@@ -100,11 +100,6 @@ class Group:
         return f"{self.name}: {runs}, committed {self.committed()}, {self.journal()}"
 
 
-@pytest.fixture(autouse=True)
-def _curtain() -> None:
-    """The shared stage is not needed."""
-
-
 @pytest.fixture
 def dagster(kafka_broker: KafkaCluster, tmp_path: Path) -> Iterator[DagsterDeployment]:
     """A deployment with both groups in one code location."""

@@ -12,7 +12,7 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.testing.deployment import DagsterDeployment
-from tests.e2e.stage import SETTINGS, Group, Stage, locations
+from tests.e2e.stage import SETTINGS, Group, Stage, in_both_protocols, locations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.broker]
 
-SCENARIOS = ("killed", "dying", "interrupted", "late", "reloaded")
+GROUPS = in_both_protocols("killed", "dying", "interrupted", "late", "reloaded")
 TICK_LIMIT_S = 8
 TAKE_OVER_S = 120.0
 
 
 @pytest.fixture(scope="module")
-def stage(kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+def shared_stage(
+    kafka_broker: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
     """`blue` and `green`, whose servers the tests end, and `purple`, which can be reloaded."""
     root = tmp_path_factory.mktemp("processes")
-    served = locations(SCENARIOS, root, kafka_broker.bootstrap_servers, "blue", "green")
-    served += locations(SCENARIOS, root, kafka_broker.bootstrap_servers, "purple", reloads=True)
+    served = locations(GROUPS, root, kafka_broker.bootstrap_servers, "blue", "green")
+    served += locations(GROUPS, root, kafka_broker.bootstrap_servers, "purple", reloads=True)
     env = {"DAGSTER_SENSOR_GRPC_TIMEOUT_SECONDS": str(TICK_LIMIT_S)}
     with (
         DagsterDeployment(root / "home", served, settings=SETTINGS, env=env) as dagster,

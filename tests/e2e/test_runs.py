@@ -29,16 +29,14 @@ def test_a_run_that_fails_twice_is_requested_again_with_the_same_batch(stage: St
 
     The bounds never change.
     """
-    groups = stage.groups("failing", partitions=1)
-    for group in groups:
-        group.fail_next(2)
-        group.open()
-        group.turn_on("blue")
-    for group in groups:
-        group.wait("all records to be committed", Group.is_done)
-        assert [run.status.value for run in group.runs()] == ["FAILURE", "FAILURE", "SUCCESS"]
-        assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
-        group.check_exactly_once()
+    group = stage.group("failing", "consumer", partitions=1)
+    group.fail_next(2)
+    group.open()
+    group.turn_on("blue")
+    group.wait("all records to be committed", Group.is_done)
+    assert [run.status.value for run in group.runs()] == ["FAILURE", "FAILURE", "SUCCESS"]
+    assert len({run.tags["dagster_rebalance/batch"] for run in group.runs()}) == 1
+    group.check_exactly_once()
 
 
 def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_executes_the_run(
@@ -48,21 +46,16 @@ def test_a_partition_whose_runs_keep_failing_is_stopped_until_a_person_re_execut
 
     Mending the cause is all that it takes.
     """
-    groups = stage.groups("hopeless", partitions=1)
-    for group in groups:
-        group.fail_next(1)
-        group.open()
-        group.turn_on("blue")
-    for group in groups:
-        group.wait(
-            "the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1])
-        )
-        group.wait("the check to fail", lambda group: _check_state(stage, group.name) is False)
-        stage.dagster.ui.re_execute(group.runs()[0].run_id)
-    for group in groups:
-        group.wait("all records to be committed", Group.is_done)
-        group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
-        group.check_exactly_once()
+    group = stage.group("hopeless", "classic", partitions=1)
+    group.fail_next(1)
+    group.open()
+    group.turn_on("blue")
+    group.wait("the stop to be shown", lambda group: "failed on" in str(group.ticks("blue")[:1]))
+    group.wait("the check to fail", lambda group: _check_state(stage, group.name) is False)
+    stage.dagster.ui.re_execute(group.runs()[0].run_id)
+    group.wait("all records to be committed", Group.is_done)
+    group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
+    group.check_exactly_once()
 
 
 def test_a_range_whose_runs_keep_failing_goes_to_the_dead_letter_topic_and_its_partition_goes_on(
@@ -98,29 +91,25 @@ def _check_state(stage: Stage, group: str) -> bool | None:
 
 def test_people_stop_and_pause_partitions_which_go_on_at_their_word(stage: Stage) -> None:
     """A stop cancels the run that is at work; a pause lets it end. Other partitions work on."""
-    groups = stage.groups("ordered", partitions=3)
-    for group in groups:
-        group.turn_on("blue")
-    for group in groups:
-        group.wait("all runs to work", lambda group: len(group.working()) == 3)
-        for action, number in ((Action.STOP, 0), (Action.PAUSE, 1)):
-            order = Wanted(action, (f"{group.name}:{number}",), "ada", "the table is moved")
-            give(stage.instance, group.name, order)
-    for group in groups:
-        group.wait("its run to be cancelled", lambda group: group.in_state(_STATUS.CANCELED))
-        group.open()
-        group.wait("the others to go on", lambda group: group.committed() == {0: 0, 1: 10, 2: 10})
-        group.produce([0, 1, 2], 5)
-        group.wait("the free one to go on", lambda group: group.committed().get(2) == 15)
-        assert group.committed() == {0: 0, 1: 10, 2: 15}
-        assert len(group.in_state(_STATUS.CANCELED)) == 1
-        group.wait("a tick to say so", lambda group: "stopped by ada" in str(group.ticks("blue")))
-        group.wait("the check to warn", lambda group: _check_state(stage, group.name) is False)
-        give(stage.instance, group.name, Wanted(Action.RESUME, ("*",), "ada"))
-    for group in groups:
-        group.wait("all records to be committed", lambda group: group.is_done(15))
-        group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
-        group.check_exactly_once()
+    group = stage.group("ordered", "consumer", partitions=3)
+    group.turn_on("blue")
+    group.wait("all runs to work", lambda group: len(group.working()) == 3)
+    for action, number in ((Action.STOP, 0), (Action.PAUSE, 1)):
+        order = Wanted(action, (f"{group.name}:{number}",), "ada", "the table is moved")
+        give(stage.instance, group.name, order)
+    group.wait("its run to be cancelled", lambda group: group.in_state(_STATUS.CANCELED))
+    group.open()
+    group.wait("the others to go on", lambda group: group.committed() == {0: 0, 1: 10, 2: 10})
+    group.produce([0, 1, 2], 5)
+    group.wait("the free one to go on", lambda group: group.committed().get(2) == 15)
+    assert group.committed() == {0: 0, 1: 10, 2: 15}
+    assert len(group.in_state(_STATUS.CANCELED)) == 1
+    group.wait("a tick to say so", lambda group: "stopped by ada" in str(group.ticks("blue")))
+    group.wait("the check to warn", lambda group: _check_state(stage, group.name) is False)
+    give(stage.instance, group.name, Wanted(Action.RESUME, ("*",), "ada"))
+    group.wait("all records to be committed", lambda group: group.is_done(15))
+    group.wait("the check to pass again", lambda group: _check_state(stage, group.name))
+    group.check_exactly_once()
 
 
 def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
@@ -128,34 +117,29 @@ def test_a_preview_starts_nothing_and_takes_nothing(stage: Stage) -> None:
 
     It must not join the group or use up a batch.
     """
-    groups = stage.groups("previewed", partitions=1)
-    for group in groups:
-        shown = stage.dagster.ui.preview("blue", group.sensor)
-        assert "nothing is started" in shown["skipReason"]
-        assert not group.events()
-        group.turn_on("blue")
-    for group in groups:
-        group.wait("the batch to be requested", Group.working)
-        shown = stage.dagster.ui.preview("blue", group.sensor)
-        assert not shown["runRequests"]
-        assert "preview" in shown["skipReason"]
-        group.open()
-    for group in groups:
-        group.wait("all records to be committed", Group.is_done)
-        assert len(group.runs()) == 1
-        group.check_exactly_once()
+    group = stage.group("previewed", "classic", partitions=1)
+    shown = stage.dagster.ui.preview("blue", group.sensor)
+    assert "nothing is started" in shown["skipReason"]
+    assert not group.events()
+    group.turn_on("blue")
+    group.wait("the batch to be requested", Group.working)
+    shown = stage.dagster.ui.preview("blue", group.sensor)
+    assert not shown["runRequests"]
+    assert "preview" in shown["skipReason"]
+    group.open()
+    group.wait("all records to be committed", Group.is_done)
+    assert len(group.runs()) == 1
+    group.check_exactly_once()
 
 
 def test_two_assets_of_one_run_get_the_same_batch(stage: Stage) -> None:
     """The offset is committed when the run succeeded, which is when both assets did."""
-    groups = stage.groups("paired", partitions=2)
-    for group in groups:
-        group.open()
-        group.turn_on("blue")
-    for group in groups:
-        group.wait("all records to be committed", Group.is_done)
-        group.check_exactly_once("first", "second")
-        assert group.output("first") == group.output("second")
+    group = stage.group("paired", "classic", partitions=2)
+    group.open()
+    group.turn_on("blue")
+    group.wait("all records to be committed", Group.is_done)
+    group.check_exactly_once("first", "second")
+    assert group.output("first") == group.output("second")
 
 
 def test_whatever_people_do_to_a_run_nobody_begins_before_its_process_is_gone(stage: Stage) -> None:
@@ -206,48 +190,42 @@ def test_whatever_people_cancel_launch_report_and_wipe_in_the_ui_each_record_is_
 
     A run that people launch themselves must say why it does nothing.
     """
-    groups = stage.groups("handled")
-    launched: dict[str, list[str]] = {group.name: [] for group in groups}
-    cancelled: dict[str, list[str]] = {}
-    for group in groups:
-        group.turn_on("blue")
-    for group in groups:
-        group.wait("runs to be at work", lambda group: len(group.processes()) == 1)
-        cancelled[group.name] = [_caught(group, _STATUS.QUEUED), next(iter(group.processes()))]
-        for run_id in cancelled[group.name]:
-            stage.dagster.ui.cancel(run_id)
-        launched[group.name].append(stage.dagster.ui.launch("blue", group.name))
-        group.open()
-    for group in groups:
-        group.wait("all records to be committed", Group.is_done)
-        group.check_exactly_once("first", "second")
-        assert set(cancelled[group.name]) <= set(group.in_state(_STATUS.CANCELED))
-        done = group.in_state(_STATUS.SUCCESS)[-1]
-        launched[group.name] += [
-            stage.dagster.ui.re_execute(done),
-            stage.dagster.ui.re_execute(done, [f"{group.name}_first"]),
-            stage.dagster.ui.re_execute(done, tags={BATCH_TAG: "another"}),
-        ]
-        assets = GroupAssets.of(group.name)
-        stage.dagster.ui.wipe(assets.offsets, assets.group, dg.AssetKey(f"{group.name}_first"))
-        stage.dagster.ui.delete_partitions("blue", assets.partitions_name, f"{group.name}-0")
-        stage.dagster.ui.report(assets.offsets)
-        stage.dagster.ui.report(assets.offsets, f"{group.name}-1")
-        group.produce(range(2), 10)
-    for group in groups:
-        group.wait("the new records to be committed", lambda group: group.is_done(20))
-        assert sorted(group.materialised()) == [
-            (f"{group.name}-{partition}", 10, 20) for partition in range(2)
-        ]
-        assert list(group.output("first").values()) == [1] * 4
-        assert group.output("first") == group.output("second")
-        for run_id, why in zip(
-            launched[group.name], ("has no batch", "committed", "committed", "its tag"), strict=True
-        ):
-            run = stage.dagster.wait_for_run(run_id, timeout_s=PATIENCE_S)
-            assert (run.status, why in _error_of(stage, run_id)) == (_STATUS.FAILURE, True), (
-                _error_of(stage, run_id)
-            )
+    group = stage.group("handled", "classic")
+    group.turn_on("blue")
+    group.wait("runs to be at work", lambda group: len(group.processes()) == 1)
+    cancelled = {_caught(group, _STATUS.QUEUED), next(iter(group.processes()))}
+    for run_id in cancelled:
+        stage.dagster.ui.cancel(run_id)
+    launched = [stage.dagster.ui.launch("blue", group.name)]
+    group.open()
+    group.wait("all records to be committed", Group.is_done)
+    group.check_exactly_once("first", "second")
+    assert cancelled <= set(group.in_state(_STATUS.CANCELED))
+    done = group.in_state(_STATUS.SUCCESS)[-1]
+    launched += [
+        stage.dagster.ui.re_execute(done),
+        stage.dagster.ui.re_execute(done, [f"{group.name}_first"]),
+        stage.dagster.ui.re_execute(done, tags={BATCH_TAG: "another"}),
+    ]
+    assets = GroupAssets.of(group.name)
+    stage.dagster.ui.wipe(assets.offsets, assets.group, dg.AssetKey(f"{group.name}_first"))
+    stage.dagster.ui.delete_partitions("blue", assets.partitions_name, f"{group.name}-0")
+    stage.dagster.ui.report(assets.offsets)
+    stage.dagster.ui.report(assets.offsets, f"{group.name}-1")
+    group.produce(range(2), 10)
+    group.wait("the new records to be committed", lambda group: group.is_done(20))
+    assert sorted(group.materialised()) == [
+        (f"{group.name}-{partition}", 10, 20) for partition in range(2)
+    ]
+    assert list(group.output("first").values()) == [1] * 4
+    assert group.output("first") == group.output("second")
+    for run_id, why in zip(
+        launched, ("has no batch", "committed", "committed", "its tag"), strict=True
+    ):
+        run = stage.dagster.wait_for_run(run_id, timeout_s=PATIENCE_S)
+        assert (run.status, why in _error_of(stage, run_id)) == (_STATUS.FAILURE, True), _error_of(
+            stage, run_id
+        )
 
 
 def _error_of(stage: Stage, run_id: str) -> str:

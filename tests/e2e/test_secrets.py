@@ -45,11 +45,6 @@ class Story:
     kafka_logs: list[Path]
 
 
-@pytest.fixture(autouse=True)
-def _curtain() -> None:
-    """The story is over when a test begins."""
-
-
 @pytest.fixture(scope="module")
 def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory) -> Story:
     """Play it, with no more rights than are needed."""
@@ -59,7 +54,11 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
     secrets = {"KAFKA_PASSWORD": PASSWORD, "KAFKA_WRONG_PASSWORD": WRONG_PASSWORD}
     login = {"KAFKA_USERNAME": user, "KAFKA_CA": str(secured_kafka.certificate), **secrets}
     served = locations(
-        ["secured", "refused"], root, secured_kafka.bootstrap_servers, "blue", secrets=login
+        ["secured_consumer", "refused_consumer"],
+        root,
+        secured_kafka.bootstrap_servers,
+        "blue",
+        secrets=login,
     )
     with (
         DagsterDeployment(root / "home", served, settings=SETTINGS) as dagster,

@@ -1,6 +1,6 @@
 """The code location of the end-to-end tests, with assets that do what the test says.
 
-There is a consumer group for each scenario and protocol.
+There is a consumer group for each scenario and the protocols that it is played in.
 
 A run works until the test opens the gate of its group, and fails as often as the test wants. What
 it did is one line in a file for each range. While it works on a range, a file has its process id; a
@@ -13,14 +13,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dagster as dg
 
 from dagster_rebalance import KafkaConsumerResource, build_kafka_batch_defs
 
 ROOT = Path(os.environ["E2E_ROOT"])
-PROTOCOLS: tuple[Literal["consumer", "classic"], ...] = ("consumer", "classic")
 SETTINGS: dict[str, dict[str, Any]] = {
     "handover": {"max_ranges_per_run": 1},
     "queued": {"max_ranges_per_run": 1},
@@ -135,19 +134,19 @@ def _started(pid: int | str) -> str:
         return ""
 
 
-def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Definitions:
-    group = f"{scenario}_{protocol}"
+def _group(group: str) -> dg.Definitions:
+    scenario, protocol = group.split("_")
     kafka = SlowKafka(
         bootstrap_servers=dg.EnvVar("KAFKA_BROKERS"),
         group_id=group,
         topics=[group],
-        group_protocol=protocol,
         max_records_per_range=10,
         max_wait_s=0,
         client_config={"session.timeout.ms": "10000", "heartbeat.interval.ms": "1000"}
         if protocol == "classic"
         else {},
         **{
+            "group_protocol": protocol,
             "lease_s": 20.0,
             **(SECURITY if "KAFKA_PASSWORD" in os.environ else {}),
             **SETTINGS[scenario],
@@ -163,10 +162,4 @@ def _group(scenario: str, protocol: Literal["consumer", "classic"]) -> dg.Defini
     )
 
 
-defs = dg.Definitions.merge(
-    *[
-        _group(scenario, protocol)
-        for scenario in os.environ["E2E_SCENARIOS"].split(",")
-        for protocol in PROTOCOLS
-    ]
-)
+defs = dg.Definitions.merge(*map(_group, os.environ["E2E_GROUPS"].split(",")))
