@@ -8,7 +8,9 @@ waits for the imports of another.
 from __future__ import annotations
 
 import inspect
+import io
 import logging
+import re
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +24,7 @@ except ModuleNotFoundError:
     )
 
 import dagster_rebalance
-from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -95,13 +97,29 @@ def run(commands: Mapping[str, str]) -> None:
     """
     # What the Kafka client logs again and again is said once, by the error that follows from it.
     logging.getLogger("dagster_rebalance.librdkafka").addHandler(logging.NullHandler())
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what was done is told in any encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
+        _check_text(sys.argv[1:])
         build_app(commands, sys.argv[1:])()
     except DagsterRebalanceError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def _check_text(arguments: Sequence[str]) -> None:
+    """Check that a database can store what a person has typed.
+
+    Raises:
+        ConfigurationError: It is no text.
+    """
+    for argument in arguments:
+        if re.search("[\ud800-\udfff]", argument):  # how Python keeps bytes that are no text
+            msg = f"{argument!r} is not in the encoding of this terminal"
+            raise ConfigurationError(msg)
 
 
 def main() -> None:

@@ -105,7 +105,8 @@ def rerun(
         selectors,
         is_spanned=any(part is not None for part in spanned),
         is_both=everything and bool(partitions),
-        yes_and_dry=yes and dry_run,
+        yes=yes,
+        dry_run=dry_run,
         cancel=cancel,
     )
     with open_target(group, bootstrap_server, command_config) as target:
@@ -125,23 +126,32 @@ def rerun(
 
 
 def _check(
-    selectors: list[str], *, is_spanned: bool, is_both: bool, yes_and_dry: bool, cancel: str
+    selectors: list[str],
+    *,
+    is_spanned: bool,
+    is_both: bool,
+    yes: bool,
+    dry_run: bool,
+    cancel: str,
 ) -> None:
     """Check that it is clear what is asked for.
 
     Raises:
         ConfigurationError: It is not.
     """
-    if yes_and_dry:
+    if yes and dry_run:
         msg = "give either --yes or --dry-run, not both"
         raise ConfigurationError(msg)
     if is_both:
         msg = "give either partitions or --all, not both"
         raise ConfigurationError(msg)
-    if cancel and (selectors or is_spanned):
-        msg = "--cancel ends a rerun as a whole: give neither partitions nor offsets nor times"
+    if cancel and (selectors or is_spanned or dry_run):
+        msg = (
+            "--cancel ends a rerun as a whole, and at once: give neither partitions nor offsets "
+            "nor times nor --dry-run"
+        )
         raise ConfigurationError(msg)
-    if is_spanned and not selectors:
+    if not (selectors or cancel) and (is_spanned or yes or dry_run):
         msg = "say which partitions: orders:3, a topic, a pattern, or --all"
         raise ConfigurationError(msg)
 

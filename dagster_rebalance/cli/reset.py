@@ -26,17 +26,19 @@ from dagster_rebalance.cli.target import (
     open_target,
 )
 from dagster_rebalance.core.control import EVERYTHING, check_lengths
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.partition import named
 from dagster_rebalance.core.reset import AtWork, moves, unreadable
 from dagster_rebalance.orchestration.rerun import time_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
+    from dagster_rebalance.cli.target import Target
     from dagster_rebalance.consumer.port import ClusterView
     from dagster_rebalance.core.events import Found
     from dagster_rebalance.core.partition import TopicPartition
+    from dagster_rebalance.core.reset import Move
 
 _NO_REASON = ""
 
@@ -145,8 +147,18 @@ def reset(
             {move.partition: move.stored for move in planned},
             shown={move.partition: move.shown for move in planned},
         )
+        _record(target, planned, by=by or login(), reason=reason)
         typer.echo(f"Moved {named(those)}.")
-        target.catalogue.record_moves(planned, by=by or login(), reason=reason)
+
+
+def _record(target: Target, planned: Sequence[Move], *, by: str, reason: str) -> None:
+    """Record the moves, which are done: who moved what must not be lost to a closed pipe."""
+    try:
+        target.catalogue.record_moves(planned, by=by, reason=reason)
+    except Exception as error:
+        names = named([move.partition for move in planned])
+        msg = f"{names} moved, but Dagster's storage did not record it: {error}"
+        raise DagsterRebalanceError(msg) from error
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from dagster_rebalance.cli.target import (
     looks,
     open_target,
 )
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.errors import DagsterRebalanceError
 from dagster_rebalance.core.group_status import explanation
 from dagster_rebalance.core.lag import why_missing
 
@@ -39,9 +39,16 @@ if TYPE_CHECKING:
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="For programs.")]
 _WIDE = 200
 """Columns where the output is no terminal, so that nothing is cut off."""
+_GAP = 2
+"""Columns between two cells."""
 _RUN_SHOWN = 8
-_COLUMNS = ("partition", "owner", "committed", "claim", "end", "lag", "runs", "hold", "state")
+_COLUMNS = ("partition", "owner", "committed", "claim", "end", "lag", "runs", "hold")
+_STATE = "state"
 _NUMBERS = {"committed", "end", "lag"}
+_WHOLE = {"partition", *_NUMBERS}
+"""What is read, copied and compared as a whole, so it is never broken."""
+_STATE_COLUMNS = 60
+"""Where less is left for it, the state of a partition is below the table and no column."""
 
 
 def status(
@@ -84,7 +91,10 @@ def status(
                 every_s=every_s if watch else None,
             )
         else:
-            _show(lambda: _table(group_id, *shown()), every_s=every_s if watch else None)
+            _show(
+                lambda width: _table(group_id, *shown(), width=width),
+                every_s=every_s if watch else None,
+            )
 
 
 def explain(
@@ -137,20 +147,20 @@ def _repeat(once: Callable[[], None], *, every_s: float | None) -> None:
             raise
 
 
-def _show(made: Callable[[], Rows], *, every_s: float | None) -> None:
+def _show(made: Callable[[int], Rows], *, every_s: float | None) -> None:
     console = Console(width=None if sys.stdout.isatty() else _WIDE)
     if every_s is None:
-        console.print(made())
+        console.print(made(console.width))
         return
 
     def made_again() -> Rows:
-        """Kafka may be away for a while: whoever watches wants to see when it is back."""
+        """Kafka or Dagster may be away for a while: who watches wants to see when it is back."""
         try:
-            return made()
-        except BrokerError as error:
+            return made(console.width)
+        except DagsterRebalanceError as error:
             return Rows(Text(str(error)))
 
-    first = made()
+    first = made(console.width)
     if not console.is_terminal:  # nothing can be redrawn there
         console.print(first)
         _repeat(lambda: console.print(made_again()), every_s=every_s)
@@ -160,18 +170,33 @@ def _show(made: Callable[[], Rows], *, every_s: float | None) -> None:
 
 
 def _table(
-    group_id: str, seen: GroupSeen, owners: Owners, statuses: Sequence[PartitionStatus]
+    group_id: str,
+    seen: GroupSeen,
+    owners: Owners,
+    statuses: Sequence[PartitionStatus],
+    *,
+    width: int,
 ) -> Rows:
-    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for column in _COLUMNS:
-        table.add_column(column, justify="right" if column in _NUMBERS else "left")
-    for one in statuses:
+    rows = [_cells(one) for one in statuses]
+    widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+    has_room = width - sum(widths) - _GAP * len(widths) >= _STATE_COLUMNS
+    table = Table(box=None, header_style="bold", padding=(0, _GAP, 0, 0), pad_edge=False)
+    for column in (*_COLUMNS, *([_STATE] if has_room else [])):
+        table.add_column(
+            column,
+            justify="right" if column in _NUMBERS else "left",
+            no_wrap=column in _WHOLE,
+            overflow="fold",
+        )
+    for one, cells in zip(statuses, rows, strict=True):
         # Text, and no string: a reason may have brackets, which rich would take for markup.
-        table.add_row(*map(Text, _cells(one)))
+        table.add_row(*map(Text, (*cells, *([_state(one)] if has_room else []))))
+    busy = [] if has_room else [one for one in statuses if not _is_at_rest(one)]
     return Rows(
         Text(_headline(group_id, owners, statuses), style="bold"),
         *map(Text, _notes(seen)),
         table,
+        *(Text(f"{one.partition}: {_state(one)}") for one in busy),
     )
 
 
@@ -200,8 +225,6 @@ def _notes(seen: GroupSeen) -> list[str]:
 def _cells(one: PartitionStatus) -> tuple[str, ...]:
     claims = [f"[{range_.start}, {range_.until})" for range_, _ in one.claims]
     more = f" and {len(claims) - 1} more" if len(claims) > 1 else ""
-    reason = (one.stopped or one.ordered).removeprefix(f"{one.partition}: ")
-    state = f"stopped: {reason}" if one.stopped else reason
     return (
         str(one.partition),
         one.owner or "-",
@@ -211,8 +234,12 @@ def _cells(one: PartitionStatus) -> tuple[str, ...]:
         _number(one.lag),
         ", ".join(run_id[:_RUN_SHOWN] for run_id in one.runs) or "-",
         one.hold or "-",
-        state or one.sentence.removeprefix(f"{one.partition}: "),
     )
+
+
+def _state(one: PartitionStatus) -> str:
+    reason = (one.stopped or one.ordered or one.sentence).removeprefix(f"{one.partition}: ")
+    return f"stopped: {reason}" if one.stopped else reason
 
 
 def _number(value: int | None) -> str:

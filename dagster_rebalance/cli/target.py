@@ -20,7 +20,7 @@ import dagster as dg
 import typer
 
 from dagster_rebalance.core.control import selection
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.group_status import Owners
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import groups_of, partitions_of
@@ -74,6 +74,8 @@ CommandConfig: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+_STORAGES = {"dagster", "dagster_mysql", "dagster_postgres", "psycopg2", "sqlalchemy", "sqlite3"}
+"""Whose errors come out of Dagster's storage; the databases are no dependencies of this package."""
 _MEMBERS_OWN = {"group.id": "--group says which group is meant", "group.protocol": "no member"}
 
 
@@ -164,17 +166,19 @@ class Look:
         Raises:
             BrokerError: Kafka did not answer, or refused.
             ConfigurationError: The orders of people cannot be read.
+            DagsterRebalanceError: Dagster's storage did not answer.
         """
         target = self.target
-        owners = Owners(self._group.members(), tuple(target.catalogue.assigned()))
-        seen = look_on(
-            self.consumer,
-            target.kafka.topics,
-            self.runs,
-            target.catalogue,
-            settings=target.kafka.driver_settings(),
-            owners=owners,
-        )
+        with _told_storage_errors():
+            owners = Owners(self._group.members(), tuple(target.catalogue.assigned()))
+            seen = look_on(
+                self.consumer,
+                target.kafka.topics,
+                self.runs,
+                target.catalogue,
+                settings=target.kafka.driver_settings(),
+                owners=owners,
+            )
         return seen, owners
 
     @cached_property
@@ -253,6 +257,7 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
 
     Raises:
         ConfigurationError: There is none, Dagster cannot open it, or its storage does not answer.
+        DagsterRebalanceError: Its storage does not answer any more.
     """
     if not os.environ.get("DAGSTER_HOME"):
         msg = (
@@ -266,8 +271,21 @@ def open_instance() -> Iterator[dg.DagsterInstance]:
     except Exception as error:
         msg = f"Dagster's instance cannot be used: {error}"
         raise ConfigurationError(msg) from error
-    with instance:
+    with instance, _told_storage_errors():
         yield instance
+
+
+@contextmanager
+def _told_storage_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _STORAGES:
+            raise
+        # What the database says; SQLAlchemy's own words have the whole statement in them.
+        said = str(getattr(error, "orig", None) or error).partition("\n")[0]
+        msg = f"Dagster's storage did not answer: {said}. Try again when it does"
+        raise DagsterRebalanceError(msg) from error
 
 
 def only_group(instance: dg.DagsterInstance) -> str:
@@ -283,6 +301,7 @@ def only_group(instance: dg.DagsterInstance) -> str:
         f"this Dagster instance has several consumer groups: say --group with one of "
         f"{', '.join(groups)}"
         if groups
-        else "this Dagster instance has no consumer group yet: no member has ever joined one"
+        else f"the Dagster instance in {os.environ['DAGSTER_HOME']} has no consumer group: no "
+        "member has ever joined one there. Is that the DAGSTER_HOME of the members?"
     )
     raise ConfigurationError(msg)

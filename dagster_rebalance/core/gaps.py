@@ -70,7 +70,21 @@ def gaps(records: Iterable[Recorded], skips: Collection[OffsetRange] = ()) -> tu
             those.clear()
         those.append(record)
     found = (gap for partition in sorted(of) for gap in _between(of[partition]))
-    return tuple(gap for gap in found if not any(_covers(skip, gap.range) for skip in skips))
+    skipped = _joined(skips)
+    return tuple(gap for gap in found if not any(_covers(skip, gap.range) for skip in skipped))
+
+
+def _joined(skips: Iterable[OffsetRange]) -> list[OffsetRange]:
+    """Skips that follow each other as one: a person may go on where the last one ended."""
+    joined: list[OffsetRange] = []
+    for skip in sorted(skips):
+        last = joined[-1] if joined else skip
+        if last.topic_partition == skip.topic_partition and skip.start <= last.until:
+            until = max(last.until, skip.until)
+            joined[-1:] = [OffsetRange(skip.topic, skip.partition, last.start, until)]
+        else:
+            joined.append(skip)
+    return joined
 
 
 def _covers(skip: OffsetRange, missing: OffsetRange) -> bool:

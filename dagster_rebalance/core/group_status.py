@@ -46,12 +46,14 @@ class Assigned:
         name: The code location, or the streaming run.
         run_id: The streaming run that it lives in; any other text of what is none.
         partitions: What it was given then.
+        is_run: Whether it is a streaming run.
     """
 
     member_id: str
     name: str
     run_id: str
     partitions: frozenset[TopicPartition]
+    is_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,11 @@ class Owners:
         """The partitions that a streaming run has."""
         ids = {one.member_id for one in self.assigned if one.run_id == run_id}
         return frozenset(p for m in self.members if m.member_id in ids for p in m.owns)
+
+    def streams(self, partition: TopicPartition) -> bool:
+        """Whether a streaming run has a partition."""
+        runs = {one.member_id for one in self.assigned if one.is_run}
+        return any(m.member_id in runs for m in self.members if partition in m.owns)
 
     def hold(self, partition: TopicPartition) -> str:
         """Who still holds a partition that Kafka has asked for, and who waits for it.
@@ -149,7 +156,9 @@ def status_of(
     # What its owner is about to write or record, it writes in a moment, and nobody else does; and
     # only the owner knows since when records wait.
     seen = replace(owned, pending=None, unrecorded=None, backlog_since=None)
-    sentence = explain_partition(seen, now, has_members=bool(owners.members))
+    sentence = explain_partition(
+        seen, now, streams=owners.streams(owned.partition), has_members=bool(owners.members)
+    )
     if lag and not (owners.members or owned.entries or owned.stop_reason or owned.order):
         sentence = f"{owned.partition}: {lag} offsets to read wait for a member"
     return PartitionStatus(

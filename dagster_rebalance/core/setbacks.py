@@ -89,6 +89,8 @@ def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str
         text = f"{partition}: {failures(blocked, range_)}. "
         if blocked.left_out:
             text += f"A run has succeeded since, but left out {', '.join(blocked.left_out)}. "
+        if blocked.is_cancelled:
+            text += "One of them was cancelled by a person, so it is not tried again by itself. "
         return text + (
             "Mend the cause, then re-execute that run in Dagster: when it succeeds, the "
             "partition goes on"

@@ -246,6 +246,7 @@ class Catalogue:
                     str(said.get("code_location")),
                     str(said.get("incarnation")),
                     frozenset(partitions_named(said.get("partitions"))),
+                    is_run="member_run" in said,
                 )
 
     def record_moves(self, moves: Collection[Move], *, by: str, reason: str) -> None:

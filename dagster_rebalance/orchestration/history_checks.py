@@ -39,7 +39,9 @@ def gap_result(
     """
     records = instance.fetch_materializations(offsets, limit=_COMMITS_READ).records
     commits = [found for record in reversed(records) if (found := _recorded(record)) is not None]
-    missing = gaps(commits, skips_of(instance, group))
+    missing = gaps(commits)
+    if missing:  # what people have skipped lies between commits, and is seldom asked for
+        missing = gaps(commits, skips_of(instance, group, records[-1].timestamp))
     texts = [str(gap) for gap in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         texts.append(f"and {len(missing) - _SHOWN} more")

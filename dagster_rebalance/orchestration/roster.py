@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 _HISTORY_READ = 200
+_READ_AT_ONCE = 200
 _NEWEST_READ = 10
 """People may have reported something of their own, without the roster."""
 _ROWS_SHOWN = 20
@@ -62,20 +63,34 @@ def history_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> list[Said]:
     return [said for said in history if said is not None]
 
 
-def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> list[OffsetRange]:
+def skips_of(instance: dg.DagsterInstance, group: dg.AssetKey, since: float) -> list[OffsetRange]:
     """What people have skipped by moving committed offsets forward.
 
     Args:
         instance: Where it is recorded.
         group: The group asset.
+        since: How far back to look, in seconds since 1970.
     """
     return [
         OffsetRange(one.topic, one.partition, before, after)
-        for record in instance.fetch_observations(group, limit=_HISTORY_READ).records
+        for record in _observed(instance, group, since)
         for name, before, after in _moves(record.asset_observation)
         for one in partitions_named([name])
         if 0 <= before < after
     ]
+
+
+def _observed(
+    instance: dg.DagsterInstance, group: dg.AssetKey, since: float
+) -> Iterable[dg.EventLogRecord]:
+    wanted = dg.AssetRecordsFilter(group, after_timestamp=since)
+    cursor = None
+    while True:
+        found = instance.fetch_observations(wanted, limit=_READ_AT_ONCE, cursor=cursor)
+        yield from found.records
+        if not found.has_more:
+            return
+        cursor = found.cursor
 
 
 def _moves(event: dg.AssetObservation | None) -> Iterable[tuple[str, int, int]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import TYPE_CHECKING
 
 import dagster as dg
 import pytest
+import sqlalchemy
 
-from dagster_rebalance.cli.app import COMMANDS
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.cli.app import COMMANDS, run
+from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
@@ -104,7 +107,7 @@ def test_without_an_instance_it_says_what_is_missing(
     with pytest.raises(ConfigurationError, match=r"DAGSTER_HOME is not set: .* export"):
         typed("resume", "--all")
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    with pytest.raises(ConfigurationError, match="no consumer group yet"):
+    with pytest.raises(ConfigurationError, match="Is that the DAGSTER_HOME of the members"):
         typed("resume", "--all")
 
 
@@ -149,3 +152,48 @@ def test_the_help_of_each_command_has_examples(command: str) -> None:
     result = typed(command, "--help")
     assert result.exit_code == 0
     assert f"dagster-rebalance {command} orders:3" in result.output
+
+
+def test_an_order_is_told_in_whatever_encoding_a_terminal_has(
+    shop: OrderBook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in force: a traceback would say that it is not."""
+    out = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    monkeypatch.setattr(sys, "stdout", out)
+    arguments = ["pause", "orders:2", "--group", "shop", "-r", "to hall \N{RIGHTWARDS ARROW} 2"]
+    monkeypatch.setattr(sys, "argv", ["dagster-rebalance", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run(COMMANDS)
+    assert ended.value.code == 0
+    out.flush()
+    assert b"to hall \\u2192 2" in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert "to hall \N{RIGHTWARDS ARROW} 2" in str(shop.read()[-1])
+
+
+def test_what_is_no_text_is_refused_before_anything_is_done(
+    shop: OrderBook, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No database can store it."""
+    before = shop.read()
+    arguments = ["pause", "orders:2", "--group", "shop", "-r", "caf\udce9"]
+    monkeypatch.setattr(sys, "argv", ["dagster-rebalance", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        run(COMMANDS)
+    assert ended.value.code == 1
+    assert "is not in the encoding of this terminal" in capsys.readouterr().err
+    assert shop.read() == before
+
+
+@pytest.mark.usefixtures("shop")
+def test_a_storage_that_does_not_answer_any_more_is_told_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A database that restarts shows nobody its statements."""
+
+    def away(*_: object, **__: object) -> None:
+        statement = "SELECT 1"
+        raise sqlalchemy.exc.OperationalError(statement, {}, Exception("it restarts"))
+
+    monkeypatch.setattr(dg.DagsterInstance, "add_dynamic_partitions", away)
+    with pytest.raises(DagsterRebalanceError, match=r"storage did not answer: it restarts\. Try"):
+        typed("pause", "orders:2", "--group", "shop", "-r", "away")

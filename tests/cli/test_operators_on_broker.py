@@ -263,6 +263,23 @@ def test_what_was_committed_since_it_was_shown_is_not_overwritten(
     assert shop.stored(1) is None
 
 
+def test_a_move_that_dagster_does_not_record_is_told_as_done(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot be taken back, and whoever gave it must not give it again."""
+
+    def away(*_: object, **__: object) -> None:
+        msg = "disk full"
+        raise OSError(msg)
+
+    monkeypatch.setattr(Catalogue, "record_moves", away)
+    with pytest.raises(
+        DagsterRebalanceError, match=f"{shop.topic}-0 moved, but .* did not record it: disk full"
+    ):
+        shop.said("reset", f"{shop.topic}:0", "--to-offset", "2", "--yes")
+    assert shop.rows()[0]["committed"] == 2
+
+
 def test_reset_finds_the_place_of_a_time(shop: Shop) -> None:
     """Records are found by their time; where there is none any more, it is the end."""
     ends = [row["end"] for row in shop.rows()]

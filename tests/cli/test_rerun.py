@@ -52,6 +52,8 @@ def book(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RerunBook]
         (("orders", "--since", "2026-11-23", "--yes", "--dry-run"), "either --yes or --dry-run"),
         (("orders", "--all", "--since", "2026-11-23"), "either partitions or --all"),
         (("--cancel", "abc", "--all"), "--cancel ends a rerun as a whole"),
+        (("--cancel", "abc", "--dry-run"), "and at once: give neither .* nor --dry-run"),
+        (("--yes", "-r", "fix"), "say which partitions: orders:3, a topic"),
         (("--from-offset", "5"), "say which partitions: orders:3, a topic"),
         (("orders",), "say what to process again, either by offsets"),
         (("orders", "--since", "soon"), "'soon' is no time"),

@@ -45,6 +45,14 @@ def test_what_a_person_has_skipped_on_record_is_no_gap() -> None:
         assert [gap.range for gap in gaps(records, [other])] == [span(0, 10, 25)]
 
 
+def test_a_person_may_skip_in_several_steps() -> None:
+    """To 12, then to 20: together they cover what no single one does."""
+    records = recorded((0, 10), (20, 30))
+    assert gaps(records, [span(0, 12, 20), span(0, 10, 12)]) == ()
+    assert gaps(records, [span(0, 10, 14), span(0, 12, 20)]) == ()
+    assert gaps(records, [span(0, 10, 14), span(0, 15, 20), span(1, 14, 15)])
+
+
 def test_a_commit_that_is_recorded_late_closes_the_gap() -> None:
     """The next owner records it after its own, or once more."""
     assert gaps(recorded((0, 10), (20, 30), (10, 20), (0, 10))) == ()

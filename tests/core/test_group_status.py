@@ -72,6 +72,14 @@ def test_a_claim_without_a_member_is_requested_by_nobody(progress: ToRequest, sa
     assert "is requested" in there.sentence
 
 
+def test_of_a_streaming_run_no_tick_and_no_request_is_told() -> None:
+    """Who reads that a claim waits for Dagster to start its run looks at the wrong place."""
+    owners = Owners((BLUE,), (replace(KNOWN[1], is_run=True),))
+    found = Found(OffsetAndMetadata(0), Bounds(0, 10))
+    said = status_of(owned(0, ("b", 10, ToRequest())), found, owners, now=0.0).sentence
+    assert "is claimed, and begun when the batch at work has ended" in said
+
+
 def test_a_partition_without_owner_is_held_by_who_had_it_last() -> None:
     """While a revoke is held Kafka counts the partition to nobody."""
     heir = replace(GREEN, is_to_own=frozenset({tp(1)}))

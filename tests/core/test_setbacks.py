@@ -109,6 +109,10 @@ def test_people_are_told_after_five_runs_in_a_row_that_did_not_come_to_work() ->
         ),
         (Exhausted((RUN,), left_out=("b", "c")), ("left out b, c", "re-execute that run")),
         (
+            Exhausted(("r1", RUN), is_cancelled=True),
+            ("was cancelled by a person, so it is not tried again by itself. Mend the cause",),
+        ),
+        (
             Trouble(Setback.NOT_STARTED, 5, RUN),
             ("do not start", RUN, "no attempt", "tried again by itself"),
         ),

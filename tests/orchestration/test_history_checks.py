@@ -99,6 +99,21 @@ def test_what_a_person_has_skipped_with_reset_fails_no_check(
     assert by_hand(instance, "etl", GAP_CHECK).passed
 
 
+def test_what_a_person_has_skipped_is_found_behind_any_number_of_events(
+    instance: dg.DagsterInstance,
+) -> None:
+    """A quiet group has hundreds of its members' events between two commits."""
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    catalogue.record_commit(COMMIT)
+    forward = Move(tp(0), OffsetAndMetadata(10), OffsetAndMetadata(25, ""))
+    catalogue.record_moves([forward], by="ada", reason="bad records")
+    for _ in range(250):
+        instance.report_runless_asset_event(dg.AssetObservation(assets.group))
+    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30)))
+    assert by_hand(instance, "etl", GAP_CHECK).passed
+
+
 def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
     instance: dg.DagsterInstance,
 ) -> None:
