@@ -119,6 +119,12 @@ def reset(
         )
         for move in planned:
             typer.echo(move)
+        repeated = [move.partition for move in planned if move.may_repeat]
+        if repeated:
+            typer.echo(
+                f"Before the sensors go on, remove what the output of {named(repeated)} has from "
+                "the new offset on: it is read in ranges with other bounds, which replace nothing."
+            )
         doubtful = unreadable({partition: seen.found[partition] for partition in known})
         if doubtful:
             typer.echo(

@@ -51,6 +51,11 @@ class Move:
         """The committed offset; None where there is none."""
         return None if self.shown is None else self.shown.offset
 
+    @property
+    def may_repeat(self) -> bool:
+        """Whether the output may have offsets that are read now, in ranges with other bounds."""
+        return self.before is None or self.stored.offset <= self.before or self.claims > 0
+
     def __str__(self) -> str:
         was = "nothing is committed" if self.before is None else str(self.before)
         parts = [f"{self.partition}: {was} -> {self.stored.offset}", self._consequence]

@@ -223,7 +223,8 @@ def _truncated(partition: TopicPartition, offset: int, committed: int) -> str:
         "offset: it was truncated, as an unclean "
         "election of a leader does, or the topic was deleted and made again. Records that were "
         "produced since have offsets that the "
-        "group has passed. Find out which offset the log was cut at, then "
+        "group has passed. Find out which offset the log was cut at (the log of the partition's "
+        "leader says `Truncating to offset`), then "
         f"{_reset(partition, f'--to-offset {where}')}"
     )
 
@@ -238,7 +239,8 @@ _IF_MADE_ANEW = (
 def _reset(partition: TopicPartition, where: str) -> str:
     """How a person gives the word. Kafka refuses it while the group has members."""
     return (
-        "turn the sensors of the group off, wait until its members have left, run "
+        "turn the sensors of the group off, cancel its streaming runs, if it has these, wait until "
+        "its members have left, run "
         f"dagster-rebalance reset {selector_of(partition)} {where} --yes, and turn the sensors on "
         "again"
     )
