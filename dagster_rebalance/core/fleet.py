@@ -18,11 +18,13 @@ from dagster_rebalance.core.setbacks import RetryPace
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+_LONG_S = 60.0
+"""From then on it is said how long a run has been leaving."""
 _QUEUED_LIMIT_S = 60.0
 """A run that waits in the queue for longer may wait for the very run that it is to replace."""
-_JOINED_AFTER_S = 60.0
-"""Beside one of the same version that has joined, a run counts as joined by then: where there are
-more runs than partitions, some are given none."""
+_AT_WORK_AFTER_S = 60.0
+"""A run that is ready counts as at work by then: Kafka may leave its partitions with those that
+have them, and gives it none before these have left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +40,9 @@ class StreamSeen:
         ended_at: When it ended; None while it is live.
         has_failed: Whether it ended badly.
         has_joined: Whether Kafka has assigned partitions to it.
+        is_ready: Whether its member reads the group, and waits for partitions.
         queued_at: Since when it waits in Dagster's queue; None when it does not.
-        is_leaving: Whether it was asked to leave, or is being cancelled.
+        leaving_since: When it was asked to leave, or cancelled; None when it was not.
     """
 
     run_id: str
@@ -50,8 +53,14 @@ class StreamSeen:
     ended_at: float | None = None
     has_failed: bool = False
     has_joined: bool = False
+    is_ready: bool = False
     queued_at: float | None = None
-    is_leaving: bool = False
+    leaving_since: float | None = None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it was asked to leave, or is being cancelled."""
+        return self.leaving_since is not None
 
     @property
     def is_live(self) -> bool:
@@ -67,12 +76,14 @@ class Fleet:
         runs: How many streaming runs.
         version: The version of the code.
         max_run_s: How old a run gets before it is replaced.
+        leave_limit_s: How long the others wait for a run that is leaving: it may never end.
         pace: How long a slot waits after runs that ended badly.
     """
 
     runs: int
     version: str
     max_run_s: float = 3600.0
+    leave_limit_s: float = 600.0
     pace: RetryPace = field(default_factory=RetryPace)
 
 
@@ -132,17 +143,18 @@ def moves(fleet: Fleet, seen: Iterable[StreamSeen], now: float) -> Moves:
                 # Not by the last run alone: people delete runs, and Dagster ignores a key that it
                 # has seen.
                 starts.append(Start(slot, f"{fleet.version}.{slot}.{last}.{now // 60:.0f}"))
-        elif _is_at_work(stays, live, now) or _is_stuck(stays, live, fleet, now):
+        elif _is_at_work(stays, now) or _is_stuck(stays, live, fleet, now):
             surplus += [(run, _why(run, fleet, stays)) for run in old]
     surplus += [
         (run, f"{fleet.runs} runs are wanted")
         for run in live
         if run.slot is None or run.slot >= fleet.runs
     ]
-    leaving = [run for run in live if run.is_leaving]
+    leaving = [run for run in live if run.leaving_since is not None]
+    awaited = [run for run in leaving if _left_for_s(run, now) < fleet.leave_limit_s]
     waiting = [(run, why) for run, why in surplus if not run.is_leaving]
-    leaves = [] if leaving else [Leave(run.run_id, why) for run, why in waiting[:1]]
-    notes += [f"{named_runs([run.run_id])} is leaving" for run in leaving]
+    leaves = [] if awaited else [Leave(run.run_id, why) for run, why in waiting[:1]]
+    notes += [f"{named_runs([run.run_id])} is leaving{_for(run, now)}" for run in leaving]
     return Moves(tuple(starts), tuple(leaves), tuple(notes))
 
 
@@ -152,13 +164,20 @@ def _is_current(run: StreamSeen, fleet: Fleet, now: float) -> bool:
     return run.started_at is None or now - run.started_at < fleet.max_run_s
 
 
-def _is_at_work(run: StreamSeen, live: Sequence[StreamSeen], now: float) -> bool:
+def _left_for_s(run: StreamSeen, now: float) -> float:
+    return 0.0 if run.leaving_since is None else now - run.leaving_since
+
+
+def _for(run: StreamSeen, now: float) -> str:
+    left_s = _left_for_s(run, now)
+    return f" for {left_s:.0f} s" if left_s >= _LONG_S else ""
+
+
+def _is_at_work(run: StreamSeen, now: float) -> bool:
     """Whether the member of a run is in the group, as far as one can tell."""
     if run.has_joined or run.started_at is None:
         return run.has_joined
-    return now - run.started_at >= _JOINED_AFTER_S and any(
-        other.has_joined and other.version == run.version for other in live
-    )
+    return run.is_ready and now - run.started_at >= _AT_WORK_AFTER_S
 
 
 def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: float) -> bool:
@@ -166,7 +185,7 @@ def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: fl
 
     One of them makes room for it, while all the others work.
     """
-    working = sum(other.has_joined and not other.is_leaving for other in live)
+    working = sum(_is_at_work(other, now) and not other.is_leaving for other in live)
     waits_s = 0.0 if run.queued_at is None else now - run.queued_at
     return waits_s >= _QUEUED_LIMIT_S and working >= fleet.runs
 

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import Log, OffsetRange, TopicPartition
 
 
+_TOLD_KEPT = 10_000
+"""Each failed attempt is told, and a run that lives for a week has many."""
+
+
 @dataclass(frozen=True, slots=True)
 class BegunBatch:
     """A batch that the run has begun.
@@ -144,5 +148,8 @@ class OwnWork:
         ended = self.untold
         for claim in claims:
             if claim in ended:
+                self._told.pop(claim, None)  # the oldest ones are forgotten first
                 self._told[claim] = ended[claim]
                 del self._left[claim]
+        for claim in list(self._told)[:-_TOLD_KEPT]:
+            del self._told[claim]

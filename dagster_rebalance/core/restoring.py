@@ -239,8 +239,8 @@ _IF_MADE_ANEW = (
 def _reset(partition: TopicPartition, where: str) -> str:
     """How a person gives the word. Kafka refuses it while the group has members."""
     return (
-        "turn the sensors of the group off, cancel its streaming runs, if it has these, wait until "
-        "its members have left, run "
+        "turn the sensors of the group off, cancel its streaming runs, wait until its members have "
+        "left, run "
         f"dagster-rebalance reset {selector_of(partition)} {where} --yes, and turn the sensors on "
         "again"
     )

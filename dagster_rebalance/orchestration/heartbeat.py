@@ -17,7 +17,6 @@ import logging
 import os
 import signal
 import threading
-import time
 from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from dagster_rebalance.core.errors import IllegalStateError
-from dagster_rebalance.orchestration import interruptions, run_process
+from dagster_rebalance.orchestration import clocks, interruptions, run_process
 from dagster_rebalance.orchestration.marks import Mark, set_mark
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
@@ -78,6 +77,7 @@ class Heartbeat:
         self.on_cancel: Callable[[], None] = lambda: None
         self._process = run_process.identity()
         self._beaten_at = float("-inf")
+        self._reporting_since: float | None = None
         self._interrupted_at: float | None = None
         self._interrupted_because = ""
         self._is_cut_off = False
@@ -213,7 +213,7 @@ class Heartbeat:
         if (
             not self._see_to_lease()
             and works
-            and time.monotonic() - self._beaten_at >= self.interval_s
+            and clocks.seconds() - self._beaten_at >= self.interval_s
         ):
             self.beat(instance)
         has_ended = run is None or run.status not in {*_WORKING, dg.DagsterRunStatus.SUCCESS}
@@ -256,11 +256,24 @@ class Heartbeat:
         """Give a sign now. Any thread may do so."""
         with self._beating:  # an older sign must not be written over a newer one
             # A member may see the sign from here on, whenever the answer comes.
-            asked_at = time.monotonic()
+            asked_at = clocks.seconds()
             number = f"{next(self._beats)}/{self._timeout_s}"
             words = (number, self.says(), self._process)
             SignsOfLife(instance).give(self._run, self._number, " ".join(filter(None, words)))
             self._beaten_at = asked_at
+
+    @contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Report something to Dagster in the thread that works.
+
+        A storage that hangs there is as good as one that takes no sign of life: that thread does
+        not come back, and hears no signal, while others beat over connections of their own.
+        """
+        self._reporting_since = clocks.seconds()
+        try:
+            yield
+        finally:
+            self._reporting_since = None
 
     def _pause(self) -> None:
         self._wake.wait(self._timeout_s / _LOOKS_PER_TIMEOUT)
@@ -271,7 +284,7 @@ class Heartbeat:
             is_silent = self._see_to_lease()
             if (
                 self._interrupted_at is None
-                or time.monotonic() - self._interrupted_at < _GRACE * self._timeout_s
+                or clocks.seconds() - self._interrupted_at < _GRACE * self._timeout_s
             ):
                 continue
             if self._has_own_process and (is_silent or not self._told.is_set()):
@@ -291,16 +304,17 @@ class Heartbeat:
 
     def _silence(self) -> str:
         """What is to be said of this run when its lease is over; empty while it is not."""
-        silence_s = time.monotonic() - self._beaten_at
-        return (
-            f"could give no sign of life for {silence_s:.0f} s"
-            if silence_s >= _LEASE * self._timeout_s
-            else ""
-        )
+        now, since = clocks.seconds(), self._reporting_since
+        silence_s, hangs_s = now - self._beaten_at, 0.0 if since is None else now - since
+        if silence_s >= _LEASE * self._timeout_s:
+            return f"could give no sign of life for {silence_s:.0f} s"
+        if hangs_s >= _LEASE * self._timeout_s:
+            return f"waited {hangs_s:.0f} s for Dagster's storage to take a report"
+        return ""
 
     def _interrupt(self, why: str) -> None:
         if self._interrupted_at is None:
-            self._interrupted_at, self._interrupted_because = time.monotonic(), why
+            self._interrupted_at, self._interrupted_because = clocks.seconds(), why
             logger.error(
                 "run %s %s, so others may do its work: it stops now", self._run.run_id, why
             )

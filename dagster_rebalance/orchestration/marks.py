@@ -38,6 +38,8 @@ class Mark(enum.Enum):
     attempt."""
     OVER = "over"
     """By a member: the process is gone and its Spark work was stopped."""
+    READY = "ready"
+    """By a streaming run: its member may be given partitions."""
     JOINED = "joined"
     """By a streaming run: Kafka has assigned partitions to it."""
     LEAVE = "leave"
@@ -56,6 +58,7 @@ _SENTENCES = {
         "not count as an attempt"
     ),
     Mark.OVER: "the process of this run is gone, and its work elsewhere is stopped",
+    Mark.READY: "the member of this run waits for partitions",
     Mark.JOINED: "this run has partitions of its group",
     Mark.LEAVE: "this run is asked to finish its batch and to leave its group",
 }
@@ -69,13 +72,21 @@ def set_mark(instance: dg.DagsterInstance, run: dg.DagsterRun, mark: Mark, why: 
 
 def marks_of(instance: dg.DagsterInstance, run_id: str) -> frozenset[Mark]:
     """The marks of a run; none of one that was deleted."""
-    return frozenset(_marks(instance, run_id))
+    return frozenset(mark for mark, _ in _marks(instance, run_id))
 
 
-def _marks(instance: dg.DagsterInstance, run_id: str) -> Iterator[Mark]:
+def times_of(instance: dg.DagsterInstance, run_id: str) -> dict[Mark, float]:
+    """The marks of a run, each with when it was set first, in seconds since 1970."""
+    times: dict[Mark, float] = {}
+    for mark, at in _marks(instance, run_id):
+        times.setdefault(mark, at)
+    return times
+
+
+def _marks(instance: dg.DagsterInstance, run_id: str) -> Iterator[tuple[Mark, float]]:
     words = {mark.value: mark for mark in Mark}
     for entry in instance.all_logs(run_id, of_type=dg.DagsterEventType.ENGINE_EVENT):
         event = entry.dagster_event
         found = _MARK.match(event.message or "") if event else None
         if found and found[1] in words:
-            yield words[found[1]]
+            yield words[found[1]], entry.timestamp

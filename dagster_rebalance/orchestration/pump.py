@@ -149,7 +149,7 @@ class Pump:
                 )
         parts.consumer.close()  # first, so that the others need not wait for the storage
         if parts.work is not None:
-            self._see_to_work(parts.work)
+            self._tell_work(parts.work, frozenset())
         self._show(partial(parts.catalogue.record_left, self._left))
         if not self.made_way and not self._mailbox.is_abandoned:
             self._show(parts.catalogue.give_seat_up)
@@ -162,7 +162,15 @@ class Pump:
         begun = work.begin(driver.offers, driver.claimed, driver.log_of)
         if begun is not None:
             self._feed(begun)
-        untold, assigned = work.untold, frozenset(driver.partitions)
+        self._tell_work(work, frozenset(driver.partitions))
+
+    def _tell_work(self, work: WorkPort, assigned: frozenset[TopicPartition]) -> None:
+        """Tell others what the worker has left to them, and on what it may still work.
+
+        Whoever has left may work on nothing but the batch that is still at work, although its run
+        goes on until its resources are torn down.
+        """
+        untold = work.untold
         if untold or work.says_all_but(assigned):
 
             def tell() -> None:

@@ -252,6 +252,6 @@ def time_of(text: str) -> float:
     try:
         at = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
-        msg = f"{text!r} is no time: write 2026-11-23T02:00, which is UTC, or 2026-11-23T02:00+01:00"
+        msg = f"{text!r} is no time: write 2026-11-23T02:00 (UTC) or 2026-11-23T02:00+01:00"
         raise ConfigurationError(msg) from None
     return (at if at.tzinfo else at.replace(tzinfo=timezone.utc)).timestamp()

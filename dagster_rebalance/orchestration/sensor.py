@@ -17,6 +17,7 @@ import dagster as dg
 from dagster_rebalance.core.driver import Driver
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.lag import LagLimit
+from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.dead_runs import end_dead_runs
@@ -226,7 +227,7 @@ def _host(
                 else None,
                 catalogue=Catalogue(instance, GroupAssets.of(kafka.group_id), host, told(kafka)),
                 topics=kafka.topics,
-                clock_with_suspension=_clock_with_suspension,
+                clock_with_suspension=clocks.seconds,
                 lag_limit=lag_limit,
                 log=MemberLog({"group_id": kafka.group_id, "member": name}),
                 meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
@@ -235,14 +236,6 @@ def _host(
     return HostedMember(
         f"{host.location}/{host.sensor}", parts, shutdown_timeout_s=kafka.shutdown_timeout_s
     )
-
-
-def _clock_with_suspension() -> float:
-    """Return seconds that also pass while a laptop sleeps or a virtual machine is suspended.
-
-    Linux's monotonic clock stands still then.
-    """
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def location_of(context: dg.SensorEvaluationContext) -> str:

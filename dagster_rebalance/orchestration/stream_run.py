@@ -26,7 +26,7 @@ from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.core.events import LeaveRequested
 from dagster_rebalance.core.known_logs import KnownLogs
 from dagster_rebalance.core.stream_batches import Outcome, batch_ids
-from dagster_rebalance.orchestration import run_process
+from dagster_rebalance.orchestration import clocks, run_process
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.dead_letters import DeadLetters
@@ -129,12 +129,13 @@ class StreamRun:
         )
         self._main = threading.current_thread()
         self._pid = os.getpid()
+        self._is_at_work = False
         self._is_in_body = False
         self._is_interrupted = False
         self._is_over = False
         self._is_cancelled = False
         self._failure: BaseException | None = None
-        self._member: threading.Thread | None = None
+        self._has_left = threading.Event()
         self._wake_member: Callable[[], None] | None = None
         self._instance: dg.DagsterInstance | None = None
         self._work = StreamWork(
@@ -166,7 +167,7 @@ class StreamRun:
         self._heartbeat.begin()
         LeftClaims(instance).tell_number(self._run.run_id, self._heartbeat.number)
         with self._heartbeat, self._signals(), closing(self._reader):
-            member = self._member = threading.Thread(
+            member = threading.Thread(
                 target=self._be_member, name=f"member of run {self._run.run_id}", daemon=True
             )
             member.start()
@@ -197,8 +198,12 @@ class StreamRun:
         progress = Progress(time.monotonic())
         while member.is_alive():
             batch = self._work.next(_WAIT_S)
-            if batch is not None:
-                self._process(batch, progress)
+            self._is_at_work = batch is not None
+            try:
+                if batch is not None and not self._has_left.is_set():
+                    self._process(batch, progress)
+            finally:
+                self._is_at_work = False
             progress = self._tell(progress)
 
     # The batch
@@ -223,7 +228,8 @@ class StreamRun:
             self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
         except dg.DagsterExecutionInterruptedError:
             raise
-        except (Exception, SystemExit) as problem:  # noqa: BLE001 - whatever the user's code raises
+        # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
+        except BaseException as problem:  # noqa: BLE001 - whatever the user's code raises
             shown = ", ".join(map(str, batch.ranges))
             if not self._is_interrupted:  # else it failed to end: the records are not at fault
                 outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
@@ -273,18 +279,19 @@ class StreamRun:
         run. A report that is refused while signs of life are stored is at fault itself, and so is
         the body that made it.
         """
-        tries = 1
-        while not self._is_kept(report, tries):
-            tries += 1
+        refusals = 0
+        while not self._is_kept(report, is_last=refusals == _MOST_REFUSALS - 1):
+            refusals = refusals + 1 if self._is_storage_there() else 0
             time.sleep(_WAIT_S)
 
-    def _is_kept(self, report: Callable[[], None], tries: int) -> bool:
+    def _is_kept(self, report: Callable[[], None], *, is_last: bool) -> bool:
         try:
-            report()
+            with self._heartbeat.reporting():
+                report()
         except Exception:
-            if tries >= _MOST_REFUSALS and self._is_storage_there():
+            if is_last:
                 raise
-            logger.warning("Dagster's storage is away: tried again", exc_info=True)
+            logger.warning("Dagster's storage took no report: tried again", exc_info=True)
             return False
         # The context keeps what was logged until its step ends, which is in an hour.
         deque(self._context.op_execution_context.consume_events(), maxlen=0)
@@ -292,7 +299,8 @@ class StreamRun:
 
     def _is_storage_there(self) -> bool:
         try:
-            self._heartbeat.beat(self._context.instance)
+            with self._heartbeat.reporting():
+                self._heartbeat.beat(self._context.instance)
         except Exception:  # noqa: BLE001 - of any database
             return False
         return True
@@ -300,7 +308,8 @@ class StreamRun:
     def _say(self, write: Callable[..., None], text: str, *arguments: object) -> None:
         """Write to the log of the run, unless Dagster is away."""
         try:
-            write(text, *arguments)
+            with self._heartbeat.reporting():
+                write(text, *arguments)
         except Exception:
             logger.warning(text, *arguments, exc_info=True)
 
@@ -327,9 +336,7 @@ class StreamRun:
                 if tries & (tries - 1) == 0:  # not each second for a day
                     text = "the external work of batch %s is not over: it is at work until then: %s"
                     self._say(self._context.log.warning, text, batch_id, error)
-            if self._heartbeat.interrupted_because or not (
-                self._member and self._member.is_alive()
-            ):
+            if self._heartbeat.interrupted_because or self._has_left.is_set():
                 msg = f"the external work of batch {batch_id} was not over when its run had to end"
                 self._failure = self._failure or IllegalStateError(msg)
                 return False
@@ -354,14 +361,18 @@ class StreamRun:
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
             self._failure = error
         finally:
+            self._has_left.set()
             self._work.close()
             self._end_body()
 
     def _end_body(self) -> None:
-        """Nobody is there any more to commit what is at work: it must not go on for ever."""
+        """Nobody is there any more to commit what is at work: it must not go on for ever.
+
+        A body may keep its interruption to itself, or wait for a thread that nothing interrupts.
+        """
         self._interrupt()
         until = time.monotonic() + self._kafka.heartbeat_timeout_s
-        while self._is_in_body and not self._is_over:
+        while self._is_at_work and not self._is_over:
             if time.monotonic() > until and run_process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
                 run_process.end_hard()
@@ -404,6 +415,7 @@ class StreamRun:
                     {"group_id": kafka.group_id, "member": name, "member_run_id": run.run_id}
                 ),
                 meter=meter_of(kafka.group_id, name, most_partitions=kafka.metrics_partitions),
+                clock_with_suspension=clocks.seconds,
             )
 
     def _beat(self) -> None:
@@ -479,6 +491,7 @@ class StreamCatalogue(Catalogue):
         )
         self._run = run
         self._has_joined = False
+        self._due: list[Mark] = []
 
     def keep_seat(self) -> None:
         """A streaming run has none."""
@@ -488,13 +501,27 @@ class StreamCatalogue(Catalogue):
 
     def leave_wanted(self) -> LeaveRequested | None:
         """Leave when the sensor has asked this very run to."""
+        self._set_due_marks()
         if Mark.LEAVE not in marks_of(self._instance, self._run.run_id):
             return None
         return LeaveRequested("another streaming run takes its place")
 
+    def record_joined(self) -> None:
+        """Show that the member reads the group, and that this run may be given partitions."""
+        self._due.append(Mark.READY)
+        super().record_joined()
+        self._set_due_marks()
+
     def record_assigned(self, partitions: Iterable[TopicPartition], member_id: str) -> None:
         """Show what was assigned, and the first time that this run has joined."""
-        super().record_assigned(partitions, member_id)
         if not self._has_joined:
-            set_mark(self._instance, self._run, Mark.JOINED)
             self._has_joined = True
+            self._due.append(Mark.JOINED)
+        super().record_assigned(partitions, member_id)
+        self._set_due_marks()
+
+    def _set_due_marks(self) -> None:
+        """Set the marks that Dagster has not taken yet: without them nobody is replaced."""
+        while self._due:
+            set_mark(self._instance, self._run, self._due[0])
+            del self._due[0]

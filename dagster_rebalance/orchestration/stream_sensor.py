@@ -10,6 +10,7 @@ in its cursor is for how long each sign has not changed.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -20,7 +21,7 @@ from dagster_rebalance.orchestration.dead_runs import end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import notes_on_home
-from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
+from dagster_rebalance.orchestration.marks import Mark, set_mark, times_of
 from dagster_rebalance.orchestration.rerun_tick import RerunTick, look_after_reruns
 from dagster_rebalance.orchestration.roster import told_last
 from dagster_rebalance.orchestration.runs import LIVE_STATUSES, RunLedger
@@ -107,7 +108,8 @@ def build_kafka_stream_sensor(
             ended = end_dead_runs(context, ledger, runs, kafka.driver_settings().pulse)
             live = [record for record in live if record.dagster_run.run_id not in ended]
         seen = streams_of(context.instance, stream, live)
-        found = moves(fleet, seen, time.time())
+        limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
+        found = moves(replace(fleet, leave_limit_s=limit_s), seen, time.time())
         group = GroupAssets.of(kafka.group_id)
         told = told_last(context.instance, group.group, group.lag, time.time())
         notes = (*found.notes, *told, *reruns.notes, *notes_on_home(context.instance))
@@ -161,8 +163,7 @@ def streams_of(
 def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
     run = record.dagster_run
     slot = run.tags.get(SLOT_TAG, "")
-    is_started = record.start_time is not None
-    marks = marks_of(instance, run.run_id) if is_started and not run.is_finished else frozenset()
+    marks = {} if run.is_finished else times_of(instance, run.run_id)
     return StreamSeen(
         run_id=run.run_id,
         slot=int(slot) if slot.isdecimal() else None,
@@ -172,9 +173,18 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
         ended_at=(record.end_time or time.time()) if run.is_finished else None,
         has_failed=run.status is dg.DagsterRunStatus.FAILURE,
         has_joined=Mark.JOINED in marks,
+        is_ready=Mark.READY in marks,
         queued_at=_queued_at(instance, record) if run.status in _QUEUED else None,
-        is_leaving=Mark.LEAVE in marks or run.status is dg.DagsterRunStatus.CANCELING,
+        leaving_since=marks.get(Mark.LEAVE, _cancelled_at(instance, run)),
     )
+
+
+def _cancelled_at(instance: dg.DagsterInstance, run: dg.DagsterRun) -> float | None:
+    """When a run that is being cancelled was; None for any other."""
+    if run.status is not dg.DagsterRunStatus.CANCELING:
+        return None
+    events = instance.all_logs(run.run_id, of_type=dg.DagsterEventType.RUN_CANCELING)
+    return events[-1].timestamp if events else time.time()
 
 
 def _queued_at(instance: dg.DagsterInstance, record: dg.RunRecord) -> float:

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from dagster_rebalance.orchestration.port import RunsPort
 
 
+_ERRORS_KEPT = 1_000
+
+
 class StreamWork:
     """Plays `WorkPort` and `RunsPort` for the member of a streaming run.
 
@@ -76,7 +79,9 @@ class StreamWork:
             batch = self._own.end(outcome)
             if batch is None:
                 return
-            self._errors = {**dict(list(self._errors.items())[-100:]), batch.batch_id: error}
+            if error:
+                kept = list(self._errors.items())[1 - _ERRORS_KEPT :]
+                self._errors = {**dict(kept), batch.batch_id: error}
             self._news.put(self._read_own(batch.batch_id))
         self._wake()
 

@@ -158,7 +158,8 @@ def test_an_order_is_told_in_whatever_encoding_a_terminal_has(
     shop: OrderBook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is in force: a traceback would say that it is not."""
-    out = io.TextIOWrapper(io.BytesIO(), "latin-1")
+    written = io.BytesIO()
+    out = io.TextIOWrapper(written, "latin-1")
     monkeypatch.setattr(sys, "stdout", out)
     arguments = ["pause", "orders:2", "--group", "shop", "-r", "to hall \N{RIGHTWARDS ARROW} 2"]
     monkeypatch.setattr(sys, "argv", ["dagster-rebalance", *arguments])
@@ -166,7 +167,7 @@ def test_an_order_is_told_in_whatever_encoding_a_terminal_has(
         run(COMMANDS)
     assert ended.value.code == 0
     out.flush()
-    assert b"to hall \\u2192 2" in out.buffer.getvalue()  # type: ignore[attr-defined]
+    assert b"to hall \\u2192 2" in written.getvalue()
     assert "to hall \N{RIGHTWARDS ARROW} 2" in str(shop.read()[-1])
 
 

@@ -67,7 +67,9 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
         ({"started_at": None, "has_joined": False, "created_at": NOW - 3}, False),
         ({"started_at": NOW - 3, "has_joined": False, "created_at": NOW - 5}, False),
         ({"started_at": NOW - 3, "has_joined": True, "created_at": NOW - 5}, True),
-        ({"started_at": NOW - 70, "has_joined": False, "created_at": NOW - 75}, True),
+        ({"started_at": NOW - 70, "has_joined": False, "is_ready": True}, True),
+        ({"started_at": NOW - 50, "has_joined": False, "is_ready": True}, False),
+        ({"started_at": NOW - 70, "has_joined": False}, False),
         (
             {
                 "started_at": None,
@@ -84,6 +86,8 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
         "starting",
         "joined",
         "too many for the partitions",
+        "may be given some soon",
+        "does not reach Kafka",
         "stuck in the queue",
         "its image cannot be pulled",
         "the database has another zone",
@@ -99,6 +103,24 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
     found = moves(fleet, [old, other, run("new", 0, version="v2", **new)], NOW)
     assert found.starts == ()
     assert found.leaves == ((Leave("old", "run new has newer code"),) if asked else ())
+
+
+def test_new_code_replaces_the_only_owner_of_the_only_partition() -> None:
+    """Kafka leaves it with its owner, and gives the new run nothing before that one has left."""
+    new = run("new", 0, version="v2", started_at=NOW - 70, has_joined=False, is_ready=True)
+    found = moves(Fleet(1, "v2"), [run("old", 0), new], NOW)
+    assert found.leaves == (Leave("old", "run new has newer code"),)
+
+
+def test_a_run_that_never_ends_keeps_no_other_from_being_replaced() -> None:
+    """A resource may hang where it is torn down; there would be one more run each hour."""
+    fleet = Fleet(2, "v2", leave_limit_s=90.0)
+    new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
+    for since_s, leaves in ((89.0, []), (90.0, ["b"])):
+        live = [run("a", 0, leaving_since=NOW - since_s), run("b", 1), *new]
+        found = moves(fleet, live, NOW)
+        assert [leave.run_id for leave in found.leaves] == leaves
+        assert found.notes == (f"run a is leaving for {since_s:.0f} s",)
 
 
 def test_a_new_version_that_never_joins_replaces_nothing() -> None:
@@ -124,7 +146,7 @@ def test_one_run_leaves_at_a_time() -> None:
     old = [run("a", 0), run("b", 1)]
     new = [run("c", 0, version="v2"), run("d", 1, version="v2")]
     assert [leave.run_id for leave in moves(fleet, [*old, *new], NOW).leaves] == ["a"]
-    leaving = [replace(old[0], is_leaving=True), old[1], *new]
+    leaving = [replace(old[0], leaving_since=NOW - 5), old[1], *new]
     assert moves(fleet, leaving, NOW).leaves == ()
     assert moves(fleet, leaving, NOW).notes == ("run a is leaving",)
     assert [leave.run_id for leave in moves(fleet, [old[1], *new], NOW).leaves] == ["b"]
@@ -184,5 +206,5 @@ def test_what_nobody_wants_is_asked_to_leave(slot: int | None) -> None:
 
 def test_a_run_that_is_leaving_is_replaced_at_once() -> None:
     """A person has cancelled it, or its node is drained."""
-    found = moves(TWO, [run("a", 0, is_leaving=True), run("b", 1)], NOW)
+    found = moves(TWO, [run("a", 0, leaving_since=NOW), run("b", 1)], NOW)
     assert [start.slot for start in found.starts] == [0]

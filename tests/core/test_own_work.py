@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_rebalance.core import own_work
 from dagster_rebalance.core.offers import Offer
 from dagster_rebalance.core.own_work import OwnWork
 from dagster_rebalance.core.partition import Log
@@ -100,6 +101,16 @@ def test_what_is_still_at_work_is_not_taken_for_told() -> None:
     work.told([(FIRST, RANGE)])
     work.end(Outcome.SUCCEEDED)
     assert work.untold == {(FIRST, RANGE): Outcome.SUCCEEDED}
+
+
+def test_what_was_told_long_ago_is_forgotten() -> None:
+    """A run that lives for a week tells of each failed attempt."""
+    work = OwnWork("r1")
+    claims = [(f"s.r1.{number}.1", RANGE) for number in range(own_work._TOLD_KEPT + 5)]
+    for claim in claims:
+        work.leave([claim])
+        work.told([claim])
+    assert list(work._told) == claims[5:]
 
 
 def test_a_failure_is_told_at_once() -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -16,6 +15,7 @@ import pytest
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.runs import Setback, setback_of
+from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.heartbeat import Heartbeat
 from dagster_rebalance.orchestration.marks import Mark, marks_of
@@ -181,9 +181,28 @@ def test_a_run_that_waited_for_longer_than_its_lease_while_it_looked_must_not_be
     """
     heartbeat = begun(instance, make_run(instance, offer(batch_id), Status.STARTED))
     assert heartbeat.why_too_late() is None
-    later = time.monotonic() + PATIENT_S
-    monkeypatch.setattr(time, "monotonic", lambda: later)
+    later = clocks.seconds() + PATIENT_S
+    monkeypatch.setattr(clocks, "seconds", lambda: later)
     assert str(heartbeat.why_too_late()).startswith("it could give no sign of life for 1000 s")
+
+
+def test_a_report_that_hangs_ends_the_run_although_others_beat(
+    monkeypatch: pytest.MonkeyPatch,
+    instance: dg.DagsterInstance,
+    batch_id: str,
+    interrupts: list[int],
+) -> None:
+    """The thread that works waits for an answer that never comes, and hears no signal there."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    heartbeat = begun(instance, run)
+    later = clocks.seconds() + PATIENT_S
+    with heartbeat.reporting():
+        monkeypatch.setattr(clocks, "seconds", lambda: later)
+        heartbeat.beat(instance)
+        assert heartbeat._see_to_lease()
+        assert interrupts
+    assert heartbeat.interrupted_because.startswith("waited 1000 s for Dagster's storage to take")
+    assert heartbeat.why_too_late() is None
 
 
 def test_a_run_that_is_being_cancelled_still_gives_signs(

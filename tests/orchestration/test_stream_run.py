@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import sys
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import dagster as dg
@@ -16,12 +17,14 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
+from dagster_rebalance.orchestration import run_process
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
-from dagster_rebalance.orchestration.stream_run import StreamRun
+from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
+from dagster_rebalance.orchestration.stream_run import StreamCatalogue, StreamRun
 from dagster_rebalance.testing.fake_group import FakeMember
-from tests.orchestration.parts import GROUPS, kafka_in_memory, span, tp
+from tests.orchestration.parts import GROUPS, kafka_in_memory, make_run, offer, span, tp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -273,14 +276,21 @@ def test_a_report_that_dagster_refuses_is_a_failed_attempt(
     assert stage.committed(0) == 3
 
 
-def test_a_body_that_ends_the_process_has_failed(instance: dg.DagsterInstance) -> None:
+class PanicError(BaseException):
+    """What extensions in Rust raise: they derive it so that nobody catches it by accident."""
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), PanicError(), asyncio.CancelledError()])
+def test_a_body_that_ends_the_process_or_panics_has_failed(
+    instance: dg.DagsterInstance, error: BaseException
+) -> None:
     """Else a record for which it does so would be tried for ever, by one run after the other."""
 
     def body(stage: Stage, _batch: KafkaBatch) -> None:
         if len(stage.batches) > 1:
             leave()
         else:
-            sys.exit(3)
+            raise error
 
     stage = Stage(instance, body, retry_delay_s=0.01, retry_delay_limit_s=0.05)
     stage.produce(0, 3)
@@ -304,6 +314,103 @@ def test_the_end_of_the_member_is_no_failed_attempt(
         stage.job.execute_in_process(instance=instance)
     run_id = instance.get_runs(limit=1)[0].run_id
     assert marks_of(instance, run_id) >= {Mark.TAKEN_BACK, Mark.FINISHED}
+
+
+def test_a_run_that_has_left_says_that_it_works_on_nothing(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on until its resources are torn down, and the next owner must not wait for that."""
+    said: list[str] = []
+    real = SignsOfLife.give
+
+    def give(signs: SignsOfLife, run: dg.DagsterRun, number: int, text: str) -> None:
+        said.append(text)
+        real(signs, run, number, text)
+
+    monkeypatch.setattr(SignsOfLife, "give", give)
+    stage = Stage(instance, lambda *_: leave())
+    stage.produce(0, 3)
+    stage.run()
+    assert partitions_in(said[-1]) == frozenset()
+    assert any(partitions_in(text) for text in said)
+
+
+def test_a_mark_that_dagster_does_not_take_is_set_later(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it no run of older code is asked to leave, and both work on for an hour."""
+    kafka = kafka_in_memory()
+    run = make_run(instance, offer("b"), dg.DagsterRunStatus.STARTED)
+    catalogue = StreamCatalogue(instance, kafka, run)
+    with monkeypatch.context() as patched:
+        patched.setattr(dg.DagsterInstance, "report_runless_asset_event", _away)
+        for report in (catalogue.record_joined, lambda: catalogue.record_assigned([tp(0)], "m")):
+            with pytest.raises(OSError, match="locked"):
+                report()
+    assert not marks_of(instance, run.run_id)
+    assert catalogue.leave_wanted() is None
+    assert marks_of(instance, run.run_id) == {Mark.READY, Mark.JOINED}
+
+
+def _away(*_: object) -> NoReturn:
+    msg = "database is locked"
+    raise OSError(msg)
+
+
+def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may wait for a thread that nothing interrupts; others wait for the run all the while."""
+    run = StreamRun.__new__(StreamRun)
+    is_killed = threading.Event()
+
+    def process(*_: object) -> None:
+        member.start()
+        is_killed.wait(60)
+
+    parts = {
+        "_run": SimpleNamespace(run_id="r"),
+        "_kafka": SimpleNamespace(heartbeat_timeout_s=0.01),
+        "_work": SimpleNamespace(next=lambda _: "a batch"),
+        "_has_left": threading.Event(),
+        "_is_over": False,
+        "_interrupt": lambda: None,
+        "_process": process,
+        "_tell": lambda progress: progress,
+    }
+    for name, part in parts.items():
+        monkeypatch.setattr(run, name, part, raising=False)
+    monkeypatch.setattr(run_process, "is_of_one_run", lambda: True)
+    monkeypatch.setattr(run_process, "end_hard", is_killed.set)
+    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    member = threading.Thread(target=run._end_body)
+    works = SimpleNamespace(is_alive=lambda: not is_killed.is_set())
+    run._take_batches(works)  # type: ignore[arg-type]
+    assert is_killed.is_set()
+    member.join(60)
+
+
+def test_a_storage_that_is_away_for_long_fails_no_batch(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes the sign of life right after it has refused a report: that is no refusal of it."""
+    fails = list(range(9))
+    real = dg.AssetExecutionContext.log_event
+
+    def log_event(context: dg.AssetExecutionContext, event: Any) -> None:  # noqa: ANN401 - of many kinds
+        if fails:
+            fails.pop()
+            msg = "the server is starting up"
+            raise OSError(msg)
+        real(context, event)
+
+    monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
+    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    stage = Stage(instance, lambda *_: leave())
+    stage.produce(0, 3)
+    monkeypatch.setattr(StreamRun, "_is_storage_there", lambda _: len(fails) == 4)
+    stage.run()
+    assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
 
 
 def test_a_child_that_a_body_has_forked_hears_signals(monkeypatch: pytest.MonkeyPatch) -> None:
