@@ -22,7 +22,7 @@ _LONG_S = 60.0
 """From then on it is said how long a run has been leaving."""
 _QUEUED_LIMIT_S = 60.0
 """A run that waits in the queue for longer may wait for the very run that it is to replace."""
-_AT_WORK_AFTER_S = 60.0
+_AT_WORK_AFTER_S = 30.0
 """A run that is ready counts as at work by then: Kafka may leave its partitions with those that
 have them, and gives it none before these have left."""
 
