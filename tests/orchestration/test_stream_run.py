@@ -227,11 +227,9 @@ def test_a_batch_whose_partitions_are_lost_is_interrupted(instance: dg.DagsterIn
     assert stage.committed(0) == 3
 
 
-def test_a_batch_is_not_failed_by_a_storage_that_is_away(
-    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its output is there: it is kept until Dagster can be told."""
-    fails = [1, 1]
+def storage_fails(monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+    """Let Dagster's storage refuse this many reports; returns one item for each that is left."""
+    fails = list(range(times))
     real = dg.AssetExecutionContext.log_event
 
     def log_event(context: dg.AssetExecutionContext, event: Any) -> None:  # noqa: ANN401 - of many kinds
@@ -243,6 +241,14 @@ def test_a_batch_is_not_failed_by_a_storage_that_is_away(
 
     monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
     monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    return fails
+
+
+def test_a_batch_is_not_failed_by_a_storage_that_is_away(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output is there: it is kept until Dagster can be told."""
+    fails = storage_fails(monkeypatch, 2)
     stage = Stage(instance, lambda *_: leave())
     stage.produce(0, 3)
     stage.run()
@@ -394,18 +400,7 @@ def test_a_storage_that_is_away_for_long_fails_no_batch(
     instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes the sign of life right after it has refused a report: that is no refusal of it."""
-    fails = list(range(9))
-    real = dg.AssetExecutionContext.log_event
-
-    def log_event(context: dg.AssetExecutionContext, event: Any) -> None:  # noqa: ANN401 - of many kinds
-        if fails:
-            fails.pop()
-            msg = "the server is starting up"
-            raise OSError(msg)
-        real(context, event)
-
-    monkeypatch.setattr(dg.AssetExecutionContext, "log_event", log_event)
-    monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
+    fails = storage_fails(monkeypatch, 9)
     stage = Stage(instance, lambda *_: leave())
     stage.produce(0, 3)
     monkeypatch.setattr(StreamRun, "_is_storage_there", lambda _: len(fails) == 4)
