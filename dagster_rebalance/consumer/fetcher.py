@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.credentials import Login
@@ -26,10 +27,11 @@ from dagster_rebalance.consumer.kafka_errors import (
     broker_error,
     is_passing,
     kafka_error,
+    names,
 )
 from dagster_rebalance.consumer.missing_topics import MissingTopics
 from dagster_rebalance.consumer.translation import as_committed, ours, theirs, to_commit
-from dagster_rebalance.core.errors import IllegalStateError
+from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import (
     MAX_OFFSET,
     OffsetAndMetadata,
@@ -54,6 +56,8 @@ _USERS_CALLBACKS = frozenset({"error_cb", "throttle_cb"})
 _LOOK_UP_S = 1.0
 """How long a start is looked up, while nothing else is read, and how long after a failure it is
 looked up again."""
+_TOLD_AGAIN_S = 1.0
+"""How long after it was told that a partition stands still it is told again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,10 @@ class Fetcher:
         read; to be unset by it when it returns."""
         self._withheld: set[TopicPartition] = set()
         self._problem: Exception | None = None
+        self._out_of_range: dict[TopicPartition, KafkaError] = {}
+        self._told_again_at = clock()
+        self._doubted: set[TopicPartition] = set()
+        self._begun_again: set[TopicPartition] = set()
         self._statistics = "{}"
         self._missing = MissingTopics()
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
@@ -242,15 +250,21 @@ class Fetcher:
         """At most `max_records` records; returns as soon as there is one, or the time is over.
 
         Raises:
-            BrokerError: An earlier read met an error that does not mend itself.
+            BrokerError: An earlier read met an error that does not mend itself. Partitions that
+                stand still because `auto.offset.reset` forbids to choose an offset are told
+                together, again each second.
         """
         self._raise_problem()
         self.start_staged()
+        self._begin_doubted_again()
         self._raise_problem()
         try:
             batch = self._whatever_is_there(min(max_records, _MOST_RECORDS), timeout_s)
         except KafkaException as problem:
             raise broker_error(kafka_error(problem), self._attempt) from problem
+        if self._told_again_at == math.inf:
+            # Counted from here: who polls seldom would else hear of it each time, and read nothing.
+            self._told_again_at = self._clock() + _TOLD_AGAIN_S
         if any(map(Message.error, batch)):
             batch = [message for message in batch if self._is_record(message)]
         records = self._without_withheld(batch) if self._withheld else batch
@@ -325,6 +339,7 @@ class Fetcher:
         self._asked = None
         self._started.update(starts)
         for tp in starts:
+            self._out_of_range.pop(tp, None)
             if tp in self._behind_seen:
                 self._looked_up.discard(tp)
             self._behind_seen.pop(tp, None)
@@ -344,6 +359,9 @@ class Fetcher:
         self._note_reached()
         self._asked = None
         for tp in partitions:
+            self._doubted.discard(tp)
+            self._begun_again.discard(tp)
+            self._out_of_range.pop(tp, None)
             self._started.pop(tp, None)
             self._behind_seen.pop(tp, None)
 
@@ -389,6 +407,13 @@ class Fetcher:
         problem, self._problem = self._problem, None
         if problem is not None:
             raise problem
+        if self._out_of_range and self._clock() >= self._told_again_at:
+            self._told_again_at = math.inf
+            first = next(iter(self._out_of_range.values()))
+            raise BrokerError(
+                self._attempt.explain(first, names(self._out_of_range)),
+                partitions={tp: error.str() for tp, error in self._out_of_range.items()},
+            )
 
     def _call_user(self, callback: Callable[..., None], *arguments: object) -> None:
         """Call the user's callback, and keep its exception for the next read.
@@ -425,14 +450,8 @@ class Fetcher:
             return True
         if self._missing.is_known(message, error):
             return False
-        if error.code() == OFFSET_RESET_FORBIDDEN and self._reset != "error":
-            logger.warning(
-                "reading goes on from the %s offset of %s: %s",
-                self._reset,
-                _partition(message),
-                error.str(),
-            )
-            self._staged[_partition(message)] = self._reset
+        if error.code() == OFFSET_RESET_FORBIDDEN:
+            self._take_in_out_of_range(_partition(message), message.offset(), error)
         elif is_passing(error):
             logger.info("reading records: %s", error.str())
         else:
@@ -440,6 +459,38 @@ class Fetcher:
                 error, self._attempt, [_partition(message)] if message.topic() else ()
             )
         return False
+
+    def _take_in_out_of_range(
+        self, partition: TopicPartition, offset: int | None, error: KafkaError
+    ) -> None:
+        """Choose another offset, or tell that none may be chosen, if the error is of this reading.
+
+        The client keeps the error over an unassign, unlike records: it may be of a reading that a
+        seek or a loss has ended since. Where it does not say so by its offset, which a truncation
+        does not tell, reading begins once more: an error that is still true comes again.
+        """
+        if partition in self._staged or partition not in self._started:
+            return
+        self._note_reached()
+        if offset != self._due(partition).offset and partition not in self._begun_again:
+            self._doubted.add(partition)
+            return
+        self._begun_again.discard(partition)
+        if self._reset == "error":
+            self._out_of_range[partition] = error
+            return
+        logger.warning(
+            "reading goes on from the %s offset of %s: %s", self._reset, partition, error.str()
+        )
+        self._staged[partition] = self._reset
+
+    def _begin_doubted_again(self) -> None:
+        if not self._doubted:  # which is the rule
+            return
+        self._note_reached()
+        self._begin_at({tp: self._due(tp) for tp in self._doubted})
+        self._begun_again |= self._doubted
+        self._doubted.clear()
 
 
 def _known(

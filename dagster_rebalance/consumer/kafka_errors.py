@@ -184,9 +184,8 @@ _ADVICE: dict[int, str] = {
         "records were deleted by retention before they were read: commit an offset that exists"
     ),
     KafkaError._AUTO_OFFSET_RESET: (
-        "there is no usable committed offset and 'auto.offset.reset' forbids to choose one: commit "
-        "an offset that exists, "
-        "or set it to 'earliest' or 'latest'"
+        "the log does not have this offset (any more) and 'auto.offset.reset' forbids to choose "
+        "one: seek to an offset that exists, or set it to 'earliest' or 'latest'"
     ),
     KafkaError.OFFSET_METADATA_TOO_LARGE: (
         "the broker stores at most 4,096 bytes of metadata per partition "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
@@ -15,11 +16,11 @@ from dagster_rebalance.consumer.starts import Starts
 from dagster_rebalance.core.errors import BrokerError, IllegalStateError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
-from dagster_rebalance.testing.fake_group import FakeGroup
+from dagster_rebalance.testing.fake_group import FakeGroup, ManualClock
 from tests.consumer.contract.stages import MockCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 EACH = 20
 
@@ -27,7 +28,12 @@ EACH = 20
 class Log:
     """A topic of four partitions with records, and a fetcher that reads it."""
 
-    def __init__(self, cluster: MockCluster, **settings: object) -> None:
+    def __init__(
+        self,
+        cluster: MockCluster,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: object,
+    ) -> None:
         self.topic = cluster.topic()
         self.config: dict[str, Any] = {
             "bootstrap.servers": cluster.bootstrap_servers,
@@ -37,7 +43,9 @@ class Log:
         }
         group = FakeGroup({self.topic: 4})
         self.fetcher = Fetcher(
-            validated(self.config, hold_limit_s=10), Starts(group.member(), group, "earliest")
+            validated(self.config, hold_limit_s=10),
+            Starts(group.member(), group, "earliest"),
+            clock,
         )
         self.seen: dict[TopicPartition, list[int]] = {}
         self._producer = Producer({"bootstrap.servers": cluster.bootstrap_servers, "linger.ms": 0})
@@ -251,6 +259,124 @@ def test_a_topic_that_is_missing_is_told_once_until_it_is_assigned_again(
     log.fetcher.stage([TopicPartition("gone", 0)])
     log.fetcher.drop([TopicPartition("gone", 0)])
     assert told(missing)
+
+
+OUT_OF_RANGE = KafkaError._AUTO_OFFSET_RESET
+
+
+def out_of_range(tp: TopicPartition, offset: int) -> Message:
+    """What the client tells of an offset that the log does not have; below 0 it names none."""
+    return Message(
+        topic=tp.topic,
+        partition=tp.partition,
+        offset=offset,
+        error=KafkaError(OUT_OF_RANGE, "offset out of range"),
+    )
+
+
+def told_by_the_client(
+    log: Log, monkeypatch: pytest.MonkeyPatch, *messages: Message
+) -> list[Message]:
+    """What a read returns in which the client has told this."""
+    with monkeypatch.context() as patch:
+        patch.setattr(log.fetcher, "_whatever_is_there", lambda *_: list(messages))
+        return log.fetcher.read(500, 0.0)
+
+
+def test_an_error_of_an_earlier_reading_does_not_undo_a_seek(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client keeps it over an unassign: the user worked while it was queued, and then sought.
+
+    Records would be read again, or skipped with `latest`.
+    """
+    log.produce(0)
+    log.start(0)
+    log.fetcher.seek(log.tp(0), 500)
+    log.fetcher.start_staged()
+    log.fetcher.seek(log.tp(0), 3)
+    assert told_by_the_client(log, monkeypatch, out_of_range(log.tp(0), 500)) == []
+    log.read_until(log.tp(0), EACH - 3)
+    assert log.seen[log.tp(0)] == list(range(3, EACH))
+
+
+def test_an_error_of_an_earlier_reading_does_not_begin_a_partition_that_was_lost(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its records are another member's."""
+    log.produce(0)
+    log.start(0)
+    log.fetcher.drop([log.tp(0)])
+    told_by_the_client(log, monkeypatch, out_of_range(log.tp(0), 0))
+    assert log.read() == []
+    assert log.fetcher._consumer.assignment() == []
+
+
+def test_reading_goes_on_where_kafka_chooses_if_the_offset_is_really_gone(log: Log) -> None:
+    """Retention was faster, say."""
+    log.produce(0)
+    log.start(0)
+    log.fetcher.seek(log.tp(0), 500)
+    log.read_until(log.tp(0), EACH)
+    assert log.seen[log.tp(0)] == list(range(EACH))
+
+
+def test_an_error_that_names_another_offset_counts_when_it_comes_again(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A truncation names none. Records that came with it are not returned twice."""
+    log.produce(0)
+    log.start(0)
+    log.fetcher.begin()
+    with monkeypatch.context() as patch:
+        consume = log.fetcher._whatever_is_there
+        truncated = [out_of_range(log.tp(0), -1)]
+        patch.setattr(log.fetcher, "_whatever_is_there", lambda *_: consume(5, 10.0) + truncated)
+        seen = [record.offset() for record in log.fetcher.read(5, 10.0)]
+    assert seen == list(range(len(seen)))
+    log.fetcher.is_open = False
+    log.fetcher.begin()
+    log.read_until(log.tp(0), EACH - len(seen))
+    assert log.seen[log.tp(0)] == list(range(len(seen), EACH))
+    told_by_the_client(log, monkeypatch, *truncated)
+    assert log.fetcher.position(log.tp(0)).start == "earliest"
+
+
+def test_partitions_that_may_choose_no_offset_are_told_together_until_they_are_sought(
+    cluster: MockCluster,
+) -> None:
+    """They stand still, and an error that named one of them once would leave the others unseen."""
+    clock = ManualClock()
+    log = Log(cluster, clock, **{"auto.offset.reset": "error"})
+    log.produce(0, 1, 2)
+    log.start(0, 1, 2)
+    stuck, advice = {log.tp(0), log.tp(1)}, set[bool]()
+    for tp in stuck:
+        log.fetcher.seek(tp, 500)
+
+    def told() -> set[TopicPartition]:
+        clock.advance(1.0)  # as if the caller took its time between all polls
+        try:
+            log.read()
+        except BrokerError as problem:
+            advice.add("seek to an offset that exists" in str(problem))
+            log.read()
+            return set(problem.partitions)
+        return set()
+
+    wait_until(
+        lambda: told() == stuck, timeout_s=12, what="the error that names both", interval_s=0
+    )
+    log.read_until(log.tp(2), EACH)
+    assert told() == stuck
+    log.fetcher.seek(log.tp(0), 3)
+    assert told() == {log.tp(1)}
+    log.fetcher.drop([log.tp(1)])
+    log.read_until(log.tp(0), EACH - 3)
+    assert log.seen[log.tp(0)] == list(range(3, EACH))
+    assert told() == set()
+    assert advice == {True}
+    log.fetcher.close()
 
 
 class Refusing:

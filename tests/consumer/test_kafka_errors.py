@@ -55,7 +55,7 @@ def code(name: str) -> int:
         ("UNSUPPORTED_VERSION", "group_protocol: classic"),
         ("_UNSUPPORTED_FEATURE", "group_protocol: classic"),
         ("OFFSET_OUT_OF_RANGE", "deleted by retention"),
-        ("_AUTO_OFFSET_RESET", "commit an offset that exists"),
+        ("_AUTO_OFFSET_RESET", "seek to an offset that exists"),
         ("OFFSET_METADATA_TOO_LARGE", "4,096 bytes"),
         ("_MAX_POLL_EXCEEDED", "raise the hold limit"),
     ],
