@@ -257,12 +257,33 @@ class _Read:
                 self._look_at = self._clock()
         elif is_passing(error) or error.code() in UNKNOWN_TOPIC:
             self._problem = self._error(error, trouble)
+        elif error.code() == OFFSET_RESET_FORBIDDEN and self._is_of_earlier_read(trouble):
+            self._begin_again(_of(trouble))
         else:
             # A look says what is gone. While its leader does not answer, it is asked again.
             is_out_of_range = error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error)
             if is_out_of_range and not self._look():
                 return
             raise self._error(error, trouble)
+
+    def _is_of_earlier_read(self, trouble: Message) -> bool:
+        """Whether an offset is out of range that this read does not ask for.
+
+        The client keeps the error over an unassign, unlike records.
+        """
+        position = self._unread.positions.get(_of(trouble))
+        return position is None or trouble.offset() not in {position, None}
+
+    def _begin_again(self, partition: TopicPartition) -> None:
+        """Ask for the next offset once more: an error that is of this read after all comes again.
+
+        Marks of transactions, say, lie between the last record and the offset that it names.
+        """
+        position = self._unread.positions.get(partition)
+        if position is not None:
+            again = [theirs(partition, position)]
+            self._client.incremental_unassign(again)
+            self._client.incremental_assign(again)
 
     def _error(self, error: KafkaError, message: Message) -> BrokerError:
         return broker_error(error, self._attempt, [_of(message)] if message.topic() else ())

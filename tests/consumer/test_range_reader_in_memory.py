@@ -45,6 +45,7 @@ class ScriptedClient:
     def __init__(self, batches: list[list[Message]]) -> None:
         self.batches = deque(batches)
         self.assigned: list[confluent_kafka.TopicPartition] = []
+        self.begun: list[int] = []
         self.is_closed = False
 
     def consume(self, _most: int, timeout: float) -> list[Message]:
@@ -54,6 +55,7 @@ class ScriptedClient:
     def incremental_assign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
         """Note it."""
         self.assigned += partitions
+        self.begun += [tp.offset for tp in partitions]
 
     def incremental_unassign(self, partitions: list[confluent_kafka.TopicPartition]) -> None:
         """Note it."""
@@ -165,6 +167,24 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_not_read_on(script: Scrip
     reader, _ = script([record(0, 0), cut_off])
     with pytest.raises(BrokerError, match=r"reading records failed for orders-0.*truncat"):
         offsets(reader, OffsetRange("orders", 0, 0, 3))
+
+
+def test_an_offset_of_an_earlier_read_that_is_out_of_range_is_no_trouble_of_this_one(
+    script: Script,
+) -> None:
+    """The client is used again where the caller wanted no more, and keeps what it has queued."""
+    of_earlier = [
+        Message(
+            topic="orders",
+            partition=partition,
+            offset=70,
+            error=KafkaError(OFFSET_RESET_FORBIDDEN, "offset out of range"),
+        )
+        for partition in (0, 5)
+    ]
+    reader, client = script([record(0, 0), *of_earlier], [record(0, 1)], [record(0, 2)])
+    assert offsets(reader, OffsetRange("orders", 0, 0, 3)) == [(0, 0), (0, 1), (0, 2)]
+    assert client.begun == [0, 1], "an error that is of this read comes again"
 
 
 def test_a_forked_child_takes_no_client_of_its_parent(
