@@ -12,12 +12,11 @@ import inspect
 import time
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from dagster_rebalance.consumer.async_operations import AsyncOperations
+from dagster_rebalance.consumer.async_operations import AsyncOperations, refuse_in_callback
 from dagster_rebalance.consumer.interruptible import (
     AwaitingListener,
     Caller,
     InterruptibleConsumer,
-    refuse_in_callback,
 )
 from dagster_rebalance.consumer.listener import (
     CALLBACKS,

@@ -1,6 +1,7 @@
 """The operations of a consumer for asyncio: the same as those without, each awaited.
 
-Owns how a call gets to the thread that owns the consumer. What an operation does, and raises, is
+Owns how a call gets to the thread that owns the consumer, and what is refused in a callback that
+this thread waits for. What an operation does, and raises, is
 told by the method of the same name of `RebalanceAwareConsumer`.
 """
 
@@ -8,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection
@@ -148,7 +152,7 @@ class AsyncOperations:
                 await awaitable
 
         return lambda offsets, error: self._owner.wait_for(
-            asyncio.run_coroutine_threadsafe(answer(offsets, error), loop)
+            asyncio.run_coroutine_threadsafe(marked(answer(offsets, error)), loop)
         )
 
 
@@ -157,3 +161,35 @@ class AsyncRebalanceConsumer(AsyncOperations):
 
     See `RebalanceConsumer`. Every method raises `IllegalStateError` after the callback.
     """
+
+
+def refuse_in_callback(call: str) -> None:
+    """Refuse what would wait for the callback that calls it.
+
+    Raises:
+        IllegalStateError: The caller is a callback, or a task that a running callback has started.
+    """
+    callback = _CALLBACK.get()
+    if callback is not None and callback.is_running:
+        msg = f"{call} inside a rebalance callback: return from it first"
+        raise IllegalStateError(msg)
+
+
+class _Running:
+    """A callback, as the tasks that it starts see it."""
+
+    def __init__(self) -> None:
+        self.is_running = True
+
+
+_CALLBACK: ContextVar[_Running | None] = ContextVar("callback", default=None)
+
+
+async def marked(callback: Awaitable[None]) -> None:
+    """Await a callback in which a poll would wait for itself."""
+    running = _Running()
+    _CALLBACK.set(running)
+    try:
+        await callback
+    finally:
+        running.is_running = False

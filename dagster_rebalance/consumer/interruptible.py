@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer
+from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer, marked
 from dagster_rebalance.consumer.listener import Callback, RebalanceListener
 from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
     from typing import Any
 
     from confluent_kafka import Message
@@ -140,36 +139,4 @@ class AwaitingListener(RebalanceListener):
         consumer: RebalanceConsumer,
     ) -> None:
         view = AsyncRebalanceConsumer(self._consumer.owner, consumer)
-        self._consumer.wait_for(_marked(getattr(self._listener, callback)(partitions, view)))
-
-
-def refuse_in_callback(call: str) -> None:
-    """Refuse what would wait for the callback that calls it.
-
-    Raises:
-        IllegalStateError: The caller is a callback, or a task that a running callback has started.
-    """
-    callback = _CALLBACK.get()
-    if callback is not None and callback.is_running:
-        msg = f"{call} inside a rebalance callback: return from it first"
-        raise IllegalStateError(msg)
-
-
-class _Running:
-    """A callback, as the tasks that it starts see it."""
-
-    def __init__(self) -> None:
-        self.is_running = True
-
-
-_CALLBACK: ContextVar[_Running | None] = ContextVar("callback", default=None)
-
-
-async def _marked(callback: Awaitable[None]) -> None:
-    """Await a callback in which a poll would wait for itself."""
-    running = _Running()
-    _CALLBACK.set(running)
-    try:
-        await callback
-    finally:
-        running.is_running = False
+        self._consumer.wait_for(marked(getattr(self._listener, callback)(partitions, view)))

@@ -211,6 +211,29 @@ def test_what_would_wait_for_itself_is_refused_in_a_callback(group: FakeGroup, c
     ]
 
 
+@pytest.mark.parametrize("call", ["poll", "close", "unsubscribe"])
+def test_what_would_wait_for_itself_is_refused_in_the_callback_of_a_commit(
+    group: FakeGroup, call: str
+) -> None:
+    """The poll that calls it back would wait for it, and the close after it for that poll."""
+    refused: list[str] = []
+
+    async def play() -> None:
+        async def nest(_offsets: object, _error: BrokerError | None) -> None:
+            try:
+                await getattr(blue, call)()
+            except IllegalStateError as error:
+                refused.append(str(error))
+
+        blue = await alone(group)
+        await blue.commit_async({P0: OffsetAndMetadata(3)}, nest)
+        await blue.poll(0.1)
+        await blue.close()
+
+    run(play())
+    assert refused == [f"{call} inside a rebalance callback: return from it first"]
+
+
 def test_an_exception_of_a_coroutine_reaches_the_caller_of_poll_once(group: FakeGroup) -> None:
     """As without asyncio."""
 
