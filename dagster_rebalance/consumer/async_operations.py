@@ -1,8 +1,8 @@
 """The operations of a consumer for asyncio: the same as those without, each awaited.
 
 Owns how a call gets to the thread that owns the consumer, and what is refused in a callback that
-this thread waits for. What an operation does, and raises, is
-told by the method of the same name of `RebalanceAwareConsumer`.
+this thread waits for. What an operation does, and raises, is told by the method of the same name of
+`RebalanceAwareConsumer`.
 """
 
 from __future__ import annotations

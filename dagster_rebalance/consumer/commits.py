@@ -87,7 +87,7 @@ class Commits:
             is_waited_for: Whether the caller waits for the answer, so that `on_commit` is not
                 called.
         """
-        refused = _refusals(tp for tp in offsets if not self._session.owns(tp, heard))
+        refused = refusals(tp for tp in offsets if not self._session.owns(tp, heard))
         self._next.tickets.append(_Ticket(number, frozenset(offsets), refused, is_waited_for))
         self._next.offsets.update(
             {tp: offset for tp, offset in offsets.items() if tp not in refused}
@@ -216,7 +216,7 @@ class Commits:
         return answers, {ours(tp): tp.error for tp in answers if tp.error is not None}
 
 
-def _refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
+def refusals(partitions: Iterable[TopicPartition]) -> dict[TopicPartition, BrokerError]:
     """The errors of commits for partitions that are not this member's."""
     why = "it is not assigned to this member; stop the work on it"
     return {

@@ -13,7 +13,7 @@ from dagster_rebalance.core.events import PartitionsAssigned, PartitionsLost, Re
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from dagster_rebalance.core.errors import BrokerError
+    from dagster_rebalance.core.errors import BrokerError, ConfigurationError
     from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 
 
@@ -24,7 +24,7 @@ class RequestFailed:
     The membership goes on if it can.
     """
 
-    error: BrokerError
+    error: BrokerError | ConfigurationError
 
 
 @dataclass(frozen=True, slots=True)

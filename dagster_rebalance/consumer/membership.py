@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
+from dagster_rebalance.consumer.commits import refusals
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
@@ -42,7 +43,12 @@ from dagster_rebalance.consumer.kafka_errors import (
 from dagster_rebalance.consumer.session import Session
 from dagster_rebalance.consumer.session_view import UserCallback
 from dagster_rebalance.consumer.translation import to_commit
-from dagster_rebalance.core.errors import IllegalStateError, PartitionLostError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    ConfigurationError,
+    IllegalStateError,
+    PartitionLostError,
+)
 from dagster_rebalance.core.events import (
     LostReason,
     PartitionsAssigned,
@@ -70,6 +76,8 @@ _WAIT_SLICE_S = 1.0
 _ASKED_S = 0.2
 """How much longer than the client the caller waits, so that it hears the client's own reason."""
 _CALLBACKS_S = 0.2
+_AGAIN_S = 1.0
+"""How long after a failure the next client is tried to be made again."""
 _OVERDUE_S = 1.0
 """How much later than itself the member sees that its session has missed the end of a hold: its
 thread waits for a broker."""
@@ -110,6 +118,7 @@ class Member:
         self._due: deque[UserCallback] = deque()
         self._left: list[Session] = []
         self._busy = self._closed = False
+        self._again_at = -math.inf
         self._owned: set[TopicPartition] = set()
         self._held: frozenset[TopicPartition] = frozenset()
         self._session = self._new_session()
@@ -173,6 +182,8 @@ class Member:
         Returns early when something did, and after `wake`.
         """
         self._check_usable("poll")
+        if self._session.was_left:  # and the next one could not be made
+            self._try_again()
         self._session.want(self._subscription)
         self._wait(lambda: self._has_news() or self._woken, self._clock() + timeout_s)
         self._woken = False
@@ -317,10 +328,8 @@ class Member:
             and self._clock() > hold.requested_at + self._settings.max_poll_interval_s + _OVERDUE_S
         ):
             session.end(LostReason.EXPIRED)
-        if ended is not None:
+        if ended is not None and not session.was_left:
             self._end_membership(ended)
-        elif session.was_left:  # and the next one could not be made
-            self._start_over()
 
     def _note(self, event: Told) -> None:
         match event:
@@ -370,13 +379,34 @@ class Member:
         if lost:
             self._carried.append(PartitionsLost(tuple(sorted(lost)), reason))
             self._owned, self._held = set(), frozenset()
-        self._start_over()
+        self._join_anew()
+
+    def _join_anew(self) -> None:
+        """Start a new session. Why there is none is told behind what has happened before."""
+        try:
+            self._start_over()
+        except (BrokerError, ConfigurationError) as problem:
+            self._again_at = math.inf
+            self._carried.append(RequestFailed(problem))
+
+    def _try_again(self) -> None:
+        """Join anew, but not in the poll behind the one that told the failure.
+
+        The caller has got an exception from that one, and hears in this one what else it found.
+        """
+        if self._again_at == math.inf:
+            self._again_at = self._clock() + _AGAIN_S
+        elif self._clock() >= self._again_at:
+            self._join_anew()
 
     def _send(self, ticket: int, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
         for tp, offset in offsets.items():
             # Refuse a value that the client does not take before anything waits for its answer.
             to_commit(tp, offset)
         session, wanted, is_waited_for = self._session, dict(offsets), ticket in self._answers
+        if session.was_left:  # and there is no other one yet: nothing is assigned
+            self._note(CommitAnswered(ticket, CommitResult(frozenset(), refusals(wanted))))
+            return
         heard = self._heard
         self._open[ticket] = frozenset(wanted)
         session.do(

@@ -108,23 +108,64 @@ def test_a_member_that_a_waited_for_commit_finds_unknown_hears_of_its_loss(
 def test_a_loss_is_told_also_where_the_next_client_cannot_be_made(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A certificate was exchanged, say: the work on the partitions would go on beside others'."""
-    scene = scripted()
+    """A certificate is being exchanged, say: the work on the partitions would go on beside others'.
+
+    The poll behind the one that told the failure fails not: only a poll that returns can tell what
+    happened to everybody.
+    """
+    clock = ManualClock()
+    scene = scripted(clock)
     make = confluent_kafka.Consumer
-    failures = [KafkaException(KafkaError(KafkaError._INVALID_ARG))]
 
-    def failing_once(config: dict[str, object]) -> confluent_kafka.Consumer:
-        if failures:
-            raise failures.pop()
-        return make(config)
+    def failing(_config: object) -> confluent_kafka.Consumer:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
 
-    monkeypatch.setattr(confluent_kafka, "Consumer", failing_once)
+    def failed(events: list[MemberEvent]) -> list[bool]:
+        return [
+            isinstance(event, RequestFailed) and isinstance(event.error, ConfigurationError)
+            for event in events
+        ]
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", failing)
     scene.session.end(LostReason.FENCED)
-    with pytest.raises(ConfigurationError):
-        scene.poll()
-    assert scene.poll() == [FENCED]
+    told = scene.poll()
+    assert told[0] == FENCED
+    assert failed(told) == [False, True]
     assert scene.member.assignment() == frozenset()
+    for _ in range(2):
+        clock.advance(5.0)
+        assert scene.poll() == []
+        assert scene.poll() == [], "it is not tried again at once"
+        clock.advance(5.0)
+        assert failed(scene.poll()) == [True]
+    monkeypatch.setattr(confluent_kafka, "Consumer", make)
+    assert scene.poll() == []
+    clock.advance(5.0)
+    assert scene.poll() == []
     assert len(scene.clients) == 2, "and it joins anew"
+
+
+def test_a_member_whose_next_client_cannot_be_made_refuses_commits_and_can_be_closed(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not closed, and nothing is assigned to it."""
+    scene = scripted()
+
+    def failing(_config: object) -> confluent_kafka.Consumer:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", failing)
+    scene.session.end(LostReason.FENCED)
+    assert scene.poll()[0] == FENCED
+    failure = scene.member.commit({P0: CLAIMS}).failed[P0]
+    assert isinstance(failure, PartitionLostError)
+    assert "not assigned to this member" in str(failure)
+    ticket = scene.member.commit_async({P0: CLAIMS})
+    (answer,) = scene.poll()
+    assert isinstance(answer, CommitAnswered)
+    assert (answer.ticket, set(answer.result.failed)) == (ticket, {P0})
+    scene.member.close(5.0)
+    assert scene.client.is_closed
 
 
 def test_no_event_is_lost_to_a_signal_handler_that_raises(
