@@ -132,6 +132,7 @@ OFFSET_RESET_FORBIDDEN = KafkaError._AUTO_OFFSET_RESET
 POLLED_TOO_LATE = KafkaError._MAX_POLL_EXCEEDED
 NO_LEADER_KNOWN = KafkaError._NOENT
 NOT_ANSWERED = KafkaError._TIMED_OUT
+POLL_FIRST = KafkaError._RETRY
 
 _ADVICE: dict[int, str] = {
     **dict.fromkeys(

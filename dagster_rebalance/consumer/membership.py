@@ -34,6 +34,7 @@ from dagster_rebalance.consumer.events import (
 )
 from dagster_rebalance.consumer.kafka_errors import (
     NOT_ANSWERED,
+    POLL_FIRST,
     Attempt,
     answered,
     broker_error,
@@ -280,9 +281,20 @@ class Member:
         """
         self._check_usable("group_metadata", nested=True)
         self._session.probe.others_commit = True
-        return self._ask(
-            lambda session: session.consumer.consumer_group_metadata(), _READ_TIMEOUT_S
+        attempt = Attempt(
+            f"asking for the metadata of group '{self._settings.group_id}'", self._settings.brokers
         )
+        try:
+            metadata = self._ask(
+                lambda session: session.consumer.consumer_group_metadata(), _READ_TIMEOUT_S
+            )
+            if any(isinstance(event, PartitionsLost) for event in self._carried):
+                # With what the member is since, the broker would take the offsets of those.
+                what = "partitions were lost, which no poll has told yet"
+                raise _poll_first(what)
+        except KafkaException as problem:
+            raise broker_error(self._cause(kafka_error(problem)), attempt) from problem
+        return metadata
 
     # The session
 
@@ -431,8 +443,18 @@ class Member:
         """
         self._take_in()
         session = self._session
+        over = _poll_first("the membership has ended")
+
+        def answer() -> T:
+            # The thread ends its jobs behind the end of the membership, when the client is closed.
+            if session.ended is not None:
+                raise over
+            return function(session)
+
+        if session.was_left:  # and the next one could not be made
+            raise over
         try:
-            return session.ask(lambda: function(session)).result(timeout_s)
+            return session.ask(answer).result(timeout_s)
         except NotAnsweredError:
             why = "the member's thread did not answer in time: it waits for the coordinator"
             raise KafkaException(KafkaError(NOT_ANSWERED, why)) from None
@@ -449,3 +471,7 @@ class Member:
         if self._busy and not nested:
             msg = f"{call} inside a callback of poll: return from the callback first"
             raise IllegalStateError(msg)
+
+
+def _poll_first(what: str) -> KafkaException:
+    return KafkaException(KafkaError(POLL_FIRST, f"{what}: poll, then ask again"))

@@ -293,6 +293,8 @@ class ConsumerOperations:
         member.
 
         Raises:
+            BrokerError: The client did not answer, or partitions were lost, which no poll has told
+                yet.
             IllegalStateError: The consumer carries pause marks, in commits that a transaction could
                 not be told from.
         """

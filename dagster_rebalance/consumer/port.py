@@ -131,6 +131,10 @@ class GroupMember(Protocol):
         """Return the object with which a transactional producer commits this member's offsets.
 
         It is opaque, and None from members without a client.
+
+        Raises:
+            BrokerError: The client did not answer, or partitions were lost, which no poll has told
+                yet.
         """
 
     def close(self, timeout_s: float) -> None:

@@ -17,7 +17,12 @@ from confluent_kafka import KafkaError, KafkaException
 from dagster_rebalance.consumer import leaving
 from dagster_rebalance.consumer import session as session_module
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, RequestFailed
-from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError, PartitionLostError
+from dagster_rebalance.core.errors import (
+    BrokerError,
+    ConfigurationError,
+    IllegalStateError,
+    PartitionLostError,
+)
 from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.deadline import wait_until
@@ -166,6 +171,84 @@ def test_a_member_whose_next_client_cannot_be_made_refuses_commits_and_can_be_cl
     assert (answer.ticket, set(answer.result.failed)) == (ticket, {P0})
     scene.member.close(5.0)
     assert scene.client.is_closed
+
+
+def ask(scene: ScriptedMember, question: str) -> object:
+    """Ask the member."""
+    return (
+        scene.member.committed({P0}, LIMIT_S)
+        if question == "committed"
+        else scene.member.group_metadata()
+    )
+
+
+@pytest.mark.parametrize("question", ["committed", "group_metadata"])
+def test_what_is_asked_behind_a_commit_that_finds_the_member_unknown_is_to_be_asked_again(
+    scripted: Callable[..., ScriptedMember], question: str
+) -> None:
+    """The client is closed when its turn comes, and says that with an error of Python's."""
+    scene = scripted()
+    scene.client.may_answer.clear()
+    scene.client.answers = [KafkaError.UNKNOWN_MEMBER_ID]
+    scene.member.commit_async({P0: OffsetAndMetadata(1)})
+    wait_until(lambda: scene.client.asked, timeout_s=LIMIT_S, what="the commit", interval_s=0.001)
+    submit = scene.session.ask
+
+    def then_answer(function: Callable[[], object]) -> object:
+        future = submit(function)
+        scene.client.may_answer.set()
+        return future
+
+    scene.session.ask = then_answer  # type: ignore[method-assign,assignment]
+    with pytest.raises(BrokerError, match="membership has ended: poll, then ask again") as caught:
+        ask(scene, question)
+    assert caught.value.retriable
+    assert lost(scene) == [FENCED]
+    assert ask(scene, question) is not None
+
+
+def test_an_unanswered_question_for_the_metadata_of_the_group_is_an_error_of_the_brokers(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread of the member waits for a coordinator that is away."""
+    monkeypatch.setattr("dagster_rebalance.consumer.membership._READ_TIMEOUT_S", 0.01)
+    scene = scripted()
+    scene.client.may_answer.clear()
+    scene.member.commit_async({P0: OffsetAndMetadata(1)})
+    wait_until(lambda: scene.client.asked, timeout_s=LIMIT_S, what="the commit", interval_s=0.001)
+    with pytest.raises(BrokerError, match="metadata of group 'etl' failed") as caught:
+        scene.member.group_metadata()
+    assert caught.value.retriable
+
+
+def test_nobody_gets_the_metadata_of_the_next_membership_before_the_loss_is_told(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """With it, the broker would take offsets of what was lost in a transaction."""
+    scene = scripted()
+    scene.session.end(LostReason.FENCED)
+    with pytest.raises(BrokerError, match="which no poll has told yet") as caught:
+        scene.member.group_metadata()
+    assert caught.value.retriable
+    assert scene.poll() == [FENCED]
+    assert scene.member.group_metadata() is not None
+
+
+@pytest.mark.parametrize("question", ["committed", "group_metadata"])
+def test_a_member_whose_next_client_cannot_be_made_answers_no_question(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    """It is not closed: the same question may be answered later."""
+    scene = scripted()
+
+    def failing(_config: object) -> confluent_kafka.Consumer:
+        raise KafkaException(KafkaError(KafkaError._INVALID_ARG))
+
+    monkeypatch.setattr(confluent_kafka, "Consumer", failing)
+    scene.session.end(LostReason.FENCED)
+    with pytest.raises(BrokerError, match="membership has ended") as caught:
+        ask(scene, question)
+    assert caught.value.retriable
 
 
 def test_no_event_is_lost_to_a_signal_handler_that_raises(
