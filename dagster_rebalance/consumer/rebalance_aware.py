@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -131,21 +132,23 @@ class RebalanceAwareConsumer(GroupConsumer):
         settings = validated(config, hold_limit_s=hold_limit_s)
         checked_seconds("probe_interval_s", probe_interval_s)
         checked_seconds("discovery_interval_s", discovery_interval_s)
-        if member is None:
-            member = Member(
-                settings,
-                clock=clock,
-                probe_interval_s=probe_interval_s,
-                discovery_interval_s=discovery_interval_s,
-            )
-        if cluster is None:
-            cluster = Cluster(settings, clock=clock)
-        fetcher = (
-            Fetcher(settings, Starts(member, cluster, settings.offset_reset), clock)
-            if fetch
-            else None
-        )
-        super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
+        with ExitStack() as if_it_fails:
+            if member is None:
+                member = Member(
+                    settings,
+                    clock=clock,
+                    probe_interval_s=probe_interval_s,
+                    discovery_interval_s=discovery_interval_s,
+                )
+                if_it_fails.callback(member.close)
+            if cluster is None:
+                cluster = Cluster(settings, clock=clock)
+            fetcher = None
+            if fetch:
+                fetcher = Fetcher(settings, Starts(member, cluster, settings.offset_reset), clock)
+                if_it_fails.callback(fetcher.close)
+            super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
+            if_it_fails.pop_all()
         self._same_poll = complete_revoke_in_same_poll
 
     def __enter__(self) -> Self:

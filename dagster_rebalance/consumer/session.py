@@ -175,8 +175,9 @@ class Session:
     def ring(self) -> None:
         """End the wait of the caller. Any thread and a signal handler may do so."""
         # A queue that is written in C: an event's lock may be held by the thread that a signal
-        # interrupts.
-        self._bell.put(None)
+        # interrupts. One entry is enough, and a caller that never waits takes none out.
+        if self._bell.empty():
+            self._bell.put(None)
 
     def wait_for_callbacks(self, timeout_s: float) -> None:
         """Wait until the session has polled the client once more; not in a hold.

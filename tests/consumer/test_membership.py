@@ -251,6 +251,18 @@ def test_a_member_whose_next_client_cannot_be_made_answers_no_question(
     assert caught.value.retriable
 
 
+def test_what_nobody_waits_for_leaves_nothing_behind(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """A consumer that reads never waits for its member, and would grow with each event."""
+    scene = scripted()
+    for _ in range(3):
+        scene.told.clear()
+        scene.member.commit_async({P0: OffsetAndMetadata(1)})
+        scene.until(lambda: scene.told, "the answer")
+    assert scene.session._bell.qsize() == 1
+
+
 def test_no_event_is_lost_to_a_signal_handler_that_raises(
     scripted: Callable[..., ScriptedMember],
 ) -> None:

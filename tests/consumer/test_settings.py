@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Any
+
+import confluent_kafka
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer.membership import Member
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import HOLD_MARGIN_S, Settings, validated
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.testing.deadline import wait_until
+from dagster_rebalance.testing.fixtures import unique_name
 
 GOOD = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 
@@ -84,6 +91,33 @@ def test_an_unknown_setting_is_named(fetch: bool) -> None:  # noqa: FBT001
     """A misspelt setting must not be ignored."""
     with pytest.raises(ConfigurationError, match=r"fetch\.min\.bites"):
         RebalanceAwareConsumer({**GOOD, "fetch.min.bites": 1}, fetch=fetch)
+
+
+@pytest.mark.parametrize("reason", ["pause_marks", "the fetcher's client"])
+def test_a_consumer_that_cannot_be_made_leaves_no_member_behind(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Its client and its thread would never end, and who tries again would collect them."""
+    group_id = unique_name("group")
+    make = confluent_kafka.Consumer
+
+    def only_for_the_member(config: dict[str, Any]) -> confluent_kafka.Consumer:
+        if str(config.get("client.id")).endswith("-fetch"):
+            raise KafkaException(KafkaError(KafkaError._INVALID_ARG, reason))
+        return make(config)
+
+    if reason != "pause_marks":
+        monkeypatch.setattr(confluent_kafka, "Consumer", only_for_the_member)
+    with pytest.raises(ConfigurationError, match=reason):
+        RebalanceAwareConsumer(
+            {**GOOD, "bootstrap.servers": "127.0.0.1:1", "group.id": group_id, "log_level": 0},
+            pause_marks="kept" if reason == "pause_marks" else "keep",  # type: ignore[arg-type]
+        )
+    wait_until(
+        lambda: not [thread for thread in threading.enumerate() if group_id in thread.name],
+        timeout_s=12,
+        what="the end of the member's thread",
+    )
 
 
 def test_a_bad_value_is_named() -> None:
