@@ -51,10 +51,16 @@ async def work_on(record: Message, tracker: OffsetTracker) -> None:
 
 
 async def commit(tracker: OffsetTracker, consumer: AsyncRebalanceAwareConsumer) -> None:
-    """Commit what is done, of all partitions in one request."""
+    """Commit what is done, of all partitions in one request.
+
+    What fails is tried again behind the next poll: in a rebalance the partitions are still ours.
+    That poll tells which of them are lost.
+    """
     offsets = tracker.to_commit()
-    await consumer.commit_sync(offsets)
-    tracker.note_committed(offsets)
+    result = await consumer.commit_offsets(offsets)
+    tracker.note_committed({partition: offsets[partition] for partition in result.committed})
+    for error in result.failed.values():
+        print(f"not committed: {error}", file=sys.stderr, flush=True)
 
 
 async def main(brokers: str, topic: str, group: str = "asyncio-workers") -> None:
@@ -69,7 +75,9 @@ async def main(brokers: str, topic: str, group: str = "asyncio-workers") -> None
         await consumer.subscribe([topic])
         while not stop.is_set():
             result = await consumer.poll_with_rebalance(0.5)
-            tracker.forget(tracker.partitions - await consumer.assignment())
+            # What was lost may be back with the same poll, behind what another owner has done.
+            gone = tracker.partitions - await consumer.assignment()
+            tracker.forget(result.lost | gone)
             tracker.track(result.records)
             for record in result.records:
                 task = asyncio.create_task(work_on(record, tracker))

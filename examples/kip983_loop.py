@@ -8,7 +8,9 @@ takes over, and no record is worked on twice.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -31,27 +33,33 @@ def main(brokers: str, topic: str, group: str = "kip983-loop") -> None:
     """Work on records until Ctrl-C, then finish what was begun."""
     config = {"bootstrap.servers": brokers, "group.id": group, "auto.offset.reset": "earliest"}
     tracker = OffsetTracker()
+    stopping = threading.Event()
 
     def work(record: Message) -> None:
         work_on(record)
         tracker.done_record(record)
 
     with ThreadPoolExecutor(8) as pool, RebalanceAwareConsumer(config) as consumer:
+
+        def stop(*_: object) -> None:
+            stopping.set()
+            consumer.wakeup()
+
+        # An exception could come between a poll and what the loop does with its result.
+        signal.signal(signal.SIGINT, stop)
         consumer.subscribe([topic])
-        try:
-            while True:
-                records = consumer.poll(1.0)
-                tracker.forget(
-                    tracker.partitions - consumer.assignment()
-                )  # what was given up or lost
-                tracker.track(records)
-                for record in records:
-                    pool.submit(work, record)
-                tracker.commit(consumer)
-                consumer.delay_revoke(tracker.unfinished(consumer.get_to_be_revoked_partitions()))
-        except KeyboardInterrupt:
-            pool.shutdown()
+        while not stopping.is_set():
+            records = consumer.poll(1.0)
+            # What was lost may be back with the same poll, behind what another owner has done.
+            gone = tracker.partitions - consumer.assignment()
+            tracker.forget(consumer.get_lost_partitions() | gone)
+            tracker.track(records)
+            for record in records:
+                pool.submit(work, record)
             tracker.commit(consumer)
+            consumer.delay_revoke(tracker.unfinished(consumer.get_to_be_revoked_partitions()))
+        pool.shutdown()
+        tracker.commit(consumer)
 
 
 if __name__ == "__main__":

@@ -55,10 +55,7 @@ class Copies:
         if not self._next:
             self._producer.begin_transaction()
             self._opened_at = time.monotonic()
-        partition, offset = (
-            TopicPartition(record.topic() or "", record.partition() or 0),
-            record.offset() or 0,
-        )
+        partition, offset = partition_of(record), record.offset() or 0
         self._producer.produce(self._topic, f"{partition.topic} {partition.partition} {offset}")
         self._first.setdefault(partition, offset)
         self._next[partition] = next_offset(offset)
@@ -80,23 +77,33 @@ class Copies:
             # old for the broker.
             if not problem.args[0].txn_requires_abort():
                 raise
-            self.abort(consumer)
+            self.abort(consumer, frozenset())
             return
         print(f"{len(offsets)} partitions", flush=True)
         self._first.clear()
         self._next.clear()
 
-    def abort(self, consumer: RebalanceAwareConsumer) -> None:
-        """Undo the transaction.
+    def abort(
+        self, consumer: RebalanceAwareConsumer, lost: frozenset[TopicPartition]
+    ) -> frozenset[TopicPartition]:
+        """Undo the transaction, and return the partitions that are read again.
 
-        What this member keeps it reads again; the rest is read by who has it now.
+        That is what this member keeps; the rest is read by who has it now. What was lost may be
+        back, and begins where its owner before has ended.
         """
         self._producer.abort_transaction(30)
-        gone = consumer.get_lost_partitions() | consumer.get_to_be_revoked_partitions()
-        for partition in self.open & (consumer.assignment() - gone):
+        kept = consumer.assignment() - consumer.get_to_be_revoked_partitions() - lost
+        again = self.open & kept
+        for partition in again:
             consumer.seek(partition, self._first[partition])
         self._first.clear()
         self._next.clear()
+        return again
+
+
+def partition_of(record: confluent_kafka.Message) -> TopicPartition:
+    """Where a record comes from."""
+    return TopicPartition(record.topic() or "", record.partition() or 0)
 
 
 def main(brokers: str, topic: str, output: str, group: str = "copies") -> None:
@@ -110,10 +117,12 @@ def main(brokers: str, topic: str, output: str, group: str = "copies") -> None:
     ) as consumer:
         consumer.subscribe([topic])
         while not stopping.is_set():
-            for record in consumer.poll(0.1):
-                copies.add(record)
-            if consumer.get_lost_partitions() & copies.open:
-                copies.abort(consumer)
+            records = consumer.poll(0.1)
+            lost = consumer.get_lost_partitions()
+            again = copies.abort(consumer, lost) if lost & copies.open else frozenset()
+            for record in records:
+                if partition_of(record) not in again:
+                    copies.add(record)
             if copies.is_due:
                 copies.commit(consumer)
             consumer.delay_revoke(copies.open)

@@ -61,11 +61,12 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         async with AsyncRebalanceAwareConsumer(settings) as consumer:
             await consumer.subscribe(["orders"])
             while True:
-                work.start(await consumer.poll(1.0))
+                records = await consumer.poll(1.0)
+                work.abort(await consumer.get_lost_partitions())
+                work.start(records)
                 await consumer.commit_sync(work.finished())
                 due = await consumer.get_to_be_revoked_partitions()
                 await consumer.delay_revoke({tp for tp in due if work.is_busy(tp)})
-                work.abort(await consumer.get_lost_partitions())
         ```
     """
 

@@ -107,11 +107,12 @@ class RebalanceAwareConsumer(GroupConsumer):
         with RebalanceAwareConsumer(settings) as consumer:
             consumer.subscribe(["orders"])
             while True:
-                work.start(consumer.poll(1.0))
+                records = consumer.poll(1.0)
+                work.abort(consumer.get_lost_partitions())
+                work.start(records)
                 consumer.commit_sync(work.finished())
                 due = consumer.get_to_be_revoked_partitions()
                 consumer.delay_revoke({tp for tp in due if work.is_busy(tp)})
-                work.abort(consumer.get_lost_partitions())
         ```
     """
 
