@@ -209,9 +209,15 @@ class OffsetLedger:
         return replace(self, entries=entries)
 
     def taken(self, range_: OffsetRange) -> OffsetLedger:
-        """Nothing works on a range under the id of the batch that it was taken from."""
+        """Nothing works on a range under the id of the batch that it was taken from.
+
+        Once it is done, that changes nothing: its commit may be under way, and as long as Kafka
+        does not have it, the claim must name the batch whose run has done it.
+        """
         entries = tuple(
-            replace(entry, taken_from="") if entry.range == range_ else entry
+            replace(entry, taken_from="")
+            if entry.range == range_ and entry.done_by is None
+            else entry
             for entry in self.entries
         )
         return replace(self, entries=entries)

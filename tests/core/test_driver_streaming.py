@@ -283,6 +283,41 @@ def test_a_run_that_looked_at_the_claim_before_it_was_taken_is_waited_for() -> N
     assert world.kafka.offset(0) == 5
 
 
+def test_a_run_that_is_deleted_while_its_range_is_committed_ends_no_member() -> None:
+    """Its range was taken over, and the commit is not the ledger's any more if its entry changes.
+
+    What the run has done stays done.
+    """
+    world = World(records=5)
+    sensor = world.member(owns=1)
+    (failed,) = sensor.tick(state=RunState.STARTED)
+    batch = world.dagster.runs[failed]
+    world.dagster.move(failed, RunState.CANCELED, is_taken_back=True)
+    stream = Stream(world, "r1")
+    sensor.feed(seen.PartitionsLost((tp(0),)))
+    stream.fails.add(do.WriteOffsets)
+    stream.feed(seen.PartitionsAssigned((tp(0),)))
+    again = world.dagster.add(batch.batch_id, batch.ranges)
+    stream.fails.clear()
+    for _ in range(4):
+        assert stream.turn(1.0) is None
+    assert world.kafka.claims(0) == [(5, "s.r1.1.1")]
+    world.succeed(again)
+    world.done_by_streams.add(("s.r1.1.1", span(0, 0, 5)))  # by that run
+    stream.fails.add(do.WriteOffsets)
+    for _ in range(8):
+        assert stream.turn(1.0) is None
+    assert stream.driver.partitions[tp(0)].committing is not None
+    del world.dagster.runs[again]
+    for _ in range(8):
+        assert stream.turn(1.0) is None
+    assert world.kafka.offset(0) == 0, "the commit has not reached Kafka"
+    stream.fails.clear()
+    for _ in range(8):
+        assert stream.turn(1.0) is None
+    assert world.kafka.offset(0) == 5
+
+
 def test_a_run_that_looks_at_the_claim_after_it_was_taken_refuses_itself() -> None:
     """The other order of the same two steps."""
     world = World(records=5)

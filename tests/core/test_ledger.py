@@ -108,6 +108,14 @@ def test_a_claim_that_changes_hands_counts_its_attempts_by_failures(
     assert entry.given_to("s.r1.2.4", 6.0).taken_from == "", "the own one before it is over"
 
 
+def test_a_range_that_is_done_keeps_the_batch_that_it_was_taken_from() -> None:
+    """If its commit fails, the next owner must still find the run of that batch."""
+    book = OffsetLedger(tp(0), EPOCH, 0).claim("s.r1.1.1", 10, taken_from="b1")
+    assert book.taken(span(0, 0, 10)).entries[0].taken_from == ""
+    done = book.note(EPOCH, span(0, 0, 10), Succeeded("run1"))
+    assert done.taken(span(0, 0, 10)) == done
+
+
 def test_the_first_range_that_is_exhausted_is_named() -> None:
     """It is what stops the partition."""
     assert ledger(10).blocked is None
