@@ -142,6 +142,8 @@ class GroupConsumer(WakingConsumer):
 
     def _complete_due(self) -> bool:
         """Begin a poll; whether the one before has found something that its caller was not told."""
+        if not self._is_told:
+            self._lists.untold()
         self._forget_told_events()
         self._exchange_marks()
         due = self._lists.start_poll()
@@ -154,16 +156,15 @@ class GroupConsumer(WakingConsumer):
 
         The fetcher reads its records again, and the next poll tells its findings.
         """
-        self._lists.untold()
-        self._events_told = False
+        self._is_told = False
         self._withhold()
         if self._fetcher:
             self._fetcher.put_back_unseen()
 
     def _forget_told_events(self) -> None:
-        if self._events_told:
+        if self._is_told:
             self._events.clear()
-        self._events_told = False
+        self._is_told = False
 
     def _give_away(self, due: PollStarted) -> None:
         """Carry out what is due; after an exception, the next poll does it again."""

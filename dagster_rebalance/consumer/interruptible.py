@@ -83,7 +83,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         """The next record, or nothing once the iteration has to end."""
         records = self._next_or_nothing()
         # Plain steps, without a call: a signal handler may raise in between.
-        self._events_told = True
+        self._is_told = True
         if self._fetcher:
             self._fetcher.is_open = False
         return records

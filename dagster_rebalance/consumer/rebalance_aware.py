@@ -306,7 +306,7 @@ class RebalanceAwareConsumer(GroupConsumer):
         records = self._poll_once(patience_s(timeout_s, timeout), max_records)
         self._woken = False
         # Plain steps, without a call: a signal handler may raise in between.
-        self._events_told = True
+        self._is_told = True
         if self._fetcher:
             self._fetcher.is_open = False
         return records
@@ -334,7 +334,7 @@ class RebalanceAwareConsumer(GroupConsumer):
             records, self._lists.to_be_revoked, self._lists.lost, tuple(self._events)
         )
         # Plain steps, without a call: a signal handler may raise in between.
-        self._events_told = True
+        self._is_told = True
         if self._fetcher:
             self._fetcher.is_open = False
         return result

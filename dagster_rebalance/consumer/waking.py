@@ -24,7 +24,8 @@ class WakingConsumer(PausingConsumer):
     """A consumer that can be iterated over, and woken."""
 
     _woken = False
-    _events_told = False
+    _is_told = False
+    """Whether the caller was told what the last poll has found."""
 
     def wakeup(self) -> None:
         """Let the poll that waits, or else the next one, return at once with what there is.
@@ -53,7 +54,7 @@ class WakingConsumer(PausingConsumer):
         """
         for record in self._next_or_nothing():
             # Plain steps, without a call: a signal handler may raise in between.
-            self._events_told = True
+            self._is_told = True
             if self._fetcher:
                 self._fetcher.is_open = False
             return record
@@ -65,6 +66,8 @@ class WakingConsumer(PausingConsumer):
             records = self._poll_once(DEFAULT_POLL_S, 1)
             if records:
                 return records
+            # An iteration goes on over what a poll has found.
+            self._is_told = True
         self._woken = False
         return []
 

@@ -358,6 +358,22 @@ def test_a_signal_handler_that_raises_at_any_step_leaves_a_consumer_that_works(
     assert not group.members
 
 
+@pytest.mark.parametrize("kind", ["poll", "poll_with_rebalance"])
+def test_a_signal_handler_that_raises_at_any_step_gives_nothing_away_unseen(kind: str) -> None:
+    """Not even while the result is made: the caller could not delay a revoke that it never saw."""
+    moment, was_interrupted = 0, True
+    while was_interrupted:
+        group = FakeGroup({"orders": 4})
+        blue, _green = Side(group), Side(group)
+        was_interrupted = interrupted_at(moment, lambda blue=blue: getattr(blue.consumer, kind)(0))  # type: ignore[misc]
+        if was_interrupted:
+            assert blue.consumer.poll_with_rebalance(0).to_be_revoked == {P2, P3}, moment
+        assert blue.consumer.get_to_be_revoked_partitions() == {P2, P3}
+        assert blue.consumer.assignment() == set(EVERYTHING)
+        moment += 1
+    assert moment > 50
+
+
 @pytest.mark.parametrize("asks", [False, True], ids=["few records", "many records"])
 def test_a_signal_handler_that_raises_at_any_step_loses_no_record_and_repeats_none(
     group: FakeGroup, monkeypatch: pytest.MonkeyPatch, *, asks: bool

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from dagster_rebalance.consumer.async_consumer import AsyncRebalanceAwareConsumer
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
@@ -17,8 +18,10 @@ from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.consumer.fake_log import FakeLog, fake_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
     from types import FrameType
+
+    from dagster_rebalance.consumer.view import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0 = TopicPartition("orders", 0)
@@ -62,6 +65,37 @@ def test_iterating_commits_what_was_returned_and_ends_with_a_wakeup(group: FakeG
             consumer.wakeup()
     assert read == [0, 1, 2]
     assert next(consumer).offset() == 3
+
+
+class WakeOnRevoke(RebalanceListener):
+    """Ends the iteration when a revoke is completed."""
+
+    def __init__(self, consumer: RebalanceAwareConsumer) -> None:
+        self._consumer = consumer
+
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Nothing to do."""
+
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Wake."""
+        self._consumer.wakeup()
+
+
+def test_iterating_gives_partitions_up_where_no_record_comes() -> None:
+    """Each of its polls tells nobody, and the next one must not wait for a delay."""
+    group = FakeGroup({"orders": 2})
+    blue = consumer_of(group, fetch=False)
+    blue.set_rebalance_listener(WakeOnRevoke(blue))
+    blue.poll(0)
+    green = consumer_of(group, fetch=False)
+    green.poll(0)
+    assert list(blue) == []
+    green.poll(0)
+    assert len(blue.assignment()) == len(green.assignment()) == 1
 
 
 @pytest.mark.usefixtures("log")
