@@ -137,12 +137,12 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
     async def subscribe(self, topics: Collection[str] | re.Pattern[str]) -> None:
         """Take part in the group for these topics, or for those that match a compiled pattern.
 
-        The pattern must match the whole name of a topic.
+        The pattern must match the whole name of a topic. A poll that waits returns at once.
         """
         await self._take_turn("subscribe", lambda: self._consumer.subscribe(topics))
 
     async def unsubscribe(self) -> None:
-        """Give all partitions up and leave the group."""
+        """Give all partitions up and leave the group; a poll that waits returns at once."""
         await self._take_turn("unsubscribe", self._consumer.unsubscribe)
 
     async def close(self, timeout_s: float = 10.0) -> None:
@@ -152,7 +152,6 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """
         refuse_in_callback("close")
         if self._closing is None:
-            self._consumer.hurry = True
             self._closing = asyncio.ensure_future(
                 self._take_turn("close", lambda: self._consumer.close(timeout_s))
             )
@@ -198,8 +197,9 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
 
     async def __anext__(self) -> Message:
         """The next record; each is polled for by itself."""
-        if self._closing is None:
-            records = await self._poll(self._consumer.next_for_iteration)
+        is_over = False
+        while not (is_over or self._closing):
+            records, is_over = await self._poll(self._consumer.next_for_iteration)
             if records:
                 return records[0]
         raise StopAsyncIteration
@@ -255,8 +255,13 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
 
     async def _take_turn(self, call: str, function: Callable[[], T]) -> T:
         refuse_in_callback(call)
-        async with self._turn():
-            return await asyncio.wrap_future(self._owner.submit(function, nested=False))
+        # A poll may wait without end for what only this call can bring about.
+        self._consumer.waiting += 1
+        try:
+            async with self._turn():
+                return await asyncio.wrap_future(self._owner.submit(function, nested=False))
+        finally:
+            self._consumer.waiting -= 1
 
     async def _poll(self, function: Callable[[], T]) -> T:
         refuse_in_callback("poll")

@@ -15,6 +15,7 @@ from dagster_rebalance.consumer.async_operations import AsyncRebalanceConsumer, 
 from dagster_rebalance.consumer.listener import Callback, RebalanceListener
 from dagster_rebalance.consumer.owner_thread import OwnerThread
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
+from dagster_rebalance.consumer.waking import DEFAULT_POLL_S
 from dagster_rebalance.core.errors import IllegalStateError
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         super().__init__(*arguments, **options)
         self.owner = OwnerThread("consumer")
         self.loop: asyncio.AbstractEventLoop | None = None
-        self.hurry = False
+        self.waiting = 0
+        """How many calls wait for the turn of a poll, which then returns early."""
         self._caller = Caller()
 
     def poll_for(self, caller: Caller, poll: Callable[[], T]) -> T:
@@ -79,14 +81,17 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
             self.untell()
         return result
 
-    def next_for_iteration(self) -> list[Message]:
-        """The next record, or nothing once the iteration has to end."""
-        records = self._next_or_nothing()
+    def next_for_iteration(self) -> tuple[list[Message], bool]:
+        """Poll once for the next record; without one, whether the iteration has to end."""
+        records = [] if self._woken else self._poll_once(DEFAULT_POLL_S, 1)
+        is_over = self._woken and not records
+        if is_over:
+            self._woken = False
         # Plain steps, without a call: a signal handler may raise in between.
         self._is_told = True
         if self._fetcher:
             self._fetcher.is_open = False
-        return records
+        return records, is_over
 
     def untell(self) -> None:
         """Let the next poll return the records of the last one, and tell what it has found."""
@@ -104,7 +109,7 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         self.owner.serve()
 
     def _has_to_return(self) -> bool:
-        return super()._has_to_return() or self.hurry or self._caller.has_left
+        return super()._has_to_return() or self.waiting > 0 or self._caller.has_left
 
 
 class AwaitingListener(RebalanceListener):

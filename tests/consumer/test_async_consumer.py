@@ -342,6 +342,32 @@ def test_close_ends_a_poll_that_waits(group: FakeGroup) -> None:
     run(play())
 
 
+def test_subscribing_and_unsubscribing_end_a_poll_that_waits(group: FakeGroup) -> None:
+    """A poll without end that began before the subscription would wait for it, and it for the poll.
+
+    The polls that come later wait as long as they are told.
+    """
+
+    async def play() -> None:
+        async with consumer_of(group) as blue:
+            polling = asyncio.create_task(blue.poll(-1))
+            await asyncio.sleep(0)
+            await blue.subscribe(["orders"])
+            assert await polling == []
+            await blue.poll(0.1)
+            assert await blue.assignment() == set(EVERYTHING)
+            before = group.clock()
+            await blue.poll(5.0)
+            assert group.clock() >= before + 5.0
+            waiting = [asyncio.create_task(blue.poll(-1)) for _ in range(2)]
+            await asyncio.sleep(0)
+            await blue.unsubscribe()
+            assert await asyncio.gather(*waiting) == [[], []]
+            assert not group.members
+
+    run(play())
+
+
 def test_plain_callbacks_run_in_the_consumers_thread(group: FakeGroup) -> None:
     """Listeners that exist can be used as they are."""
 

@@ -130,6 +130,32 @@ def test_iterating_in_asyncio_ends_with_a_wakeup_and_with_a_close(group: FakeGro
     asyncio.run(asyncio.wait_for(play(), 20))
 
 
+@pytest.mark.usefixtures("log")
+def test_iterating_in_asyncio_goes_on_when_another_task_subscribes(group: FakeGroup) -> None:
+    """Its poll returns early to let that task through, and no record is missing."""
+
+    async def play() -> None:
+        consumer = AsyncRebalanceAwareConsumer(
+            CONFIG, member=group.member(), cluster=group, clock=group.clock
+        )
+        read = []
+
+        async def read_on() -> None:
+            async for record in consumer:
+                read.append(record.offset())
+                if len(read) == 5:
+                    await consumer.wakeup()
+
+        reading = asyncio.create_task(read_on())
+        await asyncio.sleep(0)
+        await consumer.subscribe(["orders"])
+        await reading
+        assert read == [0, 1, 2, 3, 4]
+        await consumer.close()
+
+    asyncio.run(asyncio.wait_for(play(), 20))
+
+
 @pytest.mark.parametrize("fetch", [True, False])
 @pytest.mark.usefixtures("log")
 def test_a_wakeup_ends_the_next_poll_and_only_that(group: FakeGroup, fetch: bool) -> None:  # noqa: FBT001
