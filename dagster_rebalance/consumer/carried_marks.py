@@ -4,7 +4,7 @@ This module reads a mark on assignment, and writes it before the partition goes.
 
 Owns when a mark is read and written. To write a mark, it commits the offset that is committed
 already or, where none is, the position at which reading starts. Must never read a record or change
-an offset on the way.
+an offset on the way, nor keep a poll waiting for a coordinator that is away.
 """
 
 from __future__ import annotations
@@ -15,20 +15,25 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.caller_commits import worst_error
 from dagster_rebalance.consumer.events import CommitResult
-from dagster_rebalance.consumer.pausing import with_mark, without_mark
+from dagster_rebalance.consumer.pausing import without_mark
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from dagster_rebalance.consumer.caller_commits import CallerCommits
     from dagster_rebalance.consumer.pausing import PauseMarks
     from dagster_rebalance.consumer.port import GroupMember
     from dagster_rebalance.core.partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 5.0
+SHORT_PATIENCE_S = 0.2
+"""How long a poll waits for Kafka at first."""
+_LONGEST_PATIENCE_S = 1.0
+_PAUSE_FACTOR = 5
+"""How many times as long the polls behind it do not wait, after one has waited in vain."""
 
 
 class CarriedMarks:
@@ -36,16 +41,27 @@ class CarriedMarks:
 
     Args:
         member: The member of the group.
+        commits: Stores offsets, with the marks of their partitions.
         marks: What the user has paused.
-        position: Where reading of a partition stands.
+        position: Where reading of a partition stands, found within a time-out.
+        clock: A monotonic clock.
     """
 
     def __init__(
-        self, member: GroupMember, marks: PauseMarks, position: Callable[[TopicPartition], int]
+        self,
+        member: GroupMember,
+        commits: CallerCommits,
+        marks: PauseMarks,
+        position: Callable[[TopicPartition, float], int],
+        clock: Callable[[], float],
     ) -> None:
         self._member = member
+        self._commits = commits
         self._marks = marks
         self._position = position
+        self._clock = clock
+        self._patience_s = SHORT_PATIENCE_S
+        self._again_at = float("-inf")
         self._stored: set[TopicPartition] = set()
         self._unread: set[TopicPartition] = set()
 
@@ -54,51 +70,67 @@ class CarriedMarks:
         """Partitions whose mark is not known yet: nothing may be read of them."""
         return frozenset(self._unread)
 
+    @property
+    def patience_s(self) -> float:
+        """How long a poll may wait for Kafka now: not at all, soon after one that did in vain."""
+        return self._patience_s if self._clock() >= self._again_at else 0.0
+
     def expect(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions were assigned: `read` them."""
         self._unread.update(partitions)
 
-    def read(self) -> None:
+    def read(self, limit_s: float) -> None:
         """Take over the marks that came with the partitions.
 
-        A mark without an answer stays unread until the next call.
+        A mark without an answer within `limit_s` stays unread until the next call.
 
         Raises:
             BrokerError: Trying again is of no use.
         """
-        found = self._committed(self._unread)
+        found = self._committed(self._unread, limit_s)
+        if not found:
+            return
         marked = {tp for tp, offset in found.items() if offset and without_mark(offset.metadata)[1]}
         self._unread.difference_update(found)
         self._stored |= marked
         self._marks.pause(marked)
+        self._answered()
 
-    def write(self, assigned: Collection[TopicPartition]) -> None:
+    def write(self, assigned: Collection[TopicPartition], limit_s: float) -> None:
         """Store the marks that have changed since they were read or written.
 
-        The next call tries a mark again that the broker cannot take now.
+        The next call tries a mark again that the broker cannot take within `limit_s`.
 
         Raises:
             BrokerError: A mark cannot be stored, and trying again is of no use.
         """
+        deadline = self._clock() + limit_s
         marked = self._marks.partitions
         stale = {
             tp
             for tp in assigned
             if tp not in self._unread and (tp in marked) != (tp in self._stored)
         }
-        # An offset that is still on its way must not be overwritten with the one before it.
-        if not stale or not self._member.settle(_TIMEOUT_S):
+        if not stale or limit_s <= 0:
             return
-        found = self._committed(stale)
-        wanted = {
-            tp: _marked(offset or OffsetAndMetadata(self._position(tp)), is_marked=tp in marked)
-            for tp, offset in found.items()
-        }
-        result = self._member.commit(wanted)
+        # An offset that is still on its way must not be overwritten with the one before it.
+        if not self._member.settle(limit_s):
+            self._not_answered()
+            return
+        found = self._committed(stale, deadline - self._clock())
+        wanted = {tp: self._unmarked(tp, offset, deadline) for tp, offset in found.items()}
+        left_s = deadline - self._clock()
+        if not wanted or left_s <= 0:
+            return
+        result = self._commits.commit(wanted, left_s)
         final = {tp: error for tp, error in result.failed.items() if not error.retriable}
         self._stored.symmetric_difference_update({*result.committed, *final})
         for tp in result.failed.keys() - final.keys():
             logger.info("the pause mark of %s is not stored yet: %s", tp, result.failed[tp])
+        if len(result.failed) > len(final):
+            self._not_answered()
+        else:
+            self._answered()
         error = worst_error(CommitResult(frozenset(), final))
         if error is not None:
             raise error
@@ -109,21 +141,32 @@ class CarriedMarks:
         self._stored.difference_update(partitions)
 
     def _committed(
-        self, partitions: Collection[TopicPartition]
+        self, partitions: Collection[TopicPartition], limit_s: float
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        if not partitions:
+        if not partitions or limit_s <= 0:
             return {}
         try:
-            return self._member.committed(partitions, _TIMEOUT_S)
+            return self._member.committed(partitions, limit_s)
         except BrokerError as problem:
             if not problem.retriable:
                 raise
+            self._not_answered()
             logger.info(
                 "the pause marks of %d partitions are not known yet: %s", len(partitions), problem
             )
             return {}
 
+    def _unmarked(
+        self, partition: TopicPartition, committed: OffsetAndMetadata | None, deadline: float
+    ) -> OffsetAndMetadata:
+        if committed is None:
+            return OffsetAndMetadata(self._position(partition, deadline - self._clock()))
+        return replace(committed, metadata=without_mark(committed.metadata)[0])
 
-def _marked(committed: OffsetAndMetadata, *, is_marked: bool) -> OffsetAndMetadata:
-    text, _ = without_mark(committed.metadata)
-    return replace(committed, metadata=with_mark(text) if is_marked else text)
+    def _answered(self) -> None:
+        self._patience_s = SHORT_PATIENCE_S
+
+    def _not_answered(self) -> None:
+        self._again_at = self._clock() + _PAUSE_FACTOR * self._patience_s
+        # A broker that always takes longer must have its turn, too.
+        self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)

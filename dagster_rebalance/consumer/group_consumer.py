@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
+from dagster_rebalance.consumer.carried_marks import SHORT_PATIENCE_S
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
     CommitAnswered,
@@ -63,7 +64,7 @@ class GroupConsumer(WakingConsumer):
         *,
         clock: Callable[[], float],
     ) -> None:
-        super().__init__(member, cluster, fetcher, settings, pause_marks)
+        super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
         self._clock = clock
         self._lists = RevokeLists()
         self._told: deque[MemberEvent] = deque()
@@ -132,9 +133,10 @@ class GroupConsumer(WakingConsumer):
         self._lists.assign(partitions)
         self._assigned.update(partitions)
         self._settle_marks(partitions)
-        if self._carried:
-            self._carried.expect(partitions)
-            self._callbacks.run(self._carried.read)
+        carried = self._carried
+        if carried:
+            carried.expect(partitions)
+            self._callbacks.run(lambda: carried.read(carried.patience_s))
         if self._fetcher:
             self._fetcher.stage(partitions)
         self._withhold()
@@ -145,7 +147,8 @@ class GroupConsumer(WakingConsumer):
         if not self._is_told:
             self._lists.untold()
         self._forget_told_events()
-        self._exchange_marks()
+        if self._carried:
+            self._exchange_marks(self._carried.patience_s)
         due = self._lists.start_poll()
         self._tell_revoked(due.completed & self._assigned)
         self._give_away(due)
@@ -187,7 +190,7 @@ class GroupConsumer(WakingConsumer):
         self._forget_told_events()
         self._callbacks.begin()
         left_s = self._finish_commits(timeout_s)
-        self._tell_revoked(self.assignment())
+        left_s = self._tell_revoked(self.assignment(), left_s)
         # The callback may have committed as well.
         left_s = self._finish_commits(left_s)
         self._lists = RevokeLists()
@@ -213,20 +216,27 @@ class GroupConsumer(WakingConsumer):
                 self._carry_out(event, same_poll=False)
             self._told.popleft()
 
-    def _tell_revoked(self, partitions: Collection[TopicPartition]) -> None:
-        if partitions:
-            self._happened(PartitionsRevoked(tuple(sorted(partitions))))
-            self._callbacks.tell("on_partitions_revoked", partitions, self)
-            self._exchange_marks()
+    def _tell_revoked(
+        self, partitions: Collection[TopicPartition], marks_limit_s: float = SHORT_PATIENCE_S
+    ) -> float:
+        """Tell the listener, and store pause marks; what is left of the time for the marks."""
+        if not partitions:
+            return marks_limit_s
+        self._happened(PartitionsRevoked(tuple(sorted(partitions))))
+        self._callbacks.tell("on_partitions_revoked", partitions, self)
+        return self._exchange_marks(marks_limit_s)
 
-    def _exchange_marks(self) -> None:
-        carried = self._carried
-        if carried:
-            unread = carried.unread
-            self._callbacks.run(carried.read)
-            self._callbacks.run(lambda: carried.write(self._assigned))
-            if unread:
-                self._withhold()
+    def _exchange_marks(self, limit_s: float) -> float:
+        """Read and write the marks that travel; what is left of the time."""
+        carried, deadline = self._carried, self._clock() + limit_s
+        if not carried:
+            return limit_s
+        unread = carried.unread
+        self._callbacks.run(lambda: carried.read(limit_s))
+        self._callbacks.run(lambda: carried.write(self._assigned, deadline - self._clock()))
+        if unread:
+            self._withhold()
+        return max(0.0, deadline - self._clock())
 
     def _forget(self, partitions: Collection[TopicPartition]) -> None:
         self._assigned.difference_update(partitions)

@@ -20,7 +20,7 @@ from dagster_rebalance.consumer.values import given_names, given_partitions, giv
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
@@ -41,6 +41,7 @@ class PausingConsumer(ConsumerOperations):
         fetcher: Reads records; None for a consumer that reads none.
         settings: Validated settings.
         pause_marks: What becomes of the mark of a partition that goes.
+        clock: A monotonic clock.
 
     Raises:
         ConfigurationError: There is no such policy.
@@ -53,6 +54,8 @@ class PausingConsumer(ConsumerOperations):
         fetcher: Fetcher | None,
         settings: Settings,
         pause_marks: PauseMarksPolicy,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         if pause_marks not in get_args(PauseMarksPolicy):
             msg = f"pause_marks must be 'keep', 'clear' or 'carry', not '{pause_marks}'"
@@ -65,7 +68,9 @@ class PausingConsumer(ConsumerOperations):
         self._revokes_all = settings.is_eager
         self._leaving_marks: set[TopicPartition] = set()
         self._carried = (
-            CarriedMarks(member, self._marks, self.position) if pause_marks == "carry" else None
+            CarriedMarks(member, self._commits, self._marks, self.position, clock)
+            if pause_marks == "carry"
+            else None
         )
         self._subscription: Collection[str] | re.Pattern[str] = ()
         self._revoking: frozenset[TopicPartition] = frozenset()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.consumer.pausing import with_mark
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
@@ -328,8 +329,86 @@ def test_a_mark_that_the_broker_cannot_tell_yet_is_asked_for_again(
     assert green.assignment() == set(EVERYTHING)
     assert not green.paused()
     member.busy = False
+    group.clock.advance(1.0)
     green.poll(0.1)
     assert green.paused() == {P0}
+
+
+class Away(FakeMember):
+    """A member whose coordinator keeps each question waiting for as long as it may."""
+
+    def __init__(self, group: FakeGroup) -> None:
+        super().__init__(group)
+        self.is_away = False
+
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Not answered in time."""
+        if self.is_away:
+            self._group.clock.advance(timeout_s)
+            msg = "the coordinator is away"
+            raise BrokerError(msg, retriable=True)
+        return super().committed(partitions, timeout_s)
+
+
+@pytest.fixture
+def away(group: FakeGroup) -> tuple[Away, RebalanceAwareConsumer]:
+    """A consumer that owns everything and has paused a partition, and its coordinator goes away."""
+    member = Away(group)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock, pause_marks="carry"
+    )
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    consumer.pause([P0])
+    member.is_away = True
+    return member, consumer
+
+
+def test_a_coordinator_that_is_away_keeps_polls_waiting_for_a_sixth_of_the_time(
+    group: FakeGroup, away: tuple[Away, RebalanceAwareConsumer]
+) -> None:
+    """A mark that waits must not cost the records of the other partitions their speed."""
+    member, consumer = away
+    began, waited = group.clock(), 0.0
+    while group.clock() < began + 60:
+        before = group.clock()
+        consumer.poll(0)
+        took_s = group.clock() - before
+        assert took_s < 1.01
+        waited += took_s
+        group.clock.advance(0.05)
+    assert waited < 12
+    member.is_away = False
+    group.clock.advance(5.0)
+    consumer.poll(0)
+    assert group.committed == {P0: OffsetAndMetadata(0, with_mark(""))}
+
+
+def test_a_close_waits_for_no_mark_beyond_its_time(
+    group: FakeGroup, away: tuple[Away, RebalanceAwareConsumer]
+) -> None:
+    """The rest of a shutdown waits for it."""
+    _, consumer = away
+    before = group.clock()
+    consumer.close(1.0)
+    assert group.clock() - before == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_the_commit_of_a_mark_is_not_waited_for_without_an_end(
+    group: FakeGroup, new: NewConsumer, *, answers: bool
+) -> None:
+    """A poll would last as long as the outage; the mark stays on its way."""
+    blue = new("carry")
+    blue.poll(0)
+    blue.pause([P0])
+    group.answers_commits = answers
+    blue.poll(0)
+    group.answers_commits = True
+    blue.poll(0)
+    assert group.committed == {P0: OffsetAndMetadata(0, with_mark(""))}
 
 
 def test_an_unknown_policy_is_refused() -> None:
