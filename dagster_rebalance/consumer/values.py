@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import confluent_kafka
 
 from dagster_rebalance.consumer.translation import as_committed, ours
-from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition, is_topic_name
+from dagster_rebalance.core.partition import (
+    MAX_OFFSET,
+    OffsetAndMetadata,
+    TopicPartition,
+    is_topic_name,
+)
 
 if TYPE_CHECKING:
     from typing import Any
@@ -36,6 +41,8 @@ AnyTimestamps: TypeAlias = (
 )
 """A time in milliseconds for each partition, in a mapping or in the place of an offset."""
 
+_NO_EPOCH, _LAST_EPOCH = -1, 2**31 - 1
+"""As the client has them."""
 _A_PARTITION = "a TopicPartition, of dagster_rebalance or of confluent_kafka"
 
 
@@ -69,7 +76,8 @@ def given_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMe
     Raises:
         TypeError: It is neither a mapping to `OffsetAndMetadata` nor a collection of
             confluent-kafka's partitions.
-        ValueError: A partition of confluent-kafka's has no offset that could be committed.
+        ValueError: A partition of confluent-kafka's has no offset that could be committed, or Kafka
+            cannot store a number.
     """
     pairs = _pairs(call, values, "OffsetAndMetadata")
     found = {
@@ -81,7 +89,7 @@ def given_offsets(call: str, values: object) -> dict[TopicPartition, OffsetAndMe
     for offset in found.values():
         if not isinstance(offset, OffsetAndMetadata):
             raise _unexpected(call, "OffsetAndMetadata(next_offset) for each partition", offset)
-        _check_offset(call, offset.offset)
+        _check_commit(call, offset)
     return found
 
 
@@ -237,11 +245,21 @@ def _committable(call: str, value: confluent_kafka.TopicPartition) -> OffsetAndM
     return found
 
 
-def _check_offset(call: str, offset: Any) -> None:  # noqa: ANN401 - it comes from outside
+def _check_commit(call: str, wanted: OffsetAndMetadata) -> None:
+    offset, metadata, epoch = wanted.offset, wanted.metadata, wanted.leader_epoch
     if not _is_whole(offset):
         raise _unexpected(call, "a whole number as offset", offset)
-    if offset < 0:
+    if not 0 <= offset <= MAX_OFFSET:
         msg = f"{call}: {offset} is no offset; commit the next one to be read"
+        raise ValueError(msg)
+    if not isinstance(metadata, str):
+        raise _unexpected(call, "a text as metadata", metadata)
+    if epoch is None:
+        return
+    if not _is_whole(epoch):
+        raise _unexpected(call, "a whole number as leader_epoch, or None", epoch)
+    if not _NO_EPOCH <= epoch <= _LAST_EPOCH:
+        msg = f"{call}: {epoch} is no leader epoch; give that of the last record, or None"
         raise ValueError(msg)
 
 
