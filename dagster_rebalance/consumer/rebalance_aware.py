@@ -81,8 +81,9 @@ class RebalanceAwareConsumer(GroupConsumer):
     Args:
         config: A librdkafka config mapping, with `bootstrap.servers` and `group.id`. The group
             protocol is `consumer` (KIP-848, Kafka 4) unless `group.protocol` is `classic`.
-        hold_limit_s: How long revokes are going to be delayed at most; `max.poll.interval.ms` is
-            derived from it. Beyond it the partitions are lost.
+        hold_limit_s: How long revokes are going to be delayed at most. Nothing ends a delay then:
+            all partitions are lost at `max.poll.interval.ms`, which is 15 s longer unless it is set
+            (in the classic protocol at least the session time-out).
         fetch: Whether records are read. Without, `poll` returns none, and the consumer only takes
             part in the group.
         complete_revoke_in_same_poll: Let `poll` complete each revoke in the poll that it is
