@@ -29,11 +29,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-SHORT_PATIENCE_S = 0.2
-"""How long a poll waits for Kafka at first."""
-_LONGEST_PATIENCE_S = 1.0
-_PAUSE_FACTOR = 5
-"""How many times as long the polls behind it do not wait, after one has waited in vain."""
+PATIENCE_S = 1.0
+"""How long a poll waits for Kafka."""
+_PAUSE_S = 5.0
+"""How long the polls behind it do not wait, after one has waited in vain."""
+_SHORTEST_S = 0.5
+"""A question that the client gives up costs it the connection to the coordinator, so none is asked
+that may have less time."""
 
 
 class CarriedMarks:
@@ -60,7 +62,6 @@ class CarriedMarks:
         self._marks = marks
         self._position = position
         self._clock = clock
-        self._patience_s = SHORT_PATIENCE_S
         self._again_at = float("-inf")
         self._stored: set[TopicPartition] = set()
         self._unread: set[TopicPartition] = set()
@@ -73,7 +74,7 @@ class CarriedMarks:
     @property
     def patience_s(self) -> float:
         """How long a poll may wait for Kafka now: not at all, soon after one that did in vain."""
-        return self._patience_s if self._clock() >= self._again_at else 0.0
+        return PATIENCE_S if self._clock() >= self._again_at else 0.0
 
     def expect(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions were assigned: `read` them."""
@@ -88,13 +89,10 @@ class CarriedMarks:
             BrokerError: Trying again is of no use.
         """
         found = self._committed(self._unread, limit_s)
-        if not found:
-            return
         marked = {tp for tp, offset in found.items() if offset and without_mark(offset.metadata)[1]}
         self._unread.difference_update(found)
         self._stored |= marked
         self._marks.pause(marked)
-        self._answered()
 
     def write(self, assigned: Collection[TopicPartition], limit_s: float) -> None:
         """Store the marks that have changed since they were read or written.
@@ -129,8 +127,6 @@ class CarriedMarks:
             logger.info("the pause mark of %s is not stored yet: %s", tp, result.failed[tp])
         if len(result.failed) > len(final):
             self._not_answered()
-        else:
-            self._answered()
         error = worst_error(CommitResult(frozenset(), final))
         if error is not None:
             raise error
@@ -143,7 +139,7 @@ class CarriedMarks:
     def _committed(
         self, partitions: Collection[TopicPartition], limit_s: float
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
-        if not partitions or limit_s <= 0:
+        if not partitions or limit_s < _SHORTEST_S:
             return {}
         try:
             return self._member.committed(partitions, limit_s)
@@ -163,10 +159,5 @@ class CarriedMarks:
             return OffsetAndMetadata(self._position(partition, deadline - self._clock()))
         return replace(committed, metadata=without_mark(committed.metadata)[0])
 
-    def _answered(self) -> None:
-        self._patience_s = SHORT_PATIENCE_S
-
     def _not_answered(self) -> None:
-        self._again_at = self._clock() + _PAUSE_FACTOR * self._patience_s
-        # A broker that always takes longer must have its turn, too.
-        self._patience_s = min(2 * self._patience_s, _LONGEST_PATIENCE_S)
+        self._again_at = self._clock() + _PAUSE_S

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
-from dagster_rebalance.consumer.carried_marks import SHORT_PATIENCE_S
+from dagster_rebalance.consumer.carried_marks import PATIENCE_S
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
     CommitAnswered,
@@ -217,7 +217,7 @@ class GroupConsumer(WakingConsumer):
             self._told.popleft()
 
     def _tell_revoked(
-        self, partitions: Collection[TopicPartition], marks_limit_s: float = SHORT_PATIENCE_S
+        self, partitions: Collection[TopicPartition], marks_limit_s: float = PATIENCE_S
     ) -> float:
         """Tell the listener, and store pause marks; what is left of the time for the marks."""
         if not partitions:

@@ -329,7 +329,7 @@ def test_a_mark_that_the_broker_cannot_tell_yet_is_asked_for_again(
     assert green.assignment() == set(EVERYTHING)
     assert not green.paused()
     member.busy = False
-    group.clock.advance(1.0)
+    group.clock.advance(5.0)
     green.poll(0.1)
     assert green.paused() == {P0}
 
