@@ -46,7 +46,7 @@ from dagster_rebalance.core.runs import (
     others_on,
     unclaimed_workers,
 )
-from dagster_rebalance.core.setbacks import unanswered
+from dagster_rebalance.core.setbacks import not_ended, unanswered
 from dagster_rebalance.core.stream_batches import StreamBatch
 from dagster_rebalance.core.stream_claims import StreamClaims
 from dagster_rebalance.core.transactions import noticed, why_hanging
@@ -361,7 +361,7 @@ class Driver:
     def _stop_or_go_on(self, owned: OwnedPartition) -> Iterable[do.Command]:
         failed = dead_letters.why_stopped(owned, self.settings.dead_letter_topic)
         stuck = refused_write(owned) or why_hanging(owned.partition, owned.open_transaction)
-        reason = failed or stuck or self._unanswered(owned)
+        reason = failed or stuck or self._unanswered(owned) or self._not_ended(owned)
         if reason is not None and owned.phase is Phase.OWNED:
             yield from self._stop(owned, reason)
         elif reason is not None and owned.phase is Phase.STOPPED and reason != owned.stop_reason:
@@ -379,6 +379,11 @@ class Driver:
         late = {offer for offer, since in self._asked_since.items() if self._now - since >= limit_s}
         found = asked_for_in(owned, late, self._now) if late else None
         return None if found is None else unanswered(found[0], found[1].run_key, limit_s)
+
+    def _not_ended(self, owned: OwnedPartition) -> str | None:
+        limit_s = self.settings.unanswered_s
+        stuck = sorted(self.pulse.not_ended(self._now - limit_s) & owned.live_runs)
+        return not_ended(owned.partition, stuck[0], limit_s) if stuck else None
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:
         self.partitions[owned.partition] = replace(

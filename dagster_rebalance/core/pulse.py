@@ -35,11 +35,13 @@ class Sign:
         run: The run.
         age_s: How long its sign of life, or its state before the first one, has not changed.
         is_named: Whether it was named as dead since.
+        dead_since: When this member named it first; None before that.
     """
 
     run: RunSeen
     age_s: float = 0.0
     is_named: bool = False
+    dead_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,8 @@ class Pulse:
             sign = self._aged(run, min(max(0.0, now - self.observed_at), step_s))
             if sign.age_s >= limit_s or (run.is_gone and not sign.is_named):
                 dead.append(run.run_id)
-                sign = replace(sign, age_s=limit_s - step_s, is_named=True)
+                since = now if sign.dead_since is None else sign.dead_since
+                sign = replace(sign, age_s=limit_s - step_s, is_named=True, dead_since=since)
             signs[run.run_id] = sign
         return replace(self, signs=signs, observed_at=now), tuple(dead)
 
@@ -123,6 +126,14 @@ class Pulse:
             for run_id, sign in self.signs.items()
             if not sign.run.is_over
         }
+
+    def not_ended(self, before: float) -> frozenset[str]:
+        """Return the runs that were named as dead before a time, and could not be ended since."""
+        return frozenset(
+            run_id
+            for run_id, sign in self.signs.items()
+            if sign.dead_since is not None and sign.dead_since <= before
+        )
 
     @property
     def memory(self) -> str:

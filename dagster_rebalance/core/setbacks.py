@@ -15,7 +15,7 @@ from dagster_rebalance.core.runs import Exhausted, Progress, Setback, ToRequest,
 from dagster_rebalance.core.stream_batches import StreamBatch
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.partition import OffsetRange
+    from dagster_rebalance.core.partition import OffsetRange, TopicPartition
 
 _GROWTH = 6.0
 _MOST_STEPS = 20
@@ -114,6 +114,16 @@ def why_blocked(range_: OffsetRange, blocked: Exhausted | Trouble, batch_id: str
         f"{partition}: the runs for {range_} refuse themselves, the last one is {blocked.run_id}: "
         f"{blocked.why or 'it does not say why'}. "
         "They count as no attempt. Mend the cause: it is tried again by itself"
+    )
+
+
+def not_ended(partition: TopicPartition, run_id: str, after_s: float) -> str:
+    """Why a partition waits for a dead run, and what to do."""
+    return (
+        f"{partition}: run {run_id} gives no sign of life, and could not be ended for more than "
+        f"{after_s:.0f} s, so what it has begun elsewhere (on Spark, jobs, pods) may be at work. "
+        "The notes of the sensor's ticks, or of the streaming run, say what failed. End that work, "
+        "or mend what keeps it from being ended: it is tried again every few seconds"
     )
 
 

@@ -115,7 +115,8 @@ class DriverSettings:
         pace: How long a range waits before it is tried again.
         record_every_s: The commits of a partition within this time are joined into one record.
         lag_every_s: How often the lag of the whole group is observed; 0 for never.
-        unanswered_s: When a person is told of a run that Dagster is asked for and does not start.
+        unanswered_s: When a person is told of a run that Dagster is asked for and does not start,
+            and of a dead one that cannot be ended.
         worker: The streaming run that the member lives in, and that works on its batches; empty for
             a member that requests a run for each batch.
     """

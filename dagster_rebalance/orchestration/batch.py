@@ -9,7 +9,7 @@ count as a failed attempt, and fails with the reason.
 # evaluated annotation.
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import dagster as dg
 from pydantic import Field, PrivateAttr
@@ -50,6 +50,7 @@ from dagster_rebalance.orchestration.tags import (
     read_range,
     spelled,
 )
+from dagster_rebalance.orchestration.work_notes import WorkNotes
 from dagster_rebalance.orchestration.written_secrets import check_no_secrets
 
 if TYPE_CHECKING:
@@ -513,22 +514,26 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 set_mark(instance, run, Mark.REFUSED)
             raise
         if why_not is not None:
-            set_mark(instance, run, Mark.REFUSED)
-            instance.add_run_tags(
-                run.run_id,
-                {REFUSED_TAG: run.run_id, REFUSAL_TAG: why_not[:MOST_REFUSAL_CHARACTERS]},
-            )
-            # Nothing of the config is shown: a launcher may have put the name of a variable there,
-            # and Dagster its value in the place.
-            msg = (
-                f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why_not}"
-            )
-            raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why_not)
+            self._refuse(instance, run, why_not)
         heartbeat.note_work(self._claims)
+        why_not = heartbeat.why_too_late()
+        if why_not is not None:  # until here no thread has watched the time
+            WorkNotes(instance).erase(run.run_id, self._claims)
+            self._refuse(instance, run, why_not)
         self._interruptions = Interruptions()
         with heartbeat, closing(self.kafka.reader()) as reader:
             yield self.read_by(reader)
             self._interruptions.check(run.run_id)
+
+    def _refuse(self, instance: dg.DagsterInstance, run: dg.DagsterRun, why: str) -> NoReturn:
+        set_mark(instance, run, Mark.REFUSED)
+        instance.add_run_tags(
+            run.run_id, {REFUSED_TAG: run.run_id, REFUSAL_TAG: why[:MOST_REFUSAL_CHARACTERS]}
+        )
+        # Nothing of the config is shown: a launcher may have put the name of a variable there, and
+        # Dagster its value in the place.
+        msg = f"This run must not process batch {run.tags.get(BATCH_TAG) or '(none)'}: {why}"
+        raise dg.Failure(msg, allow_retries=False) from BatchRefusedError(why)
 
     def _refusal(self, instance: dg.DagsterInstance, run_id: str) -> str | None:
         runs = RunLedger(instance, self.kafka.group_id).read(

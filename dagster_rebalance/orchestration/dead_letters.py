@@ -73,8 +73,8 @@ class DeadLetters:
         """Begin to store a letter, with what its last run failed with. Does not wait."""
         if not self.is_under_way(letter.range):
             value = self._value(letter, error)
-            self._under_way[letter.range.key] = letter
             self._sender.send(letter.range.key, value)
+            self._under_way[letter.range.key] = letter  # not if it raises: it is asked for again
 
     def answers(self) -> Iterator[DeadLetterStored | DeadLetterFailed]:
         """What became of the letters. Answers that are not taken come again with the next call.

@@ -25,7 +25,7 @@ import dagster as dg
 
 from dagster_rebalance.core.errors import IllegalStateError
 from dagster_rebalance.orchestration import clocks, interruptions, run_process
-from dagster_rebalance.orchestration.marks import Mark, set_mark
+from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
 
@@ -99,9 +99,17 @@ class Heartbeat:
         has not begun.
 
         Raises:
-            IllegalStateError: The run is not in Dagster.
+            IllegalStateError: The run is not in Dagster, or another process has begun on it.
         """
         self._number = self._check_that_it_is_there().storage_id
+        if Mark.BEGAN in marks_of(self._instance, self._run.run_id):
+            # Without a sign of life or a word that it refuses: the run counts as dead, what that
+            # process has begun elsewhere is ended, and the batch is requested again.
+            msg = (
+                f"run {self._run.run_id} was resumed, and its first process may have left work "
+                "behind: it ends, and its batch comes again in a run of its own"
+            )
+            raise IllegalStateError(msg)
         run_process.claim_children(self._run.run_id)
         self.beat(self._instance)
         set_mark(self._instance, self._run, Mark.BEGAN)
@@ -235,9 +243,7 @@ class Heartbeat:
                 set_mark(instance, run, Mark.INTERRUPTED)
             set_mark(instance, run, Mark.FINISHED)
         if self._claims:
-            WorkNotes(instance).write(
-                WorkNote(self._run.run_id, self._number, is_finished=True), self._claims
-            )
+            WorkNotes(instance).finish(self._run.run_id, self._number, self._claims)
         self._told.set()
 
     def _was_told_to_end(self, instance: dg.DagsterInstance, run: dg.DagsterRun) -> bool:

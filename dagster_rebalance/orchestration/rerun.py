@@ -166,17 +166,29 @@ class Reruns:
         self._book.remove(mine)
         runs = self._runs.read([batch.batch_id for batch in mine])
         live = [run.run_id for run in runs if run.is_live]
-        for run_id in live:
-            self._runs.cancel(run_id)
+        left = {run_id: why for run_id in live if (why := self._why_not_cancelled(run_id))}
         ranges = [range_ for batch in mine for range_ in batch.ranges]
         self._show(
             "rerun_cancelled", mine[0].rerun, f"cancelled, {len(ranges)} ranges left", ranges
         )
+        if left:
+            msg = (
+                f"{mine[0].rerun} is cancelled, but not all of its runs could be: terminate them "
+                f"in Dagster: {'; '.join(f'{run_id}: {why}' for run_id, why in left.items())}"
+            )
+            raise ConfigurationError(msg)
         done = mine[0].rerun.batches - len(mine)
         return (
             f"{mine[0].rerun} is cancelled: {done} of {mine[0].rerun.batches} runs were done, "
             f"{len(live)} at work are cancelled. What they have written stays"
         )
+
+    def _why_not_cancelled(self, run_id: str) -> str:
+        try:
+            self._runs.cancel(run_id)
+        except Exception as error:  # noqa: BLE001 - of any launcher
+            return str(error)
+        return ""
 
     def open_ones(self) -> list[str]:
         """The reruns that are not finished, each as a sentence."""

@@ -91,7 +91,7 @@ def _tick(
     catalogue = Catalogue(context.instance, group, NOBODY)
     runs = ledger.read(
         {batch.batch_id for batch in batches},
-        claims=[(batch.batch_id, batch.ranges[0]) for batch in batches],
+        claims=[(batch.batch_id, range_) for batch in batches for range_ in batch.ranges],
     )
     found = steps(batches, runs, catalogue.orders())
     for cancel in found.cancels:

@@ -64,7 +64,8 @@ def is_of_one_run() -> bool:
 
     Ending such a process hard hurts no other run.
     """
-    return multiprocessing.parent_process() is not None or sys.argv[1:3] == ["api", "execute_run"]
+    commands = (["api", "execute_run"], ["api", "resume_run"])
+    return multiprocessing.parent_process() is not None or sys.argv[1:3] in commands
 
 
 def end_hard() -> NoReturn:

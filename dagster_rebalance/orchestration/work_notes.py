@@ -3,7 +3,8 @@
 People delete runs, and Dagster forgets all of them with that: tags, marks, and where their signs of
 life are. The process may work on. So a run notes its ranges before it works, and an owner looks
 whether a claimed range has the note of a run that is not in Dagster any more. Only one run at a
-time works on a range, so nobody else writes its note.
+time works on a range. One that was taken for dead and wakes up finds the note of its successor,
+and leaves it.
 
 Notes are kept where the signs of life are, and share a fixed number of places like these. Dagster+
 has no such place for user code.
@@ -84,6 +85,12 @@ class WorkNotes:
         end = _FINISHED if note.is_finished else _AT_WORK
         text = " ".join([note.run_id, str(note.number), end, *map(name_of, claims)])
         self._places.put({_place(claim): text for claim in claims})
+
+    def finish(self, run_id: str, number: int, claims: Collection[Claimed]) -> None:
+        """Note that a run is finished with all that it was given, unless another one has it now."""
+        mine = [claim for claim, note in self.read(claims).items() if note.run_id == run_id]
+        if len(mine) == len(claims):
+            self.write(WorkNote(run_id, number, is_finished=True), claims)
 
     def erase(self, run_id: str, claims: Iterable[Claimed]) -> None:
         """Forget a run of which nothing works any more."""

@@ -420,6 +420,24 @@ def _turns(world: World, member: Member, seconds: int) -> None:
         world.wait(1, member)
 
 
+def test_a_dead_run_that_cannot_be_ended_stops_its_partition_until_it_can() -> None:
+    """A pod on a lost node stays listed, say: nobody may begin, and somebody has to know."""
+    world = World(records=100)
+    member = world.member(owns=1)
+    (run_id,) = member.tick()
+    assert world.start(run_id) is None
+    member.fails.add(do.EndDeadRuns)
+    _turns(world, member, 650)
+    assert not member.given(do.ShowStop)
+    _turns(world, member, 30)
+    why = member.driver.partitions[tp(0)].stop_reason
+    assert why.startswith(f"orders-0: run {run_id} gives no sign of life, and could not be ended")
+    member.fails.clear()
+    _turns(world, member, 40)
+    assert member.given(do.ShowStop) == [do.ShowStop(tp(0), why), do.ShowStop(tp(0), "")]
+    assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
+
+
 def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
     """The work of a run may go on, in Spark for example, after Dagster shows its end.
 

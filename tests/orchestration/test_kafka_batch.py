@@ -17,6 +17,7 @@ from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import OffsetAndMetadata, OffsetRange
 from dagster_rebalance.core.runs import RunState
+from dagster_rebalance.orchestration import clocks
 from dagster_rebalance.orchestration import heartbeat as heartbeat_module
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_batch_defs
@@ -27,6 +28,7 @@ from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.tags import REFUSED_TAG, run_config, run_tags
+from dagster_rebalance.orchestration.work_notes import WorkNotes
 from tests.orchestration.parts import (
     GROUPS,
     KafkaInMemory,
@@ -264,6 +266,21 @@ def test_a_run_that_cannot_ask_dagster_has_not_worked(
     assert marks_of(stage.instance, run_id) == {Mark.BEGAN, Mark.REFUSED}
     (seen,) = RunLedger(stage.instance, stage.kafka.group_id).read([stage.offer.batch_id])
     assert (seen.is_live, seen.is_refused) == (False, True)
+
+
+def test_a_run_that_hangs_while_it_notes_its_work_does_not_begin(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread watches the time yet, and its successor may be at work by then."""
+    real, later = WorkNotes.write, clocks.seconds() + 1_000.0
+
+    def write(notes: WorkNotes, *work: Any) -> None:  # noqa: ANN401 - a note and its claims
+        real(notes, *work)
+        monkeypatch.setattr(clocks, "seconds", lambda: later)
+
+    monkeypatch.setattr(WorkNotes, "write", write)
+    stage.is_refused("it could give no sign of life for 1000 s")
+    assert WorkNotes(stage.instance).read([(stage.offer.batch_id, span(0))]) == {}
 
 
 def test_one_range_without_a_claim_is_enough_to_refuse(stage: Stage) -> None:

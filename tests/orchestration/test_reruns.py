@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -37,6 +38,7 @@ from dagster_rebalance.orchestration.tags import (
     run_config,
     run_tags,
 )
+from dagster_rebalance.orchestration.work_notes import WorkNote, WorkNotes
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import (
     EACH_STORAGE,
@@ -331,6 +333,49 @@ def test_a_page_that_cannot_be_read_is_an_error(ground: Ground) -> None:
     assert said.startswith("it rests; reruns could not be looked after: the batch"), (
         "the rest goes on"
     )
+
+
+def test_a_run_of_a_rerun_that_was_deleted_is_ended_on_all_of_its_ranges(ground: Ground) -> None:
+    """Else each next run finds its note on one of them, and refuses itself for ever."""
+    ground.begin()
+    (batch,) = ground.book.read()
+    ranges = (*batch.ranges, span(1, 0, 10))
+    ground.book.remove([batch])
+    ground.book.add([replace(batch, ranges=ranges)])
+    claims = [(batch.batch_id, range_) for range_ in ranges]
+    notes = WorkNotes(ground.instance)
+    notes.write(WorkNote("gone", 1, is_finished=True), claims)
+    for _ in range(2):
+        ground.tick()
+    assert notes.read(claims) == {}
+
+
+def test_a_rerun_is_cancelled_although_one_of_its_runs_cannot_be(ground: Ground) -> None:
+    """It cannot be asked for again, so the others must not work on."""
+    rerun_id = ground.begin()
+    (batch,) = ground.book.read()
+    wanted = offer(batch.batch_id, *batch.ranges)
+    runs = [
+        make_run(ground.instance, wanted, Status.NOT_STARTED, group_id=ground.group_id)
+        for _ in range(3)
+    ]
+    real = RunLedger.cancel
+
+    def cancel(ledger: RunLedger, run_id: str, *, only_unstarted: bool = False) -> None:
+        if run_id == runs[1].run_id:
+            message = "no right to delete jobs"
+            raise ConfigurationError(message)
+        real(ledger, run_id, only_unstarted=only_unstarted)
+
+    ground.monkeypatch.setattr(RunLedger, "cancel", cancel)
+    with pytest.raises(ConfigurationError, match=f"{runs[1].run_id}: no right to delete jobs"):
+        ground.reruns.cancel(rerun_id)
+    assert [status_of(ground.instance, run) for run in runs] == [
+        Status.CANCELED,
+        Status.NOT_STARTED,
+        Status.CANCELED,
+    ]
+    assert ground.shown(ground.assets.group)[0]["event"] == "rerun_cancelled"
 
 
 def test_a_cancelled_rerun_ends_its_runs(ground: Ground) -> None:

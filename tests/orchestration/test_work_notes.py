@@ -149,6 +149,31 @@ def test_a_run_that_is_deleted_before_its_note_is_there_does_not_work(
         heartbeat.note_work([(batch_id, span(0))])
 
 
+def test_a_run_that_was_taken_for_dead_leaves_the_note_of_its_successor(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """It wakes up beside that one, which would not be found any more if it were deleted."""
+    notes, claims = WorkNotes(instance), [(batch_id, span(number)) for number in range(2)]
+    notes.write(WorkNote("first", 1, is_finished=False), claims)
+    notes.finish("first", 1, claims)
+    assert [note.is_finished for note in notes.read(claims).values()] == [True, True]
+    second = WorkNote("second", 2, is_finished=False)
+    notes.write(second, claims)
+    notes.finish("first", 1, claims)
+    assert list(notes.read(claims).values()) == [second, second]
+
+
+def test_a_process_that_resumes_a_run_does_not_work(
+    instance: dg.DagsterInstance, batch_id: str
+) -> None:
+    """Dagster starts it beside what the first one has left, on Spark say, and nobody ends that."""
+    run, _ = at_work(instance, batch_id)
+    with pytest.raises(IllegalStateError, match="was resumed, and its first process may have left"):
+        Heartbeat(instance, run, timeout_s=1000.0).begin()
+    (seen,) = [seen for seen in look(instance, batch_id) if seen.batch_id == batch_id]
+    assert seen.heartbeat.startswith("0/"), "no sign that would keep it from being found dead"
+
+
 def test_a_note_is_complete_although_some_of_its_places_were_used(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
