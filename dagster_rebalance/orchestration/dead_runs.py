@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.runs import named_runs
+from dagster_rebalance.orchestration import clocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.pulse import Pulse
     from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.orchestration.runs import RunLedger
+
+_LIMIT_S = 15.0
+"""How long a tick ends dead runs: a platform that does not answer must not make it time out, with
+all that it requests. The pulse names again who is left."""
 
 
 def end_dead_runs(
@@ -34,12 +39,16 @@ def end_dead_runs(
     Returns:
         The runs that were ended.
     """
-    found, dead = pulse.remembering(context.cursor).observe(runs, time.time())
+    now, until = time.time(), clocks.seconds() + _LIMIT_S
+    found, dead = pulse.remembering(context.cursor).observe(runs, now)
     context.update_cursor(found.memory)
+    # Another one comes first in each tick: those behind one that hangs have their turn, too.
+    first = int(now) % max(1, len(dead))
     return frozenset(
         run_id
-        for run_id in dead
-        if _is_ended(context, ledger, run_id, found.signs[run_id].run.heartbeat)
+        for run_id in (*dead[first:], *dead[:first])
+        if clocks.seconds() < until
+        and _is_ended(context, ledger, run_id, found.signs[run_id].run.heartbeat)
     )
 
 

@@ -1,0 +1,51 @@
+"""Dead runs that a sensor ends in a tick, which has 60 s in all."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+from dagster_rebalance.core.pulse import Pulse
+from dagster_rebalance.core.runs import RunSeen, RunState
+from dagster_rebalance.orchestration import clocks
+from dagster_rebalance.orchestration.dead_runs import end_dead_runs
+
+if TYPE_CHECKING:
+    import pytest
+
+DEAD = [
+    RunSeen(f"r{number}", "b", (), RunState.STARTED, heartbeat="1", is_gone=True)
+    for number in range(6)
+]
+
+
+class Ledger:
+    """Takes 10 s for each run, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.asked: list[str] = []
+
+    def end_dead(self, run_id: str, _sign: str) -> bool:
+        """End a run."""
+        self.now_s += 10.0
+        self.asked.append(run_id)
+        return True
+
+
+def test_a_platform_that_does_not_answer_keeps_no_tick_from_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else its requests would be thrown away, in each tick. All of them have their turn."""
+    ledger = Ledger()
+    monkeypatch.setattr(clocks, "seconds", lambda: ledger.now_s)
+    ended: set[str] = set()
+    for second in range(6):
+        monkeypatch.setattr(time, "time", lambda second=second: 1_000.0 + second)
+        with dg.build_sensor_context() as context:
+            found = end_dead_runs(context, ledger, DEAD, Pulse())  # type: ignore[arg-type]
+        assert len(found) == 2
+        ended |= found
+    assert len(ended) == len(DEAD)
