@@ -44,6 +44,25 @@ def test_a_move_says_what_follows() -> None:
     assert moved(10, Found(None, Bounds(10, 20))) == "orders-0: nothing is committed -> 10"
 
 
+@pytest.mark.parametrize(
+    ("offset", "found", "claims", "may_repeat"),
+    [
+        (100, FOUND, 0, False),
+        (100, FOUND, 1, True),
+        (50, FOUND, 0, True),
+        (40, FOUND, 0, True),
+        (20, Found(None, Bounds(10, 20)), 0, True),
+    ],
+    ids=["skips", "drops a claim", "drops the text", "back", "nothing was committed"],
+)
+def test_a_move_says_whether_the_output_may_have_what_is_read_then(
+    offset: int, found: Found, claims: int, *, may_repeat: bool
+) -> None:
+    """Ranges with other bounds replace nothing, so somebody has to remove it first."""
+    (move,) = moves({tp(0): offset}, {tp(0): found}, {tp(0): claims})
+    assert move.may_repeat is may_repeat
+
+
 @pytest.mark.parametrize("offset", [9, 101])
 def test_an_offset_that_kafka_does_not_have_is_refused(offset: int) -> None:
     """The partition would be stopped at once."""
