@@ -18,7 +18,7 @@ from typing_extensions import Self
 from dagster_rebalance.consumer.range_reader import DEFAULT_TIMEOUT_S, RangeReader
 from dagster_rebalance.core.control import in_force
 from dagster_rebalance.core.errors import BatchRefusedError, BrokerError, IllegalStateError
-from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.partition import OffsetRange, is_topic_name
 from dagster_rebalance.core.pipes import SentBatch
 from dagster_rebalance.core.rerun_batches import rerun_of
 from dagster_rebalance.core.start_check import refusal, rerun_refusal
@@ -205,24 +205,27 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
 
         Args:
             spark: What has the session.
-            ranges: Only this range of the batch, or these, such as those of one topic. By default
-                all.
+            ranges: Only this range of the batch, or these, such as those of one topic. None of them
+                gives no rows. By default all.
             options: Further options of Spark's Kafka connector, such as `includeHeaders`, or
                 `minPartitions` for more tasks than ranges.
 
         Raises:
             ConfigurationError: A security setting cannot be passed on to Spark, or would be in the
                 clear on its way there; or an option would change which offsets are read.
-            IllegalStateError: A range is not one of the batch, or there are none.
+            IllegalStateError: A range is not one of the batch.
         """
         from dagster_rebalance.spark.jobs import tag_batch
-        from dagster_rebalance.spark.ranges import read_ranges
+        from dagster_rebalance.spark.ranges import given_records, read_ranges
 
+        wanted = self.chosen(ranges)
         session = spark.spark_session
         tag_batch(session, self.batch_id)
+        if not wanted:
+            return given_records(session, (), options)
         return read_ranges(
             session,
-            self.chosen(ranges),
+            wanted,
             self._spark_options(spark),
             connector_options=options,
             allow_plaintext=getattr(spark, "allow_plaintext", False),
@@ -259,15 +262,15 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
                 has `<topic>-<partition>-<offset>` as its key.
             keep_undecodable: Instead, give them out as well: the column `undecodable` has the
                 reason, the key and the value of such a record, and is null for all others.
-            ranges: Only this range of the batch, or these, such as those of one topic. By default
-                all.
+            ranges: Only this range of the batch, or these, such as those of one topic. None of them
+                gives no rows. By default all.
             options: Further options of Spark's Kafka connector.
 
         Raises:
             BrokerError: Kafka or the registry could not be asked, or a letter not be stored.
             ConfigurationError: Settings contradict each other, or the reader's schema is missing
                 or cannot be used; or as of `dataframe`.
-            IllegalStateError: A range is not one of the batch, or there are none.
+            IllegalStateError: A range is not one of the batch.
         """
         from dagster_rebalance.spark import decoded as in_spark
 
@@ -282,10 +285,10 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         frame = self.dataframe(
             spark, ranges=wanted, options={**(options or {}), "includeHeaders": "true"}
         )
-        decoders = decoding.decoders(wanted)
+        decoders = decoding.decoders(self._topics(wanted))
         framed = [decoder.part for decoder in decoders if decoder.format != "plain_json"]
         decoders = with_known_schemas(decoders, in_spark.schema_ids(frame, framed))
-        if dead_letters is not None:
+        if dead_letters is not None and wanted:
             self._write_letters(spark, frame, decoders, dead_letters)
         return in_spark.decoded_frame(frame, decoders, decoding.on_undecodable)
 
@@ -318,6 +321,15 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self._reader is None:
             self._reader = self.kafka.reader()
         return self._reader.read(wanted, timeout_s)
+
+    def _topics(self, wanted: Iterable[OffsetRange]) -> frozenset[str]:
+        """The topics whose schemas decode some ranges.
+
+        No ranges are those of a topic that the batch has nothing of, where the group has one.
+        """
+        own = frozenset(range_.topic for range_ in self.offset_ranges)
+        named = frozenset(topic for topic in self.kafka.topics if is_topic_name(topic))
+        return frozenset(range_.topic for range_ in wanted) or named - own or own
 
     def _write_letters(
         self,
@@ -370,7 +382,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         )
         wanted = self.chosen(ranges)
         messages = self.messages(wanted, timeout_s=timeout_s)
-        decoders = decoding.decoders(wanted or self.offset_ranges)
+        decoders = decoding.decoders(self._topics(wanted))
         letters = self._letters(dead_letters)
         return decoded_messages(messages, decoders, letters, keep_undecodable=keep_undecodable)
 
@@ -411,7 +423,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
             keep_undecodable=keep_undecodable,
         )
         wanted = self.chosen(ranges)
-        decoders = decoding.decoders(wanted or self.offset_ranges)
+        decoders = decoding.decoders(self._topics(wanted))
         schema = decoded_schema(decoders, keeps_undecodable=keep_undecodable)
         batches = record_batches(self.messages(wanted, timeout_s=timeout_s), wanted)
         if decoding.encodings:

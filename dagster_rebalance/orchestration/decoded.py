@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from typing_extensions import Self
 
-    from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.decoding.batches import OnUndecodable
     from dagster_rebalance.decoding.decoder import Decoder, OpenDecoder
     from dagster_rebalance.orchestration.registry import Encoding
@@ -118,14 +117,13 @@ class Decoding:
             return "keep"
         return "fail" if self.dead_letters is None else "drop"
 
-    def decoders(self, ranges: Iterable[OffsetRange]) -> list[Decoder]:
-        """What decodes the records of some ranges.
+    def decoders(self, topics: frozenset[str]) -> list[Decoder]:
+        """What decodes the records of some topics.
 
         Raises:
             BrokerError: A registry could not be asked.
             ConfigurationError: A reader's schema is missing or cannot be used.
         """
-        topics = frozenset(range_.topic for range_ in ranges)
         return [encoding.decoder(part, topics) for part, encoding in self.encodings.items()]
 
 

@@ -82,8 +82,8 @@ class Encoding:
             return SchemaText(self.reader)
         if self.subject is None and len(topics) > 1:
             msg = (
-                f"the batch has records of {', '.join(sorted(topics))}, whose schemas may differ: "
-                "decode the ranges of one topic after the other (ranges=), or name the subject or "
+                f"the records may be of {', '.join(sorted(topics))}, whose schemas may differ: "
+                "decode the ranges of one topic after the other (ranges=), and name the subject or "
                 "the reader's schema"
             )
             raise ConfigurationError(msg)

@@ -67,12 +67,13 @@ def write_delta(
         table: The name of a table, or the path of one (`/data/orders`, `s3a://lake/orders`). It is
             made if it is missing, partitioned by `topic` and `partition`.
         ranges: What the frame was read from: `kafka_batch.offset_ranges`. A range of which the
-            frame has no row has none in the table afterwards.
+            frame has no row has none in the table afterwards. No ranges at all, as of a topic that
+            the batch has nothing of, change nothing.
         options: Further options of the write, such as `mergeSchema` or `userMetadata`.
 
     Raises:
-        IllegalStateError: A column is missing; there are no ranges; or another part of the same
-            read was written to the table before.
+        IllegalStateError: A column is missing; there are rows and no ranges; or another part of the
+            same read was written to the table before.
         ConfigurationError: The session cannot write tables of Delta Lake, or other writers were
             faster ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.

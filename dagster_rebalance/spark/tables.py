@@ -108,21 +108,24 @@ def replace_rows(
     Args:
         frame: All rows of these ranges.
         table: Its name for people.
-        ranges: The ranges.
+        ranges: The ranges. Without any, the frame has no row, and nothing is done.
         form: The format of the table.
         create: Gets a writer of no rows that does nothing where there is a table. It makes one that
             is partitioned by topic and partition.
         write: Makes the one commit that replaces the rows.
 
     Raises:
-        IllegalStateError: A column is missing; there are no ranges; or another part of the same
-            read was written to the table before.
+        IllegalStateError: A column is missing; there are rows and no ranges; or another part of the
+            same read was written to the table before.
         ConfigurationError: The session cannot write such tables, or other writers were faster each
             time.
         BrokerError: Kafka no longer has all of the offsets.
     """
-    rows = Rows.of(ranges)
     _check_columns(frame)
+    if not ranges:
+        _check_empty(frame, table)
+        return
+    rows = Rows.of(ranges)
     read_id = _read_id(frame)
     if "range_start" in frame.columns:
         frame = frame.withMetadata("range_start", {})  # a table would keep it in its schema
@@ -171,6 +174,17 @@ def _check_columns(frame: DataFrame) -> None:
             f"the table cannot be written by range: the column(s) {', '.join(missing)} are "
             "missing. Keep those of kafka_batch.dataframe(); what was aggregated takes an offset "
             "of its range, say min(offset) AS offset."
+        )
+        raise IllegalStateError(msg)
+
+
+def _check_empty(frame: DataFrame, table: str) -> None:
+    with explained_read_errors():
+        is_empty = frame.isEmpty()
+    if not is_empty:
+        msg = (
+            f"there are rows for {table}, and none of the ranges that they are of: give those that "
+            "the frame was read from. Nothing was written."
         )
         raise IllegalStateError(msg)
 

@@ -176,6 +176,28 @@ def test_arrow_has_the_columns_of_spark(its: SchemaRegistryResource) -> None:
     assert given.arrow([], value=its.avro()).schema.field("value").type.num_fields == 2
 
 
+def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(
+    registry: HttpRegistry, its: SchemaRegistryResource
+) -> None:
+    """An asset chooses the ranges of its topic, and works on its columns; a subject settles it."""
+    registry.register("refunds-value", {**ORDER, "fields": ORDER["fields"][:1]})
+
+    def columns(*topics: str, subject: str | None = None) -> int:
+        kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=topics)
+        batch = KafkaBatch(kafka=kafka, batch_id="b", ranges=["orders:0:0:1"])
+        reader = batch.arrow([], value=its.avro(subject=subject))
+        assert reader.read_all().num_rows == 0
+        fields: int = reader.schema.field("value").type.num_fields
+        return fields
+
+    assert columns("orders", "refunds") == 1
+    assert columns("orders") == 2
+    assert columns("^orders") == 2
+    with pytest.raises(ConfigurationError, match="of payments, refunds, whose .* name the subject"):
+        columns("orders", "payments", "refunds")
+    assert columns("orders", "payments", "refunds", subject="refunds-value") == 1
+
+
 def test_large_records_are_read_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten thousand of a megabyte are more than a run, or the queue of a producer, can hold."""
     monkeypatch.setattr("dagster_rebalance.orchestration.arrow._BYTES_AT_ONCE", 10)
@@ -223,7 +245,7 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
             given.decoded_messages(**arguments)
     two = [OffsetRange("a", 0, 0, 1), OffsetRange("b", 0, 0, 1)]
     mixed = KafkaBatch.for_testing(two, messages=[])
-    with pytest.raises(ConfigurationError, match="records of a, b, whose schemas may differ"):
+    with pytest.raises(ConfigurationError, match="records may be of a, b, whose schemas may differ"):
         mixed.decoded_messages(value=its.avro())
     registry.register("a-value", ORDER)
     assert list(mixed.decoded_messages(two[0], value=its.avro())) == []

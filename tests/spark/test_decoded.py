@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from dagster_rebalance import (
     BrokerError,
+    IllegalStateError,
     KafkaBatch,
     KafkaConsumerResource,
     OffsetRange,
@@ -24,6 +25,8 @@ from dagster_rebalance import (
     plain_json,
 )
 from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.spark.delta import write_delta
+from dagster_rebalance.spark.iceberg import write_iceberg
 from dagster_rebalance.spark.output import write_parquet_by_range
 from tests.decoding.http_registry import PASSWORD, USER, HttpRegistry, http_registry
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
@@ -218,3 +221,33 @@ def test_json_schema_and_protobuf_are_decoded_too(
     assert all(row.key.shop == f"s{row.value.id}" for row in rows)
     (bad,) = frame.where("undecodable IS NOT NULL").collect()
     assert (bad.partition, bad.offset) == (1, 5)
+
+
+def test_a_topic_that_the_batch_has_nothing_of_is_an_empty_frame_which_changes_nothing(
+    session: SparkSession, kafka_broker: KafkaCluster, registry: HttpRegistry, tmp_path: Path
+) -> None:
+    """Of two topics a batch may have one; the asset of the other would stop its partitions."""
+    registry.register("payments-value", {**ORDER, "name": "Payment"})
+    registry.register("refunds-value", {**ORDER, "fields": ORDER["fields"][:1]})
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=kafka_broker.bootstrap_servers,
+        group_id="etl",
+        topics=["payments", "refunds"],
+    )
+    batch = KafkaBatch(kafka=kafka, batch_id="b", ranges=["payments:0:0:10"])
+    spark, its = SimpleNamespace(spark_session=session), resource_of(registry)
+    ranges = [range_ for range_ in batch.offset_ranges if range_.topic == "refunds"]
+    for options in ({}, {"includeHeaders": "true"}):
+        frame = batch.dataframe(spark, ranges=ranges, options=options)
+        assert frame.dtypes == batch.dataframe(spark, options=options).dtypes
+        assert frame.collect() == []
+    decoded = batch.decoded(spark, ranges=ranges, value=its.avro(), dead_letters="dead")
+    assert dict(decoded.dtypes)["value"] == "struct<id:bigint>"
+    for frame in (batch.dataframe(spark, ranges=ranges), decoded):
+        assert write_parquet_by_range(frame, str(tmp_path / "out")) == 0
+        write_delta(frame, str(tmp_path / "table"), ranges)
+        write_iceberg(frame, "lake.refunds", ranges)
+    assert not [path for path in tmp_path.iterdir() if not path.name.endswith("-staging")]
+    rows = session.sql("SELECT 'refunds' AS topic, 0 AS partition, 1 AS offset")
+    with pytest.raises(IllegalStateError, match="rows for lake.refunds, and none of the ranges"):
+        write_iceberg(rows, "lake.refunds", ranges)
