@@ -121,7 +121,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             _registry,
             model_field_type=RegistrySettings.model(),
             description=(
-                "The schema registry, as the resource `registry`: the settings of "
+                "The schema registry, a resource of the assets: the settings of "
                 "SchemaRegistryResource."
             ),
         ),
@@ -154,6 +154,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     kafka_key: Annotated[str, setting(str, "The resource key of `kafka`.")] = "kafka"
     batch_key: Annotated[str, setting(str, "What the assets call the batch.")] = "kafka_batch"
     spark_key: Annotated[str, setting(str, "The resource key of `spark`.")] = "spark"
+    registry_key: Annotated[str, setting(str, "The resource key of `registry`.")] = "registry"
     job_tags: Annotated[dict[str, str], setting(dict[str, str], "Tags for each run.")] = Field(
         default_factory=dict
     )
@@ -225,7 +226,7 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
             "kafka": self.kafka,
             "assets": self.batch_assets(context),
             "spark": self.spark,
-            "resources": {} if self.registry is None else {"registry": self.registry},
+            "resources": {} if self.registry is None else {self.registry_key: self.registry},
             "kafka_key": self.kafka_key,
             "batch_key": self.batch_key,
             "spark_key": self.spark_key,

@@ -48,11 +48,16 @@ $streaming
   # spark:
   #   remote: "{{ env.SPARK_REMOTE }}"
 
+  # And those of SchemaRegistryResource, for `${name}_registry: SchemaRegistryResource`.
+  # registry:
+  #   url: "{{ env.SCHEMA_REGISTRY_URL }}"
+
   # What the functions call their batch, and the keys of the other resources. Each component of a
   # code location needs its own.
   batch_key: ${name}_batch
   kafka_key: ${name}_kafka
   spark_key: ${name}_spark
+  registry_key: ${name}_registry
 
 requirements:
   env: [KAFKA_BROKERS]
@@ -94,6 +99,7 @@ def load(context: dg.ComponentLoadContext) -> KafkaBatchComponent:
 ${streaming}        batch_key="${name}_batch",
         kafka_key="${name}_kafka",
         spark_key="${name}_spark",
+        registry_key="${name}_registry",
     )
 """)
 _STREAMING_PYTHON = {

@@ -28,7 +28,7 @@ from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.lineage import downstream, topic_assets
 from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
-from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor
+from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor, check_lease
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.stream_body import Body, in_order
 from dagster_rebalance.orchestration.stream_definitions import RerunKafkaBatch, stream_asset
@@ -110,9 +110,11 @@ def build_kafka_batch_defs(
     Raises:
         ConfigurationError: There is no asset, one does not take a batch, has partitions or an
             automation condition (or a retry policy beside `external_work`), a name or a resource
-            key is taken, or a secret is written in the code.
+            key is taken, a secret is written in the code, or settings make no sense or do not fit
+            each other. What a variable has is looked at in the first tick.
     """
-    _check(name, assets, kafka, spark)
+    _check(name, assets, kafka, spark, streams=False)
+    check_lease(f"{name}_sensor", _named(kafka), minimum_interval_seconds)
     limit = LagLimit(lag_within_records, lag_within_s)
     topics = topic_assets(kafka) if show_topics else []
     nodes = [asset.node_def for asset in assets if asset.is_executable]
@@ -220,10 +222,11 @@ def build_kafka_stream_defs(
 
     Raises:
         ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
-            or an automation condition, a name or a resource key is taken, a limit makes no sense,
-            or a secret is written in the code.
+            or an automation condition, a name or a resource key is taken, a secret is written in
+            the code, or settings make no sense or do not fit each other. What a variable has is
+            looked at in the first tick.
     """
-    _check(name, assets, kafka, spark)
+    _check(name, assets, kafka, spark, streams=True)
     limit = LagLimit(lag_within_records, lag_within_s)
     for setting, value, least in (("runs", runs, 0), ("max_run_s", max_run_s, SHORTEST_RUN_S)):
         if value < least:
@@ -290,15 +293,26 @@ def _check(
     assets: Sequence[dg.AssetsDefinition],
     kafka: KafkaConsumerResource,
     spark: KafkaSparkResource | None,
+    *,
+    streams: bool,
 ) -> None:
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
         raise ConfigurationError(msg)
+    for asset in assets:
+        if not isinstance(asset, dg.AssetsDefinition):
+            msg = (
+                f"assets of {name} has {asset!r}, which is no asset that processes a batch: give "
+                "what @dg.asset or another decorator of assets makes of a function"
+            )
+            raise ConfigurationError(msg)
     if any(key.path[-1] == name for asset in assets for key in asset.keys):
         msg = f"{name} is the name of an asset and of the job: give the definitions another name"
         raise ConfigurationError(msg)
     check_assets(name, assets)
     kafka.check_functions()
+    if kafka.tells_the_driver:
+        _named(kafka).driver_settings(streams=streams)
     _check_secrets(name, written_secrets(kafka, spark))
 
 
@@ -422,6 +436,11 @@ def _freshness(commit_within_s: float | None) -> dg.FreshnessPolicy | None:
         )
         raise ConfigurationError(msg)
     return dg.FreshnessPolicy.time_window(fail_window=timedelta(seconds=commit_within_s))
+
+
+def _named(kafka: KafkaConsumerResource) -> KafkaConsumerResource:
+    """The same with a group id that messages can show."""
+    return kafka.model_copy(update={"group_id": _now(kafka.group_id)})
 
 
 def _now(setting: str) -> str:

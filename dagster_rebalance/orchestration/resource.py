@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import dagster as dg
 from pydantic import ConfigDict, Field, field_validator, model_validator
@@ -70,6 +70,12 @@ _CLIENT_FIELDS = {
     "sasl.password": "sasl_password",
     "ssl.ca.location": "ssl_ca_location",
 }
+_NO_MATTER_OF_THE_DRIVER = {
+    *_CLIENT_FIELDS.values(),
+    "client_config",
+    "branch_group_id",
+} - {"start_from"}
+_IntEnvVar = type(dg.EnvVar.int("Dagster exports no name for it"))
 _ALIASES = {"metadata.broker.list": "bootstrap.servers", "sasl.mechanisms": "sasl.mechanism"}
 
 
@@ -305,6 +311,33 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 raise ConfigurationError(msg)
         return values
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_variables_of_another_type(cls, values: object) -> object:
+        given = values if isinstance(values, dict) else {}
+        for name, field in cls.model_fields.items():
+            value, kind = given.get(name), field.annotation
+            if not isinstance(value, dg.EnvVar | _IntEnvVar):
+                continue
+            if type(None) in get_args(kind):
+                kind = get_args(kind)[0]
+            variable = value.env_var_name
+            problem = None
+            if kind is int:
+                if not isinstance(value, _IntEnvVar):
+                    problem = f"is a number: give dg.EnvVar.int({variable!r})"
+            elif kind is not str:
+                problem = (
+                    "cannot be a variable that Dagster reads later: give its value, say by "
+                    f"os.environ[{variable!r}]"
+                )
+            elif isinstance(value, _IntEnvVar):
+                problem = f"is a text: give dg.EnvVar({variable!r})"
+            if problem is not None:
+                msg = f"{name} of KafkaConsumerResource {problem}"
+                raise ConfigurationError(msg)
+        return values
+
     @field_validator("start_from", mode="before")
     @classmethod
     def _check_start(cls, given: object) -> object:
@@ -535,6 +568,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 heartbeat_timeout_s=self.heartbeat_timeout_s, start_timeout_s=self.start_timeout_s
             ),
         )
+
+    @property
+    def tells_the_driver(self) -> bool:
+        """Whether all that `driver_settings` looks at is known, and no variable, before a run."""
+        given = [value for name, value in iter(self) if name not in _NO_MATTER_OF_THE_DRIVER]
+        return not any(isinstance(one, dg.EnvVar | _IntEnvVar) for one in (*given, *self.topics))
 
     def _check_dead_letters(self, topics: Topics) -> None:
         topic = self.dead_letter_topic

@@ -112,14 +112,7 @@ def build_kafka_batch_sensor(
         key = (kafka.group_id, context.sensor_name, kafka.bootstrap_servers)
         if not is_real_tick(context):
             return _preview(key)
-        lease_s = _LEASE_TICKS * minimum_interval_seconds
-        if kafka.lease_s < lease_s:
-            msg = (
-                f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} "
-                f"(4 intervals of sensor {name}): "
-                "the member would leave between two ticks"
-            )
-            raise ConfigurationError(msg)
+        check_lease(name, kafka, minimum_interval_seconds)
         seat = Seat(
             context.instance,
             GroupAssets.of(kafka.group_id),
@@ -161,6 +154,27 @@ def build_kafka_batch_sensor(
         return dg.SensorResult(run_requests=requests[:MOST_REQUESTS_PER_TICK])
 
     return kafka_batches
+
+
+def check_lease(name: str, kafka: KafkaConsumerResource, minimum_interval_seconds: int) -> None:
+    """Check that a member outlives the time between two ticks.
+
+    Args:
+        name: The name of the sensor.
+        kafka: The group.
+        minimum_interval_seconds: Seconds between ticks.
+
+    Raises:
+        ConfigurationError: Its lease is too short.
+    """
+    lease_s = _LEASE_TICKS * minimum_interval_seconds
+    if kafka.lease_s < lease_s:
+        msg = (
+            f"lease_s={kafka.lease_s:g} of group {kafka.group_id} must be at least {lease_s} "
+            f"(4 intervals of sensor {name}): "
+            "the member would leave between two ticks"
+        )
+        raise ConfigurationError(msg)
 
 
 def is_real_tick(context: dg.SensorEvaluationContext) -> bool:

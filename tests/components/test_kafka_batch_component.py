@@ -51,7 +51,7 @@ def _variables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BROKERS", "kafka:9092")
     monkeypatch.setenv("KAFKA_GROUP", "2024")  # a text, though a template makes a number of it
     monkeypatch.setenv("KAFKA_TOPIC", "7")
-    monkeypatch.setenv("KAFKA_USER", "etl")
+    monkeypatch.setenv("KAFKA_USERNAME", "etl")
     monkeypatch.setenv("KAFKA_PASSWORD", SECRET)
 
 
@@ -443,7 +443,7 @@ class TestWrongValues:
 LOGIN = """\
   security_protocol: SASL_SSL
   sasl_mechanism: SCRAM-SHA-512
-  sasl_username: "{{ env.KAFKA_USER }}"
+  sasl_username: "{{ env.KAFKA_USERNAME }}"
   sasl_password: "{{ env.KAFKA_PASSWORD }}"
   client_config:
     client.id: shop
@@ -462,7 +462,7 @@ class TestSecrets:
             kafka = component.kafka
             for value, name in (
                 (kafka.bootstrap_servers, "KAFKA_BROKERS"),
-                (kafka.sasl_username, "KAFKA_USER"),
+                (kafka.sasl_username, "KAFKA_USERNAME"),
                 (kafka.sasl_password, "KAFKA_PASSWORD"),
                 (kafka.client_config["ssl.key.password"], "KAFKA_PASSWORD"),
             ):
@@ -559,6 +559,24 @@ class TestScaffolder:
                 assert component.spark is not None
                 assert component.assets[0].get_asset_spec().group_name == "sales"
                 dg.Definitions.validate_loadable(defs)
+
+    def test_two_components_with_all_that_is_commented_out_load_together(self) -> None:
+        """Also their registries, which are resources of one namespace."""
+        with create_defs_folder_sandbox() as sandbox:
+            for name in ("orders", "returns"):
+                file = (
+                    sandbox.scaffold_component(component_cls=KafkaBatchComponent, defs_path=name)
+                    / "defs.yaml"
+                )
+                file.write_text("\n".join(map(uncommented, file.read_text().splitlines())))
+            with sandbox.build_all_defs() as defs:
+                dg.Definitions.validate_loadable(defs)
+                registries = {
+                    key
+                    for key, resource in (defs.resources or {}).items()
+                    if isinstance(inner(resource), SchemaRegistryResource)
+                }
+                assert registries == {"orders_registry", "returns_registry"}
 
     def test_a_topic_that_cannot_exist_is_refused(self) -> None:
         """Otherwise the first tick would say so."""

@@ -183,7 +183,7 @@ def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(
     registry.register("refunds-value", {**ORDER, "fields": ORDER["fields"][:1]})
 
     def columns(*topics: str, subject: str | None = None) -> int:
-        kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=topics)
+        kafka = KafkaConsumerResource(bootstrap_servers="x", group_id="g", topics=[*topics])
         batch = KafkaBatch(kafka=kafka, batch_id="b", ranges=["orders:0:0:1"])
         reader = batch.arrow([], value=its.avro(subject=subject))
         assert reader.read_all().num_rows == 0
@@ -193,7 +193,9 @@ def test_no_ranges_have_the_columns_of_a_topic_that_the_batch_has_nothing_of(
     assert columns("orders", "refunds") == 1
     assert columns("orders") == 2
     assert columns("^orders") == 2
-    with pytest.raises(ConfigurationError, match="of payments, refunds, whose .* name the subject"):
+    with pytest.raises(
+        ConfigurationError, match=r"of payments, refunds, whose .* name the subject"
+    ):
         columns("orders", "payments", "refunds")
     assert columns("orders", "payments", "refunds", subject="refunds-value") == 1
 
@@ -245,7 +247,9 @@ def test_what_cannot_work_is_refused_before_anything_is_read(
             given.decoded_messages(**arguments)
     two = [OffsetRange("a", 0, 0, 1), OffsetRange("b", 0, 0, 1)]
     mixed = KafkaBatch.for_testing(two, messages=[])
-    with pytest.raises(ConfigurationError, match="records may be of a, b, whose schemas may differ"):
+    with pytest.raises(
+        ConfigurationError, match="records may be of a, b, whose schemas may differ"
+    ):
         mixed.decoded_messages(value=its.avro())
     registry.register("a-value", ORDER)
     assert list(mixed.decoded_messages(two[0], value=its.avro())) == []

@@ -489,6 +489,56 @@ def test_without_assets_there_is_nothing_to_run() -> None:
         build_kafka_batch_defs(kafka=kafka(), assets=[], name="orders")
 
 
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize("given", [dg.AssetSpec("orders"), lambda: None], ids=["spec", "function"])
+def test_what_is_no_asset_with_a_function_is_refused_in_words(
+    build: Callable[..., dg.Definitions], given: object
+) -> None:
+    """Each has a name like an asset, and an AttributeError says nothing about it."""
+    with pytest.raises(ConfigurationError, match=r"assets of orders has .*: give what @dg\.asset"):
+        build(kafka=kafka(), assets=[given], name="orders")
+
+
+@pytest.mark.parametrize(
+    ("build", "settings", "message"),
+    [
+        (build_kafka_batch_defs, {"max_records_per_range": -1}, "max_records_per_range=-1 of gr"),
+        (build_kafka_stream_defs, {"max_attempts": 0}, "max_attempts=0 of group etl"),
+        (build_kafka_batch_defs, {"on_failure": "dead_letter"}, "needs a dead_letter_topic"),
+        (build_kafka_batch_defs, {"lease_s": 19.0}, r"lease_s=19 .* at least 20 .* orders_sensor"),
+    ],
+    ids=["limit", "stream", "letters", "lease"],
+)
+def test_settings_that_each_tick_would_refuse_do_not_load(
+    monkeypatch: pytest.MonkeyPatch,
+    build: Callable[..., dg.Definitions],
+    settings: dict[str, Any],
+    message: str,
+) -> None:
+    """A deploy with them would stop the group, although `dg check defs` was content."""
+    monkeypatch.setenv("ETL_GROUP", "etl")
+    for group_id in ("etl", dg.EnvVar("ETL_GROUP")):
+        with pytest.raises(ConfigurationError, match=message):
+            build(kafka=kafka(group_id, **settings), assets=[streamed], name="orders")
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"max_records_per_range": dg.EnvVar.int("MOST")},
+        {"on_failure": "dead_letter", "dead_letter_topic": dg.EnvVar("LETTERS")},
+        {"sasl_password": dg.EnvVar("PASSWORD")},
+    ],
+    ids=["number", "text", "client"],
+)
+def test_settings_that_are_variables_are_left_to_the_tick(
+    build: Callable[..., dg.Definitions], settings: dict[str, Any]
+) -> None:
+    """Where the code is checked, they need not be set."""
+    build(kafka=kafka(**settings), assets=[streamed], name="orders")
+
+
 @dg.op
 def _counted() -> int:
     """Takes no batch."""

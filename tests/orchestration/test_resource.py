@@ -70,6 +70,26 @@ def test_client_config_must_not_repeat_a_field(
     assert field in KafkaConsumerResource.model_fields
 
 
+@pytest.mark.parametrize(
+    ("settings", "hint"),
+    [
+        ({"max_records_per_range": dg.EnvVar("N")}, r"is a number: give dg\.EnvVar\.int\('N'\)"),
+        ({"min_records": dg.EnvVar("N")}, r"is a number: give dg\.EnvVar\.int\('N'\)"),
+        ({"hold_limit_s": dg.EnvVar("N")}, r"give its value, say by os\.environ\['N'\]"),
+        ({"hold_limit_s": dg.EnvVar.int("N")}, r"give its value, say by os\.environ\['N'\]"),
+        ({"topics": dg.EnvVar("N")}, r"give its value, say by os\.environ\['N'\]"),
+        ({"sasl_username": dg.EnvVar.int("N")}, r"is a text: give dg\.EnvVar\('N'\)"),
+    ],
+)
+def test_a_variable_of_another_type_is_refused_with_what_to_give(
+    settings: dict[str, Any], hint: str
+) -> None:
+    """Pydantic says that a text cannot be parsed as a number, and shows neither."""
+    (name,) = settings
+    with pytest.raises(ConfigurationError, match=f"^{name} of KafkaConsumerResource .*{hint}"):
+        resource(**settings)
+
+
 def test_settings_of_librdkafka_reach_the_client() -> None:
     """Fields and client_config become one mapping."""
     settings = {

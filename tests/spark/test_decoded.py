@@ -249,5 +249,5 @@ def test_a_topic_that_the_batch_has_nothing_of_is_an_empty_frame_which_changes_n
         write_iceberg(frame, "lake.refunds", ranges)
     assert not [path for path in tmp_path.iterdir() if not path.name.endswith("-staging")]
     rows = session.sql("SELECT 'refunds' AS topic, 0 AS partition, 1 AS offset")
-    with pytest.raises(IllegalStateError, match="rows for lake.refunds, and none of the ranges"):
+    with pytest.raises(IllegalStateError, match=r"rows for lake\.refunds, and none of the ranges"):
         write_iceberg(rows, "lake.refunds", ranges)
