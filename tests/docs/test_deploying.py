@@ -98,6 +98,19 @@ def test_the_command_of_the_code_server_is_one_that_dagster_takes(name: str) -> 
             assert option in said.stdout, option
 
 
+def test_webserver_and_daemon_are_given_the_workspace() -> None:
+    """Dagster looks for it in the current folder, and never in DAGSTER_HOME."""
+    services = yaml.safe_load((FILES / "compose.yaml").read_text())["services"]
+    for name in ("webserver", "daemon"):
+        service = services[name]
+        workspace = f"{service['environment']['DAGSTER_HOME']}/workspace.yaml"
+        command = service["command"]
+        assert command[command.index("-w") + 1] == workspace
+    unit = (FILES / "shop-code.service").read_text()
+    for program in ("dagster-daemon run", "dagster-webserver"):
+        assert re.search(rf"^#   {program} -w /\S+/workspace\.yaml$", unit, re.MULTILINE)
+
+
 def _commands(name: str) -> list[list[str]]:
     text = (FILES / name).read_text()
     if name.endswith(".service"):
