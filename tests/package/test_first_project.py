@@ -1,7 +1,7 @@
 """The first pages of the documentation, run as they stand: from an empty folder, with the wheel.
 
-Two things are not as for a user. The broker has a free port, and it comes from the checkout: an
-environment for it would take the minute in which pyspark is built.
+Three things are not as for a user. The Python is that of the tests. The broker has a free port, and
+it comes from the checkout: an environment for it would take the minute in which pyspark is built.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.package, pytest.mark.e2e, pytest.mark.timeout(580)]
 
 PROJECT, HOUR = "docs/your-own-project.md", "docs/first-hour.md"
-PAGE_PORT = "9092"
+PAGE_PORT, PAGE_PYTHON = "9092", "UV_PYTHON=3.13"
 START_LIMIT_S = 200.0
 WORK_LIMIT_S = 200.0
 UVX = """\
@@ -55,11 +55,12 @@ class Terminal:
         self.folder = folder
         self.env = dict(env)
         self.port = port
+        self.python = f"UV_PYTHON={sys.executable}"
         self._left = folder.with_name("left")
 
     def text(self, block: Block) -> str:
         """What is typed."""
-        return block.text.replace(PAGE_PORT, str(self.port))
+        return block.text.replace(PAGE_PORT, str(self.port)).replace(PAGE_PYTHON, self.python)
 
     def run(self, block: Block) -> str:
         """Type a block, and return what is printed when all of it has succeeded."""
