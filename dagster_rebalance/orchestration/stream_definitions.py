@@ -17,6 +17,7 @@ from dagster_rebalance.orchestration.external_work import WorkStopper
 from dagster_rebalance.orchestration.lineage import reading
 from dagster_rebalance.orchestration.stream_body import Body
 from dagster_rebalance.orchestration.stream_run import StreamRun
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 
 
 class RerunKafkaBatch(KafkaBatch):
@@ -63,6 +64,14 @@ def stream_asset(
         spark = getattr(context.resources, spark_key) if spark_key else None
         rerun: KafkaBatch = getattr(context.resources, rerun_key)
         if not rerun.batch_id:
+            if STREAM_TAG not in context.run.tags:
+                msg = (
+                    "This run was not started by its sensor, so nobody would look after it. "
+                    "Streaming runs of this job are started by its sensor, which also replaces "
+                    "and ends them: turn it on. To process past ranges again, use "
+                    "dagster-rebalance rerun or the job of the group for that."
+                )
+                raise dg.Failure(msg, allow_retries=False)
             StreamRun(context, kafka, spark, bodies, lag_limit, stopper=stopper).work()
             return
         shown = rerun.metadata()

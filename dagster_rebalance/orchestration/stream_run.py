@@ -390,7 +390,7 @@ class StreamRun:
             record_every_s=settings.record_every_s or _RECORD_EVERY_S,
         )
         producer = kafka.dead_letters()
-        name = run.tags.get(STREAM_TAG, run.job_name)
+        name = run.tags[STREAM_TAG]
         with (
             dg.DagsterInstance.from_ref(self._context.instance.get_ref()) as instance,
             kafka.connect() as consumer,

@@ -19,6 +19,7 @@ from confluent_kafka import KafkaException
 
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.partition import OffsetAndMetadata
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.processes import ChildProcess
 from proofs.witness.committed import committed_offsets
@@ -164,9 +165,10 @@ def streaming_run(kafka: KafkaCluster, home: Path, body: Body) -> Iterator[Child
     settings = home / "dagster.yaml"
     if not settings.exists():
         settings.write_text(json.dumps({"telemetry": {"enabled": False}}))
+    execute = [sys.executable, "-m", "dagster", "job", "execute"]
     process = ChildProcess(
         "streaming run",
-        [sys.executable, "-m", "dagster", "job", "execute", "-m", PROJECT, "-j", STREAM],
+        [*execute, "-m", PROJECT, "-j", STREAM, "--tags", json.dumps({STREAM_TAG: "bench"})],
         log=home / "run.log",
         env={"DAGSTER_HOME": str(home), "DAGSTER_DISABLE_TELEMETRY": "1", **body.environment},
         cwd=ROOT,

@@ -13,7 +13,7 @@ from dagster_rebalance.orchestration import sensor, stream_sensor
 from dagster_rebalance.orchestration.branch import IS_BRANCH
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.members import MEMBERS
-from dagster_rebalance.orchestration.tags import SLOT_TAG
+from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.testing.fake_group import FakeGroup
 from tests.orchestration.parts import GROUPS, kafka_in_memory
 
@@ -73,13 +73,13 @@ def test_nothing_joins_in_a_branch_deployment(
 
 
 @pytest.mark.usefixtures("_in_branch")
-def test_a_streaming_run_that_somebody_launches_there_does_not_join(
+def test_a_streaming_run_that_somebody_executes_again_there_does_not_join(
     instance: dg.DagsterInstance,
 ) -> None:
-    """From the launchpad, without the sensor."""
+    """Its tags are those of a run that the sensor has started."""
     job = defs_of(kafka_in_memory(), streams=True).resolve_job_def("shop")
     with pytest.raises(ConfigurationError, match="does not join group"):
-        job.execute_in_process(instance=instance)
+        job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:shop_sensor"})
 
 
 @pytest.mark.usefixtures("_in_branch")

@@ -15,6 +15,7 @@ from dagster_rebalance.consumer import credentials
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from dagster_rebalance.testing.secured import SecuredKafka
@@ -87,7 +88,7 @@ def test_a_streaming_run_goes_on_with_a_new_password(
         job = build_kafka_stream_defs(kafka=group, assets=[orders], name="rotated").resolve_job_def(
             "rotated"
         )
-        job.execute_in_process(instance=instance)
+        job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
         assert values == [b"before", b"after"]
 
 
@@ -128,6 +129,6 @@ def test_a_streaming_run_logs_in_with_the_tokens_of_a_function(
     job = build_kafka_stream_defs(kafka=group, assets=[orders], name="bearer").resolve_job_def(
         "bearer"
     )
-    job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
     assert values == [b"a"]
     assert set(given) == {"region=here"}

@@ -15,6 +15,7 @@ from dagster_rebalance.orchestration import meter
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.definitions import build_kafka_stream_defs
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import TopicFactory
@@ -70,7 +71,9 @@ def test_a_streaming_run_is_scraped_while_it_works(
         bootstrap_servers=kafka_broker.bootstrap_servers, group_id=topic, topics=[topic]
     )
     job = build_kafka_stream_defs(kafka=kafka, assets=[orders], name="metered")
-    job.resolve_job_def("metered").execute_in_process(instance=instance)
+    job.resolve_job_def("metered").execute_in_process(
+        instance=instance, tags={STREAM_TAG: "metered"}
+    )
     (text,) = texts
     mine = {"messaging_consumer_group_name": topic, "dagster_rebalance_member": "metered"}
     assert value(text, "dagster_rebalance_offsets_committed_total", **mine) == 5

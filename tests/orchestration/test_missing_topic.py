@@ -31,6 +31,7 @@ from dagster_rebalance.orchestration.pump import Pump
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.deadline import wait_until
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.parts import make_run
@@ -133,12 +134,16 @@ def test_streaming_runs_go_on_without_a_deleted_topic(
         kafka=shop.resource, assets=[orders], name="stream", lag_within_records=1000
     )
     shop.produce(shop.kept, shop.gone)
-    defs.resolve_job_def("stream").execute_in_process(instance=instance)
+    defs.resolve_job_def("stream").execute_in_process(
+        instance=instance, tags={STREAM_TAG: "here:sensor"}
+    )
     assert shop.is_told(instance), shop.lag_told(instance)
     assert any(shop.gone in topics for topics in batches)
     before = len(batches)
     shop.produce(shop.kept)
-    defs.resolve_job_def("stream").execute_in_process(instance=instance)
+    defs.resolve_job_def("stream").execute_in_process(
+        instance=instance, tags={STREAM_TAG: "here:sensor"}
+    )
     assert batches[before:], "a member that joins later works, too"
     checks = dg.Definitions(
         asset_checks=list(defs.asset_checks or ()), resources={"kafka": shop.resource}

@@ -18,7 +18,7 @@ from dagster_rebalance.orchestration.definitions import (
     build_kafka_stream_defs,
 )
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-from dagster_rebalance.orchestration.tags import run_config, run_tags
+from dagster_rebalance.orchestration.tags import STREAM_TAG, run_config, run_tags
 from dagster_rebalance.testing.broker import KafkaCluster
 from dagster_rebalance.testing.fixtures import TopicFactory, unique_name
 from tests.orchestration.parts import claimed, offer
@@ -113,7 +113,7 @@ def test_a_streaming_run_reads_batch_after_batch_with_one_client(
     job = build_kafka_stream_defs(kafka=shop.kafka, assets=[orders], name="stream").resolve_job_def(
         "stream"
     )
-    job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
     assert shop.values == [b"pen", b"cup", b"cup"]
     assert len(clients) == 3
     assert len(set(clients)) == 1
@@ -157,5 +157,5 @@ def test_a_group_begins_at_a_time(
     job = build_kafka_stream_defs(kafka=kafka, assets=[orders], name="timed").resolve_job_def(
         "timed"
     )
-    job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance, tags={STREAM_TAG: "here:sensor"})
     assert values == [b"at once", b"later", b"new"]

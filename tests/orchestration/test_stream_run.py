@@ -23,6 +23,7 @@ from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
 from dagster_rebalance.orchestration.stream_run import StreamCatalogue, StreamRun
+from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.testing.fake_group import FakeMember
 from tests.orchestration.parts import GROUPS, kafka_in_memory, make_run, offer, span, tp
 
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import OffsetRange
     from dagster_rebalance.orchestration.batch import KafkaBatch
 
+BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
+"""The tags of a run that the sensor has started."""
 MANY = 300
 """Batches: a run that has begun so many does not leave by itself."""
 
@@ -87,7 +90,7 @@ class Stage:
 
     def run(self) -> str:
         """Run until the process is asked to end; returns the id of the run."""
-        return self.job.execute_in_process(instance=self.instance).run_id
+        return self.job.execute_in_process(instance=self.instance, tags=BY_THE_SENSOR).run_id
 
     def committed(self, number: int) -> int:
         """The committed offset of `orders-<number>`."""
@@ -129,6 +132,18 @@ def test_batch_follows_batch_in_one_run(instance: dg.DagsterInstance) -> None:
     assert sum(int(str(said["offsets"])) for said in recorded) == 7
     assert {said["run"] for said in recorded} == {run_id}
     assert Mark.FINISHED in marks_of(instance, run_id)
+
+
+def test_a_run_that_the_sensor_has_not_started_fails_and_says_so(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Materialised by hand, say: nobody would count it, replace it or end it."""
+    stage = Stage(instance, lambda *_: leave())
+    stage.produce(0, 3)
+    with pytest.raises(dg.Failure, match=r"not started by its sensor.*: turn it on") as refused:
+        stage.job.execute_in_process(instance=instance)
+    assert refused.value.allow_retries is False
+    assert (stage.batches, stage.group.members) == ([], ())
 
 
 def test_the_batch_at_work_is_finished_when_the_process_is_asked_to_end(
@@ -317,7 +332,7 @@ def test_the_end_of_the_member_is_no_failed_attempt(
 
     monkeypatch.setattr(FakeMember, "poll", poll)
     with pytest.raises(BrokerError, match="the principal may not read"):
-        stage.job.execute_in_process(instance=instance)
+        stage.job.execute_in_process(instance=instance, tags=BY_THE_SENSOR)
     run_id = instance.get_runs(limit=1)[0].run_id
     assert marks_of(instance, run_id) >= {Mark.TAKEN_BACK, Mark.FINISHED}
 
@@ -458,7 +473,7 @@ def test_an_asset_may_take_a_resource_from_its_context(instance: dg.DagsterInsta
         kafka=kafka, assets=[orders], name="stream", resources={"db": "a database"}
     ).resolve_job_def("stream")
     GROUPS[kafka.group_id].produce(tp(0), 3)
-    job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance, tags=BY_THE_SENSOR)
     assert seen == ["a database"]
 
 
@@ -502,7 +517,7 @@ def test_several_assets_of_a_batch_are_called_in_their_order(instance: dg.Dagste
         kafka=kafka, assets=[customers, orders], name="stream"
     ).resolve_job_def("stream")
     GROUPS[kafka.group_id].produce(tp(0), 3)
-    job.execute_in_process(instance=instance)
+    job.execute_in_process(instance=instance, tags=BY_THE_SENSOR)
     assert called == ["orders", "customers"]
     run_id = instance.get_runs(limit=1)[0].run_id
     assert any("a line of the body" in entry.user_message for entry in instance.all_logs(run_id))

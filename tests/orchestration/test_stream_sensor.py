@@ -187,6 +187,20 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     assert any(f"run {new[1].run_id[:8]} has newer code" in entry.message for entry in logs)
 
 
+def test_a_run_that_is_executed_again_takes_the_place_of_the_first(sensor: Sensor) -> None:
+    """Dagster copies its tags, so that it has a slot and is looked after."""
+    sensor.tick()
+    first, other = sensor.runs()
+    again = sensor.instance.create_run_for_job(
+        _job, tags=first.tags, parent_run_id=first.run_id, root_run_id=first.run_id
+    )
+    for run in (first, other, again):
+        sensor.begin(run)
+    assert not sensor.tick().run_requests
+    asked = [Mark.LEAVE in marks_of(sensor.instance, run.run_id) for run in (first, other, again)]
+    assert asked == [True, False, False]
+
+
 def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
     sensor: Sensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +285,7 @@ def test_the_sensor_starts_runs_of_reruns_beside_streaming_runs(sensor: Sensor) 
 
 
 def test_each_run_of_the_job_is_one_of_its_group(sensor: Sensor) -> None:
-    """Also one that a person launches: its claims count."""
+    """Also one that a person executes again: its claims count."""
     assert sensor.defs.resolve_job_def(sensor.name).tags[GROUP_TAG] == sensor.kafka.group_id
 
 

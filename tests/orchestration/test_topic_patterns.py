@@ -17,6 +17,7 @@ from dagster_rebalance import KafkaBatch, KafkaConsumerResource, build_kafka_str
 from dagster_rebalance.consumer.discovery import Discovery
 from dagster_rebalance.orchestration.group_look import look_at_group
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK
+from dagster_rebalance.orchestration.tags import STREAM_TAG
 from dagster_rebalance.testing.fixtures import unique_name
 
 if TYPE_CHECKING:
@@ -67,7 +68,9 @@ def test_a_topic_that_is_created_later_is_read(
 
     sell(f"{name}-a")
     defs = build_kafka_stream_defs(kafka=kafka, assets=[orders], name="stream")
-    defs.resolve_job_def("stream").execute_in_process(instance=instance)
+    defs.resolve_job_def("stream").execute_in_process(
+        instance=instance, tags={STREAM_TAG: "here:sensor"}
+    )
     assert values == [f"{name}-a".encode(), f"{name}-b".encode()]
     with kafka.connect() as consumer:
         look = look_at_group(
