@@ -222,9 +222,9 @@ def build_kafka_stream_defs(
 
     Raises:
         ConfigurationError: There is no asset, one cannot be called for each batch, has partitions
-            or an automation condition, a name or a resource key is taken, a secret is written in
-            the code, or settings make no sense or do not fit each other. What a variable has is
-            looked at in the first tick.
+            or an automation condition, a pool or a retry policy, a name or a resource key is taken,
+            a secret is written in the code, or settings make no sense or do not fit each other.
+            What a variable has is looked at in the first tick.
     """
     _check(name, assets, kafka, spark, streams=True)
     limit = LagLimit(lag_within_records, lag_within_s)
@@ -255,7 +255,9 @@ def build_kafka_stream_defs(
     )
     job = dg.define_asset_job(
         name,
-        selection=[streamed],
+        # Not the checks that others define for the assets: they wait for an output of the step.
+        selection=dg.AssetSelection.assets(streamed).without_checks()
+        | dg.AssetSelection.checks(*(spec.key for spec in streamed.check_specs)),
         executor_def=dg.in_process_executor,
         tags={**(job_tags or {}), GROUP_TAG: _now(kafka.group_id)},
     )

@@ -49,7 +49,8 @@ class Body:
 
         Raises:
             ConfigurationError: It cannot be called for each batch: it is made of several ops, takes
-                another asset's value or run config, or does not take the batch.
+                another asset's value or run config, does not take the batch, or has a pool or a
+                retry policy.
         """
         name = _name_of(asset)
         op = asset.node_def
@@ -58,6 +59,18 @@ class Body:
         if compute is None or function is None:
             raise _refused(
                 name, "is not made by one decorated function (@dg.asset, @dg.multi_asset)"
+            )
+        if asset.op.pool:
+            raise _refused(
+                name,
+                "has a pool, which no batch would wait for: remove it, and limit how many runs "
+                "work at the same time by the argument `runs`, such as runs=1",
+            )
+        if asset.op.retry_policy is not None:
+            raise _refused(
+                name,
+                "has a retry_policy, which no batch would be tried again by: remove it, and say "
+                "how often by `max_attempts` of the group, whose `retry_delay_s` is the wait",
             )
         has_context = bool(compute.has_context_arg())
         parameters = list(inspect.signature(function).parameters)[int(has_context) :]
@@ -84,7 +97,8 @@ class Body:
         """Process a batch; what it made, each asset once.
 
         Raises:
-            ConfigurationError: It returned something that a streaming run cannot keep.
+            ConfigurationError: It returned something that a streaming run cannot keep, or a result
+                of a check that is not found among its own.
         """
         given = {key: getattr(resources, key) for key in self.resource_keys}
         said = self.function(
@@ -94,7 +108,10 @@ class Body:
             self._refuse("an async generator")
         if inspect.iscoroutine(said):
             said = asyncio.run(said)
-        results = {result.asset_key or self.asset.key: result for result in self._results(said)}
+        results = {
+            result.asset_key or self.asset.key: self._with_named_checks(result)
+            for result in self._results(said)
+        }
         for spec in self.asset.specs:
             result = results.pop(spec.key, None)
             if result is None and not spec.skippable:
@@ -113,6 +130,33 @@ class Body:
             if not isinstance(result, dg.MaterializeResult):
                 self._refuse(f"a {type(result).__name__}")
             yield result
+
+    def _with_named_checks(self, result: dg.MaterializeResult[Any]) -> dg.MaterializeResult[Any]:
+        """The same result; what its checks leave out is found in check_specs, as Dagster does."""
+        key = result.asset_key or self.asset.key
+        named = []
+        for check in result.check_results or ():
+            fitting = [
+                spec
+                for spec in self.asset.check_specs
+                if check.asset_key in {None, spec.asset_key}
+                and check.check_name in {None, spec.name}
+            ]
+            found = [spec for spec in fitting if spec.asset_key == key] or fitting
+            if len(found) != 1:
+                self._refuse_check(check)
+            named.append(check._replace(asset_key=found[0].asset_key, check_name=found[0].name))
+        return result._replace(check_results=named)
+
+    def _refuse_check(self, check: dg.AssetCheckResult) -> NoReturn:
+        known = ", ".join(sorted(spec.name for spec in self.asset.check_specs)) or "none"
+        msg = (
+            f"{_name_of(self.asset)} returned a result of a check "
+            f"{check.check_name or 'without a name'}, which must be one of its check_specs "
+            f"({known}): declare the check there, and name it in the result by check_name (and "
+            "asset_key, where two assets have a check of that name)"
+        )
+        raise ConfigurationError(msg)
 
     def _refuse(self, what: str) -> NoReturn:
         msg = (

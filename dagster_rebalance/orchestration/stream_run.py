@@ -70,6 +70,8 @@ _PROGRESS_S = 60.0
 _MOST_REFUSALS = 5
 _RECORD_EVERY_S = 10.0
 _JOIN_LIMIT_S = 30.0
+_DATA_VERSION_TAG = "dagster/data_version"
+"""Where Dagster keeps the data version of a materialisation."""
 
 
 class BatchInterruptedError(dg.DagsterExecutionInterruptedError):
@@ -243,13 +245,19 @@ class StreamRun:
     def _call(self, batch: KafkaBatch) -> None:
         shown = batch.metadata()
         for body in self._bodies:
+            blocking = {spec.key for spec in body.asset.check_specs if spec.blocking}
+            failed = []
             for result in body(self._context, batch, self._context.resources):
                 self._check_not_interrupted()
                 key = result.asset_key or body.asset.key
+                version = result.data_version
                 made = dg.AssetMaterialization(
                     asset_key=key,
                     metadata={**shown, **(result.metadata or {})},
-                    tags=result.tags,
+                    tags={
+                        **(result.tags or {}),
+                        **({_DATA_VERSION_TAG: version.value} if version else {}),
+                    },
                 )
                 self._keep(partial(self._context.log_event, made))
                 for check in result.check_results or ():
@@ -262,7 +270,13 @@ class StreamRun:
                         description=check.description,
                     )
                     self._keep(partial(self._context.instance.report_runless_asset_event, found))
+                    is_error = found.severity is dg.AssetCheckSeverity.ERROR
+                    if not found.passed and is_error and found.asset_check_key in blocking:
+                        failed.append(f"{found.check_name} of {found.asset_key.to_user_string()}")
             self._check_not_interrupted()
+            if failed:
+                msg = f"blocking checks failed: {', '.join(failed)}"
+                raise dg.Failure(msg)
 
     def _check_not_interrupted(self) -> None:
         """Make sure that a body did not keep its interruption to itself.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import dagster as dg
 import pytest
 
-from dagster_rebalance import build_kafka_stream_defs
+from dagster_rebalance import KafkaBatch, build_kafka_stream_defs
 from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.stream_batches import Outcome, StreamBatch
@@ -22,6 +22,7 @@ from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.marks import Mark, marks_of
 from dagster_rebalance.orchestration.signs import SignsOfLife, partitions_in
+from dagster_rebalance.orchestration.stream_body import Body
 from dagster_rebalance.orchestration.stream_run import StreamCatalogue, StreamRun
 from dagster_rebalance.orchestration.tags import SLOT_TAG, STREAM_TAG
 from dagster_rebalance.testing.fake_group import FakeMember
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from dagster_rebalance import ExternalWork
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.core.partition import OffsetRange
-    from dagster_rebalance.orchestration.batch import KafkaBatch
 
 BY_THE_SENSOR = {STREAM_TAG: "here:stream_sensor", SLOT_TAG: "0"}
 """The tags of a run that the sensor has started."""
@@ -523,6 +523,72 @@ def test_several_assets_of_a_batch_are_called_in_their_order(instance: dg.Dagste
     assert any("a line of the body" in entry.user_message for entry in instance.all_logs(run_id))
 
 
+class Checked:
+    """An asset with checks in a streaming run that leaves at its second batch."""
+
+    def __init__(
+        self,
+        instance: dg.DagsterInstance,
+        *results: dg.AssetCheckResult,
+        specs: Sequence[dg.AssetCheckSpec],
+    ) -> None:
+        self.instance = instance
+        self.kafka = kafka_in_memory(retry_delay_s=0.01, retry_delay_limit_s=0.05)
+        self.ids: list[str] = []
+
+        @dg.asset(check_specs=specs)
+        def orders(kafka_batch):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202 - Dagster evaluates it
+            self.ids.append(kafka_batch.batch_id)
+            if len(self.ids) > 1:
+                leave()
+                return None
+            GROUPS[self.kafka.group_id].produce(tp(0), 1)
+            return dg.MaterializeResult(
+                check_results=results, data_version=dg.DataVersion("seven"), tags={"team": "shop"}
+            )
+
+        @dg.asset_check(asset=orders)
+        def not_empty() -> dg.AssetCheckResult:
+            return dg.AssetCheckResult(passed=True)
+
+        made = build_kafka_stream_defs(kafka=self.kafka, assets=[orders], name="stream")
+        self.defs = dg.Definitions.merge(
+            made,
+            dg.Definitions(
+                asset_checks=[not_empty],
+                jobs=[dg.define_asset_job("alone", dg.AssetSelection.checks(not_empty))],
+            ),
+        )
+
+    @property
+    def committed(self) -> int:
+        """The committed offset of `orders-0`."""
+        return GROUPS[self.kafka.group_id].committed[tp(0)].offset
+
+    def run(self) -> None:
+        """Run until the process is asked to end."""
+        GROUPS[self.kafka.group_id].produce(tp(0), 3)
+        job = self.defs.resolve_job_def("stream")
+        job.execute_in_process(instance=self.instance, tags=BY_THE_SENSOR)
+
+    @property
+    def attempts(self) -> list[int]:
+        """Which attempt each batch was."""
+        found = [StreamBatch.read(batch_id) for batch_id in self.ids]
+        return [batch.attempt for batch in found if batch is not None]
+
+    def said(self, name: str) -> list[bool]:
+        """Whether a check has passed, each time that it was evaluated."""
+        key = dg.AssetCheckKey(dg.AssetKey("orders"), name)
+        records = self.instance.event_log_storage.get_asset_check_execution_history(key, limit=10)
+        events = [record.event.dagster_event for record in records if record.event is not None]
+        return [
+            event.asset_check_evaluation_data.passed
+            for event in events
+            if event is not None and event.event_type is dg.DagsterEventType.ASSET_CHECK_EVALUATION
+        ]
+
+
 @dg.asset
 def whole(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - Dagster evaluates it
     """Fits."""
@@ -536,6 +602,16 @@ def without_batch() -> None:
 @dg.asset
 def with_value(kafka_batch, whole) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
     """Takes the value of another asset."""
+
+
+@dg.asset(pool="database")
+def in_a_pool(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Waits for its turn."""
+
+
+@dg.asset(retry_policy=dg.RetryPolicy(max_retries=3))
+def with_retries(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Is to be begun again in the same run."""
 
 
 @dg.op
@@ -555,6 +631,8 @@ def of_ops() -> None:
         (without_batch, "without_batch does not take the batch"),
         (with_value, "with_value takes 'whole', which is neither a resource nor the batch"),
         (of_ops, "of_ops is not made by one decorated function"),
+        (in_a_pool, "in_a_pool has a pool, .* by the argument `runs`"),
+        (with_retries, "with_retries has a retry_policy, .* `max_attempts` of the group"),
     ],
 )
 def test_what_cannot_be_called_for_each_batch_is_refused_where_it_is_defined(
@@ -578,3 +656,78 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], why: st
     """With what to do about it."""
     with pytest.raises(ConfigurationError, match=why):
         build_kafka_stream_defs(kafka=kafka_in_memory(), assets=[whole], **settings)
+
+
+def test_a_check_result_without_a_name_is_that_of_the_only_check(
+    instance: dg.DagsterInstance,
+) -> None:
+    """As in a run for each batch. So is what else a result says of its asset."""
+    stage = Checked(
+        instance,
+        dg.AssetCheckResult(passed=False),
+        specs=[dg.AssetCheckSpec("good", asset="orders")],
+    )
+    stage.run()
+    assert stage.said("good") == [False]
+    assert stage.committed == 4
+    (run,) = instance.get_runs(limit=1)
+    assert run.status is dg.DagsterRunStatus.SUCCESS
+    *_, first = instance.fetch_materializations(dg.AssetKey("orders"), limit=5).records
+    assert first.asset_materialization is not None
+    assert first.asset_materialization.tags is not None
+    assert (
+        first.asset_materialization.tags.items()
+        >= {
+            "team": "shop",
+            "dagster/data_version": "seven",
+        }.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("specs", "name"),
+    [((), None), (("good", "red"), None), (("good",), "other")],
+)
+def test_a_check_result_that_fits_no_check_is_refused(
+    specs: Sequence[str], name: str | None
+) -> None:
+    """By Dagster, too. Stored under a check that does not exist, nobody would see it."""
+
+    @dg.asset(check_specs=[dg.AssetCheckSpec(one, asset="orders") for one in specs])
+    def orders(kafka_batch):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202, ARG001 - Dagster evaluates it
+        found = dg.AssetCheckResult(passed=True, check_name=name)
+        return dg.MaterializeResult(check_results=[found])
+
+    body: Any = Body.of(orders, "kafka_batch")
+    known = ", ".join(specs) or "none"
+    why = rf"^orders .* {name or 'without a name'}, .* its check_specs \({known}\): declare"
+    with pytest.raises(ConfigurationError, match=why):
+        [*body(None, KafkaBatch.for_testing([span(0)]), None)]
+
+
+@pytest.mark.parametrize(
+    ("severity", "attempts"),
+    [(dg.AssetCheckSeverity.ERROR, [1, 2]), (dg.AssetCheckSeverity.WARN, [1, 1])],
+)
+def test_a_blocking_check_that_fails_makes_a_failed_attempt(
+    instance: dg.DagsterInstance, severity: dg.AssetCheckSeverity, attempts: list[int]
+) -> None:
+    """A run for each batch fails, and commits nothing. The evaluation is kept."""
+    name = f"blocking_{severity.name}"
+    stage = Checked(
+        instance,
+        dg.AssetCheckResult(passed=False, severity=severity),
+        specs=[dg.AssetCheckSpec(name, asset="orders", blocking=True)],
+    )
+    stage.run()
+    assert stage.said(name) == [False]
+    assert stage.attempts[:2] == attempts
+
+
+def test_a_check_of_its_own_is_no_part_of_a_streaming_run(instance: dg.DagsterInstance) -> None:
+    """Dagster would plan it in each run and execute it in none; a job of its own may have it."""
+    stage = Checked(instance, specs=[dg.AssetCheckSpec("good", asset="orders")])
+    nodes = stage.defs.resolve_job_def("stream").graph.node_defs
+    assert [node.name for node in nodes] == ["stream_batches"]
+    assert stage.defs.resolve_job_def("alone").execute_in_process(instance=instance).success
+    assert stage.said("not_empty") == [True]
