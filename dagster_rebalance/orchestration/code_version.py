@@ -1,7 +1,7 @@
 """The version of the code of a streaming run: by it a sensor knows that its runs have old code.
 
 Owns that the same code, loaded again, has the same version. It is a digest of the source files that
-the assets come from, of this package, of the settings that everybody may see, and of the image that
+the assets come from, of this package, of the settings that are no secrets, and of the image that
 Dagster runs. What else a team deploys (another library, a secret) it does not see: a team can give
 a version of its own.
 """

@@ -35,6 +35,7 @@ from dagster_rebalance.orchestration.stream_definitions import RerunKafkaBatch, 
 from dagster_rebalance.orchestration.stream_sensor import build_kafka_stream_sensor
 from dagster_rebalance.orchestration.tags import GROUP_TAG
 from dagster_rebalance.orchestration.written_secrets import (
+    unshown_settings,
     written_registry_secrets,
     written_secrets,
 )
@@ -242,7 +243,13 @@ def build_kafka_stream_defs(
     stopper = stopper_of(name, external_work)
     bodies = in_order([Body.of(asset, batch_key) for asset in assets])
     topics = topic_assets(kafka) if show_topics else []
-    settings = f"{kafka!r} {spark!r} {_registries(resources)!r} {sorted(job_tags or {})}"
+    registries = _registries(resources)
+    unshown = [
+        [*unshown_settings(resource)]
+        for resource in (kafka, spark, *registries.values())
+        if resource is not None
+    ]
+    settings = f"{kafka!r} {spark!r} {registries!r} {unshown} {sorted(job_tags or {})}"
     streamed = stream_asset(
         name,
         bodies,

@@ -67,6 +67,26 @@ def written_registry_secrets(key: str, registry: SchemaRegistryResource) -> Iter
     yield from _named(f"client_config of {key}", registry.client_config)
 
 
+def unshown_settings(resource: dg.ConfigurableResource[Any]) -> Iterator[tuple[str, str, str]]:
+    """What the repr of a resource leaves out: each field, name and value, for a digest.
+
+    Of an `EnvVar` the value is the variable's name. Of a secret it is empty: one that is short
+    could be guessed from a digest.
+    """
+    for field, about in type(resource).model_fields.items():
+        if about.repr:
+            continue
+        given = getattr(resource, field)
+        settings = given if isinstance(given, Mapping) else {field: given}
+        for name, value in sorted(settings.items()):
+            if isinstance(value, dg.EnvVar):
+                yield field, name, value.env_var_name
+            elif _is_secret_name(name) or _SECRET_TEXT.search(str(value)):
+                yield field, name, ""
+            else:
+                yield field, name, str(value)
+
+
 def check_no_secrets(
     extras: Mapping[str, Any], settings: Mapping[str, Any], *, taken: Mapping[str, Any]
 ) -> None:

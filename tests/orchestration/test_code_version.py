@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pytest
 
 from dagster_rebalance.orchestration.code_version import code_version
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.written_secrets import unshown_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +79,29 @@ def test_settings_and_the_image_are_part_of_it(
     assert code_version([body], "b") != before
     monkeypatch.setenv("DAGSTER_CURRENT_IMAGE", "team:2")
     assert code_version([body], "a") != before
+
+
+def test_of_what_may_be_a_secret_the_name_counts_alone() -> None:
+    """The version is a tag, which everybody sees: a short secret could be guessed from it."""
+    given = KafkaConsumerResource(
+        bootstrap_servers="here:1",
+        group_id="shop",
+        topics=["orders"],
+        sasl_password="pw",  # noqa: S106 - refused by what builds definitions
+        client_config={
+            "ssl.key.password": "pw",
+            "ssl.key.location": "/keys/shop",
+            "sasl.oauthbearer.config": "clientSecret=pw",
+            "sasl.oauthbearer.client.id": dg.EnvVar("CLIENT_ID"),
+        },
+    )
+    assert list(unshown_settings(given)) == [
+        ("sasl_password", "sasl_password", ""),
+        ("client_config", "sasl.oauthbearer.client.id", "CLIENT_ID"),
+        ("client_config", "sasl.oauthbearer.config", ""),
+        ("client_config", "ssl.key.location", "/keys/shop"),
+        ("client_config", "ssl.key.password", ""),
+    ]
 
 
 def test_this_package_is_part_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.signs import SignsOfLife
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stream_sensor import streams_of
 from dagster_rebalance.orchestration.tags import (
     BATCH_TAG,
@@ -77,7 +78,7 @@ class Sensor:
             instance=self.instance,
             definitions=self.defs,
             sensor_name=f"{self.name}_sensor",
-            resources={"kafka": self.kafka},
+            resources={"kafka": self.kafka, "spark": KafkaSparkResource()},
             cursor=self.cursor,
         )
         with context:
@@ -185,6 +186,26 @@ def test_new_code_replaces_the_runs_one_by_one(sensor: Sensor) -> None:
     assert Mark.LEAVE in marks_of(sensor.instance, old[1].run_id)
     logs = sensor.instance.all_logs(old[1].run_id)
     assert any(f"run {new[1].run_id[:8]} has newer code" in entry.message for entry in logs)
+
+
+def test_another_setting_of_a_client_replaces_the_runs(sensor: Sensor) -> None:
+    """What may hold secrets is not shown anywhere, but what is no secret there counts."""
+    versions = []
+    for client, spark in (
+        ({"isolation.level": "read_committed"}, {}),
+        ({"isolation.level": "read_uncommitted"}, {}),
+        ({"isolation.level": "read_uncommitted"}, {"spark_config": {"spark.ui.enabled": "true"}}),
+        ({"isolation.level": "read_uncommitted"}, {"remote": "sc://other:15002"}),
+    ):
+        sensor.defs = build_kafka_stream_defs(
+            kafka=sensor.kafka.model_copy(update={"client_config": client}),
+            assets=[orders],
+            spark=KafkaSparkResource(**spark),
+            name=sensor.name,
+        )
+        versions += [request.tags[VERSION_TAG] for request in sensor.tick().run_requests or ()]
+        assert not sensor.tick().run_requests, "the same settings are the same code"
+    assert len(set(versions)) == 4
 
 
 def test_a_run_that_is_executed_again_takes_the_place_of_the_first(sensor: Sensor) -> None:
