@@ -50,7 +50,9 @@ def check_assets(name: str, assets: Iterable[dg.AssetsDefinition]) -> None:
                     f"{what} of {name} has an automation_condition, and the runs that it starts "
                     f"would have no batch: remove it. The sensor {name}_sensor starts a run when "
                     "there are records; assets behind this one may have a condition, such as "
-                    "dg.AutomationCondition.eager()"
+                    "dg.AutomationCondition.eager().without("
+                    "~dg.AutomationCondition.any_deps_in_progress()), since this one nearly always "
+                    "is in progress"
                 )
                 raise ConfigurationError(msg)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
+
 from dagster_rebalance import KafkaConsumerResource
 from tests.docs.blocks import ROOT, block_with, run_block
 
 if TYPE_CHECKING:
-    import dagster as dg
     import pytest
 
 PAGE = "docs/streaming.md"
@@ -23,6 +24,13 @@ def test_the_example_is_a_code_location(monkeypatch: pytest.MonkeyPatch) -> None
     defs: dg.Definitions = names["defs"]
     assert defs.resolve_job_def("kafka_stream").name == "kafka_stream"
     assert defs.resolve_sensor_def("kafka_stream_sensor").name == "kafka_stream_sensor"
+
+
+def test_the_conditions_that_it_recommends_exist() -> None:
+    """Dagster refuses to leave out what is no part of a condition."""
+    conditions = re.findall(r"`(dg\.\S*\)|\.without\S*\))`", (ROOT / PAGE).read_text())
+    _, late, missing = (one for one in conditions if "AutomationCondition" in one)
+    assert len(eval(late + missing, {"dg": dg}).children) == 3  # noqa: S307 - as a reader pastes it
 
 
 def test_each_setting_that_it_names_exists() -> None:

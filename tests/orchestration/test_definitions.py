@@ -5,6 +5,7 @@ The tests also show what it refuses before anything runs.
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -469,12 +470,17 @@ def test_what_no_run_with_a_batch_would_serve_is_refused(
 
 
 def test_assets_behind_those_of_a_batch_may_have_partitions_and_conditions() -> None:
-    """As the refusals advise."""
+    """As the refusals advise: the condition is what the text of one says."""
+    with pytest.raises(ConfigurationError) as refused:
+        build_kafka_batch_defs(kafka=kafka(), assets=[eager], name="orders")
+    (advised,) = re.findall(r"such as (dg\..*), since", str(refused.value))
+    condition = eval(advised)  # noqa: S307 - as a reader pastes it
+    assert ~dg.AutomationCondition.any_deps_in_progress() not in condition.children
 
     @dg.asset(
         deps=["work"],
         partitions_def=dg.DailyPartitionsDefinition("2026-01-01"),
-        automation_condition=dg.AutomationCondition.eager(),
+        automation_condition=condition,
     )
     def behind() -> None:
         """By day."""
