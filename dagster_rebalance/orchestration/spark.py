@@ -90,6 +90,7 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     model_config = ConfigDict(hide_input_in_errors=True)
 
     _session: Any = PrivateAttr(default=None)
+    _lost_sessions: list[Any] = PrivateAttr(default_factory=list)
     _session_id: str | None = PrivateAttr(default=None)
     _is_own_session: bool = PrivateAttr(default=True)
     _run_id: str | None = PrivateAttr(default=None)
@@ -123,10 +124,17 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def spark_session(self) -> "SparkSession":
         """The session. It starts at the first use, which takes seconds.
 
+        A session that its Spark Connect server does not know any more, as after a restart, is made
+        anew under the same id: whoever ends the work of the run ends that one, too.
+
         Raises:
             ConfigurationError: dagster-pyspark is missing, the settings contradict each other, or
                 no server answers at `remote`.
         """
+        # Only sessions of Spark Connect tell. pyspark closes one whose server answers that it has
+        # another of that id.
+        if getattr(self._session, "is_stopped", False):
+            self._forget_session()
         if self._session is not None:
             known: SparkSession = self._session
             return known
@@ -167,6 +175,14 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if self._is_own_session:
                 self._session.stop()
         self._session = self._session_id = None
+        self._lost_sessions.clear()
+
+    def _forget_session(self) -> None:
+        lost, self._session = self._session, None
+        # Kept: a session that is dropped shuts down threads which all sessions share (pyspark 4.0,
+        # reattach.py), in the middle of the next one's work.
+        self._lost_sessions.append(lost)
+        lost.stop()  # closes its channel, and is the process's default session no longer
 
     def _connect(self) -> "SparkSession":
         if self.master:

@@ -1,0 +1,32 @@
+"""A process whose run uses Spark once for each line of its input, and says what came of it.
+
+Arguments: URL, run id.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import dagster as dg
+
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
+
+remote, run_id = sys.argv[1:]
+
+
+@dg.asset
+def batches(spark: KafkaSparkResource) -> None:
+    """Work as a streaming run does: batch after batch, in one process."""
+    for _ in sys.stdin:
+        try:
+            said = str(spark.spark_session.range(3).count())
+        except Exception as error:  # noqa: BLE001 - the test compares it
+            said = str(error).splitlines()[0]
+        print(said, flush=True)  # noqa: T201 - the test reads it
+
+
+with dg.DagsterInstance.ephemeral() as instance:
+    job = dg.Definitions(
+        [batches], resources={"spark": KafkaSparkResource(remote=remote)}
+    ).resolve_implicit_global_asset_job_def()
+    job.execute_in_process(instance=instance, run_id=run_id)

@@ -1,0 +1,42 @@
+"""A Spark Connect server that is restarted under a run that goes on."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+
+from dagster_rebalance.orchestration.spark import stop_abandoned_work
+from dagster_rebalance.testing.spark_connect import SparkConnectServer
+from tests.spark.test_ended_work import process
+
+pytestmark = pytest.mark.spark
+
+
+def test_a_run_whose_server_was_restarted_works_in_a_new_session_that_can_be_ended() -> None:
+    """One batch meets the loss; all others of a streaming run would fail with it.
+
+    The new session has the run's id, too: a process that was taken for dead is kept out of it.
+    """
+    run_id = str(uuid.uuid4())
+    with (
+        SparkConnectServer() as server,
+        process("tests.spark.lost_session", server.remote, run_id) as run,
+    ):
+        assert run.stdin is not None
+        assert run.stdout is not None
+
+        def batch() -> str:
+            run.stdin.write("\n")
+            run.stdin.flush()
+            return run.stdout.readline().strip()
+
+        assert batch() == "3"
+        server.kill()
+        server.restart()
+        assert "NO_ACTIVE_SESSION" in batch()
+        assert batch() == "3"
+        stop_abandoned_work(server.remote, run_id)
+        assert "SESSION_CLOSED" in batch()
+        run.stdin.close()
+        assert run.wait(60) == 0
