@@ -67,12 +67,13 @@ class GivenMessages:
         """
         from dagster_rebalance.spark.ranges import given_records
 
+        wanted = tuple(ranges)
         rows = [
             (*_columns(message), range_.start, range_.until)
-            for range_ in ranges
+            for range_ in wanted
             for message in self.read([range_])
         ]
-        return given_records(session, rows, options)
+        return given_records(session, rows, wanted, options)
 
 
 def _holds(range_: OffsetRange, message: Message) -> bool:

@@ -52,7 +52,8 @@ def write_delta(
     ranges with other bounds replace each other, and files may be compacted at any time.
 
     Write what you read to one table in one call: a second part of it would replace the first, and
-    is refused where the frame still has the column `range_start` of `kafka_batch.dataframe()`.
+    is refused where the frame still has the column `range_start` of `kafka_batch.dataframe()`. So
+    are ranges that it was not read from, such as those of a topic that another call writes.
 
     Example:
         ```python
@@ -66,14 +67,15 @@ def write_delta(
         frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
         table: The name of a table, or the path of one (`/data/orders`, `s3a://lake/orders`). It is
             made if it is missing, partitioned by `topic` and `partition`.
-        ranges: What the frame was read from: `kafka_batch.offset_ranges`. A range of which the
-            frame has no row has none in the table afterwards. No ranges at all, as of a topic that
-            the batch has nothing of, change nothing.
+        ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or those
+            that `ranges=` has chosen of them. A range of which the frame has no row has none in
+            the table afterwards. No ranges at all, as of a topic that the batch has nothing of,
+            change nothing.
         options: Further options of the write, such as `mergeSchema` or `userMetadata`.
 
     Raises:
-        IllegalStateError: A column is missing; there are rows and no ranges; or another part of the
-            same read was written to the table before.
+        IllegalStateError: A column is missing; there are rows and no ranges, or others than the
+            frame was read from; or another part of the same read was written to the table before.
         ConfigurationError: The session cannot write tables of Delta Lake, or other writers were
             faster ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.

@@ -58,15 +58,16 @@ def write_iceberg(
         frame: All rows of the ranges, with the columns `topic`, `partition` and `offset`.
         table: Its name, with that of its catalog (`lake.shop.orders`). It is made if it is missing,
             partitioned by `topic` and `partition`; its namespace is not.
-        ranges: What the frame was read from: `kafka_batch.offset_ranges`. A range of which the
-            frame has no row has none in the table afterwards. No ranges at all, as of a topic that
-            the batch has nothing of, change nothing.
+        ranges: The ranges that the frame was read from: `kafka_batch.offset_ranges`, or those
+            that `ranges=` has chosen of them. A range of which the frame has no row has none in
+            the table afterwards. No ranges at all, as of a topic that the batch has nothing of,
+            change nothing.
         options: Further options of the write, such as `fanout-enabled` or `snapshot-property.team`.
             The write of a range into compacted files has none of them.
 
     Raises:
-        IllegalStateError: A column is missing; there are rows and no ranges; or another part of the
-            same read was written to the table before.
+        IllegalStateError: A column is missing; there are rows and no ranges, or others than the
+            frame was read from; or another part of the same read was written to the table before.
         ConfigurationError: The session cannot write tables of Iceberg, or other writers were
             faster ten times in a row. Nothing was written.
         BrokerError: Kafka no longer has all of the offsets.

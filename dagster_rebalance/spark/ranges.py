@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 READ_ID = "dagster_rebalance.read"
 # There, too: whether each task of the read has records of one range only.
 IS_ONE_RANGE_A_TASK = "dagster_rebalance.one_range_a_task"
+# And the ranges of the read, each as a text: Spark's metadata has no lists of several types.
+READ_RANGES = "dagster_rebalance.ranges"
 
 # Spark has offsets, timestamps and timestamps by partition, and gives some of them precedence.
 _OURS = re.compile(r"(starting|ending|subscribe|assign).*|failondataloss", re.IGNORECASE)
@@ -80,7 +82,7 @@ def read_ranges(
         ranges: Of any topics and partitions; several of one partition are allowed as long as they
             do not overlap.
         kafka_options: How to reach Kafka, by librdkafka's names; keys that start with `kafka.` go
-            to the connector as they are.
+            to the connector as they are, but `kafka.group.id` is only the beginning of the id.
         connector_options: Further options of the connector, by Spark's names, such as
             `includeHeaders` or `minPartitions`.
         allow_plaintext: Whether a Kafka login may be sent to a Spark Connect server on another
@@ -107,8 +109,12 @@ def read_ranges(
             **{key: value for key, value in further.items() if key.startswith("kafka.")},
         }
     )
-    if clients:
-        kafka = {_CLIENTS: _clients(clients, kafka), **kafka}
+    own = kafka.pop(_CLIENTS, "")
+    if own or clients:
+        # Never the user's own id as it is: clients of that name may have fetched from a log that
+        # is gone.
+        name = "-".join(filter(None, (own, clients or uuid.uuid4().hex)))
+        kafka[_CLIENTS] = _clients(name, kafka)
     options = hidden({**further, **kafka})
     if not allow_plaintext and any(map(is_secret, kafka)) and connects_in_the_clear(session):
         msg = (
@@ -119,7 +125,7 @@ def read_ranges(
         raise ConfigurationError(msg)
     are_split = any(_SPLITS_RANGES.fullmatch(key) for key in further)
     is_one = not are_split and all(len(span) == 1 for spans in rounds for span in spans)
-    about = {READ_ID: uuid.uuid4().hex, IS_ONE_RANGE_A_TASK: is_one}
+    about = {**_about(ranges), IS_ONE_RANGE_A_TASK: is_one}
     frames = [_read_round(session, spans, options, about) for spans in rounds]
     frame = frames[0]
     for other in frames[1:]:
@@ -152,6 +158,7 @@ def _clients(name: str, kafka: Mapping[str, str]) -> str:
 def given_records(
     session: SparkSession,
     records: Iterable[tuple[object, ...]],
+    ranges: Iterable[OffsetRange],
     connector_options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """A DataFrame as `read_ranges` makes it, over records that are given.
@@ -160,6 +167,7 @@ def given_records(
         session: A classic or a Connect session; it needs no Kafka connector.
         records: `key`, `value`, `topic`, `partition`, `offset`, `timestamp`, `timestampType`,
             `headers`, and the bounds of the range.
+        ranges: What the records are all of.
         connector_options: As for `read_ranges`; only `includeHeaders` has an effect.
 
     Raises:
@@ -174,7 +182,11 @@ def given_records(
     options = {key.lower(): value for key, value in _checked(connector_options or {}).items()}
     if options.get("includeheaders", "").lower() != "true":
         frame = frame.drop("headers")
-    return frame.withMetadata("range_start", {READ_ID: uuid.uuid4().hex})
+    return frame.withMetadata("range_start", _about(ranges))
+
+
+def _about(ranges: Iterable[OffsetRange]) -> dict[str, object]:
+    return {READ_ID: uuid.uuid4().hex, READ_RANGES: [json.dumps(one.fields) for one in ranges]}
 
 
 @contextmanager

@@ -9,6 +9,7 @@ once. How a format makes that commit is in `delta` and `iceberg`.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -16,17 +17,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
+from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.reading import read_rounds
 from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.ranges import READ_ID, explained_read_errors
+from dagster_rebalance.spark.ranges import READ_ID, READ_RANGES, explained_read_errors
 from dagster_rebalance.spark.reads import written_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, DataFrameWriter
-
-    from dagster_rebalance.core.partition import OffsetRange
 
 COLUMNS = ("topic", "partition", "offset")
 ATTEMPTS = 10
@@ -108,15 +108,16 @@ def replace_rows(
     Args:
         frame: All rows of these ranges.
         table: Its name for people.
-        ranges: The ranges. Without any, the frame has no row, and nothing is done.
+        ranges: The ranges: those of the read, or some of them. Without any, the frame has no row,
+            and nothing is done.
         form: The format of the table.
         create: Gets a writer of no rows that does nothing where there is a table. It makes one that
             is partitioned by topic and partition.
         write: Makes the one commit that replaces the rows.
 
     Raises:
-        IllegalStateError: A column is missing; there are rows and no ranges; or another part of the
-            same read was written to the table before.
+        IllegalStateError: A column is missing; there are rows and no ranges, or others than the
+            frame was read from; or another part of the same read was written to the table before.
         ConfigurationError: The session cannot write such tables, or other writers were faster each
             time.
         BrokerError: Kafka no longer has all of the offsets.
@@ -126,12 +127,13 @@ def replace_rows(
         _check_empty(frame, table)
         return
     rows = Rows.of(ranges)
-    read_id = _read_id(frame)
+    about_read = _about_read(frame)
+    _check_read(rows, about_read)
     if "range_start" in frame.columns:
         frame = frame.withMetadata("range_start", {})  # a table would keep it in its schema
     checked = _checked(frame, rows)
     places = {f"{range_} in {table}" for range_ in ranges}
-    with written_once(read_id, places):
+    with written_once(about_read.get(READ_ID), places):
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 create(_writer_of_nothing(frame, form))
@@ -199,11 +201,33 @@ def _checked(frame: DataFrame, rows: Rows) -> DataFrame:
     )
 
 
-def _read_id(frame: DataFrame) -> str | None:
+def _about_read(frame: DataFrame) -> Mapping[str, Any]:
+    """What the frame says of the read that it came from."""
     if "range_start" not in frame.columns:
-        return None
-    known: str | None = frame.schema["range_start"].metadata.get(READ_ID)
-    return known
+        return {}
+    about: Mapping[str, Any] = frame.schema["range_start"].metadata
+    return about
+
+
+def _check_read(rows: Rows, about_read: Mapping[str, Any]) -> None:
+    """Refuse ranges that the read did not have: rows that others have written would go."""
+    if READ_RANGES not in about_read:
+        return
+    read = Rows.of(OffsetRange(**json.loads(text)) for text in about_read[READ_RANGES])
+    known: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for topic, partition, start, until in read.spans:
+        known.setdefault((topic, partition), []).append((start, until))
+    for topic, partition, start, until in rows.spans:
+        spans = known.get((topic, partition), ())
+        if not any(first <= start and until <= end for first, end in spans):
+            msg = (
+                f"the frame was not read from {OffsetRange(topic, partition, start, until)}: what "
+                "the table has of these offsets would be removed, and nothing written in its "
+                "place. Give the ranges that the frame was read from. A union of several reads "
+                "counts as the first of them: write each read on its own, or drop the column "
+                "range_start before you write the union."
+            )
+            raise IllegalStateError(msg)
 
 
 def _writer_of_nothing(frame: DataFrame, form: TableFormat) -> DataFrameWriter:

@@ -116,18 +116,24 @@ def test_offsets_deleted_by_retention_are_said_and_nothing_is_skipped(
     assert list(caught.value.partitions) == [TopicPartition(topic, 0)]
 
 
+@pytest.mark.parametrize("own", [{}, {"kafka.group.id": "etl"}], ids=["drawn", "of the user's"])
 def test_kept_clients_are_those_of_one_log(
-    session: SparkSession, kafka_broker: KafkaCluster, kafka_topic: TopicFactory
+    own: dict[str, str],
+    session: SparkSession,
+    kafka_broker: KafkaCluster,
+    kafka_topic: TopicFactory,
 ) -> None:
     """They give what they have fetched ahead, also of a topic that is not there any more.
 
-    So a topic that was made anew, and a log that was cut off, must get clients of another name.
+    So a topic that was made anew, and a log that was cut off, must get clients of another name,
+    also where the user has given them one.
     """
     topic = kafka_topic()
     kafka = produce(kafka_broker, topic, 20)
 
     def values(start: int, until: int, clients: str) -> list[str]:
-        frame = read_ranges(session, [OffsetRange(topic, 0, start, until)], kafka, clients=clients)
+        ranges = [OffsetRange(topic, 0, start, until)]
+        frame = read_ranges(session, ranges, {**kafka, **own}, clients=clients)
         return [row[0] for row in frame.selectExpr("CAST(value AS STRING)").collect()]
 
     assert values(0, 10, "the run-0") == [str(number) for number in range(10)]

@@ -12,11 +12,11 @@ from dagster_rebalance import ConfigurationError, IllegalStateError, OffsetRange
 from dagster_rebalance.spark import tables
 from dagster_rebalance.spark.delta import DELTA, write_delta
 from dagster_rebalance.spark.iceberg import ICEBERG, write_iceberg
-from dagster_rebalance.spark.ranges import READ_ID
+from dagster_rebalance.spark.ranges import READ_ID, _about
 from dagster_rebalance.spark.tables import Rows, TableFormat, replace_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 RANGES = (OffsetRange("orders", 0, 5, 8), OffsetRange("orders", 1, 0, 10))
 FORM = TableFormat("Sand", "sand", re.compile("OVERTAKEN"), "it needs a bucket.")
@@ -25,10 +25,14 @@ FORM = TableFormat("Sand", "sand", re.compile("OVERTAKEN"), "it needs a bucket."
 class Frame:
     """As much of a DataFrame as is asked before it is written."""
 
-    def __init__(self, *columns: str, read_id: str | None = None) -> None:
+    def __init__(
+        self, *columns: str, read_id: str | None = None, read: Sequence[OffsetRange] | None = None
+    ) -> None:
         self.columns = list(columns)
-        about = SimpleNamespace(metadata={} if read_id is None else {READ_ID: read_id})
-        self.schema = {"range_start": about}
+        about: dict[str, object] = {} if read is None else _about(read)
+        if read_id is not None:
+            about[READ_ID] = read_id
+        self.schema = {"range_start": SimpleNamespace(metadata=about)}
 
     def where(self, _condition: str) -> Frame:
         """Itself."""
@@ -53,10 +57,13 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def replace(
-    write: Callable[[], None], read_id: str | None = None, table: str = "shop.orders"
+    write: Callable[[], None],
+    read_id: str | None = None,
+    table: str = "shop.orders",
+    read: Sequence[OffsetRange] | None = None,
 ) -> None:
     """Replace both ranges by what a commit does."""
-    frame: Any = Frame("topic", "partition", "offset", "range_start", read_id=read_id)
+    frame: Any = Frame("topic", "partition", "offset", "range_start", read_id=read_id, read=read)
     replace_rows(
         frame,
         table,
@@ -157,6 +164,39 @@ def test_a_second_part_of_a_read_is_refused_for_the_same_table_only() -> None:
     with pytest.raises(ZeroDivisionError):
         replace(fail, read_id="three")
     replace(lambda: None, read_id="three")
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        [RANGES[1]],
+        [OffsetRange("orders", 0, 5, 7), RANGES[1]],
+        [OffsetRange("returns", 0, 5, 8), RANGES[1]],
+    ],
+    ids=["without one", "of fewer offsets", "of another topic"],
+)
+def test_a_range_that_the_frame_was_not_read_from_is_refused(read: list[OffsetRange]) -> None:
+    """Topics decoded one after the other: each write would remove what the one before wrote."""
+    written: list[None] = []
+    with pytest.raises(IllegalStateError, match=r"not read from orders-0 \[5, 8\)"):
+        replace(lambda: written.append(None), read=read)
+    assert written == []
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        RANGES,
+        [*RANGES, OffsetRange("returns", 0, 0, 9)],
+        [OffsetRange("orders", 0, 5, 6), OffsetRange("orders", 0, 6, 9), RANGES[1]],
+    ],
+    ids=["the same", "of more ranges", "with other bounds"],
+)
+def test_some_of_the_ranges_of_a_read_can_be_replaced(read: Sequence[OffsetRange]) -> None:
+    """What counts are the offsets: the rows of ranges with other bounds are the same."""
+    written: list[None] = []
+    replace(lambda: written.append(None), read=read)
+    assert written == [None]
 
 
 @pytest.mark.parametrize("write", [write_delta, write_iceberg])
