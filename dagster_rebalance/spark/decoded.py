@@ -7,6 +7,7 @@ login of the registry does. Works on classic and Connect sessions alike.
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
@@ -20,17 +21,20 @@ from dagster_rebalance.decoding.batches import (
     letter_maker,
 )
 from dagster_rebalance.decoding.columns import quoted
-from dagster_rebalance.spark.options import hidden, spark_kafka_options
+from dagster_rebalance.spark.options import OPTIONS_REDACTION, hidden, spark_kafka_options
 from dagster_rebalance.spark.ranges import explained_read_errors
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from dagster_rebalance.decoding.batches import OnUndecodable
     from dagster_rebalance.decoding.decoder import Decoder
 
+logger = logging.getLogger(__name__)
+
+_REDACTED_OPTIONS = "spark.sql.redaction.options.regex"
 _TRAVELLERS = (
     "dagster_rebalance.core.errors",
     "dagster_rebalance.core.record_letters",
@@ -111,6 +115,7 @@ def write_letters(
     }
     # Kafka's own default, which a team may have changed for outputs of less weight.
     options = hidden({**for_a_producer, "kafka.acks": "all"})
+    _mask_keys(frame.sparkSession)
     try:
         with explained_read_errors():
             letters.write.format("kafka").options(**options).option("topic", topic).save()
@@ -124,6 +129,25 @@ def write_letters(
             "exist, and Spark's login may have to be granted WRITE on it"
         )
         raise BrokerError(msg) from problem
+
+
+def _mask_keys(session: SparkSession) -> None:
+    """Keep private keys out of the plans of this session's writes to Kafka.
+
+    For good: set back after one write, it would uncover another that runs beside it.
+    """
+    try:
+        known = session.conf.get(_REDACTED_OPTIONS, "") or ""
+        if OPTIONS_REDACTION not in known:
+            either = f"(?:{known})|{OPTIONS_REDACTION}" if known else OPTIONS_REDACTION
+            session.conf.set(_REDACTED_OPTIONS, either)
+    except Exception:
+        logger.warning(
+            "Spark did not take %s: a private key of the Kafka login may be in its plans, unless "
+            "spark.redaction.string.regex masks it (docs/security.md)",
+            _REDACTED_OPTIONS,
+            exc_info=True,
+        )
 
 
 def let_travel(modules: Iterable[str] = _TRAVELLERS) -> None:

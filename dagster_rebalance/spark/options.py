@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 REDACTION = (
     r'(?i)key: "kafka\.[^"]*(?:jaas|password|passphrase|secret|token|keystore\.key)[^"]*"'
     r'\s+value: "(?:[^"\\]++|\\.)*+"'
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*+(?:-----END [A-Z ]*PRIVATE KEY-----)?"
 )
 """A `spark.redaction.string.regex`, in Java's language, that masks names and values of secret
-options where a Spark Connect server logs the requests of its clients. Possessive, so that a long
-key neither backtracks nor overflows the stack."""
+options where a Spark Connect server logs the requests of its clients, and private keys anywhere,
+as in the plans of writes. Possessive, so that a long key neither backtracks nor overflows the
+stack."""
+OPTIONS_REDACTION = r"(?i:keystore\.key|jaas)"
+"""What a `spark.sql.redaction.options.regex` lacks: Spark 4.0 shows the options of some plans, and
+masks by it and by names such as `password` only."""
 
 _SECRETS = ("password", "passphrase", "secret", "token", "jaas", "keystore.key")
 _OWN = "kafka."

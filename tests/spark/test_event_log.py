@@ -13,6 +13,9 @@ import pytest
 from confluent_kafka import Producer
 
 from dagster_rebalance.core.partition import OffsetRange
+from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
+from dagster_rebalance.spark.decoded import write_letters
 from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
@@ -28,6 +31,8 @@ MASKED = "masked-in-the-log"
 LOOKED_UP = "looked-up-on-the-server"
 PASSWORD = f'{MASKED} "quoted" \\ and; ,{{0}} %s'
 TOPIC = "event-log"
+LETTERS = "event-log-letters"
+NO_NUMBER = Decoder("value", "plain_json", SchemaText('{"type": "string"}'), KnownSchemas())
 LOGIN = "org.apache.kafka.common.security.scram.ScramLoginModule required username="
 
 
@@ -54,6 +59,8 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
         secured_kafka.allow(user, "READ", topic=TOPIC)
     secured_kafka.add_certificate("certified")
     secured_kafka.allow("certified", "READ", topic=TOPIC)
+    secured_kafka.create_topic(LETTERS)
+    secured_kafka.allow("certified", "WRITE", topic=LETTERS)
     (folder / "password").write_text(LOOKED_UP)
     referring = {**secured_kafka.client_config("by-reference"), "sasl.password": "not used"}
     from_environment = {
@@ -94,6 +101,14 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
                 # it writes.
                 options = {**spark_kafka_options(config), "subscribe": TOPIC}
                 assert len(session.read.format("kafka").options(**options).load().collect()) == 10
+            certified = ways["key in the options"]
+            frame = read_ranges(
+                session,
+                [OffsetRange(TOPIC, 0, 2, 7)],
+                certified,
+                connector_options={"includeHeaders": "true"},
+            )
+            write_letters(frame, [NO_NUMBER], LETTERS, certified)
     return Story(
         read, "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
     )
@@ -111,6 +126,7 @@ def test_the_documented_expression_masks_what_is_secret_in_the_options(story: St
     Many people can often read the place where it is written.
     """
     assert "kafka.security.protocol" in story.event_log, "the requests of the clients are not seen"
+    assert "SaveIntoDataSourceCommand" in story.event_log, "the plan of the letters is not seen"
     for secret in (MASKED, KEY_PASSWORD, "PRIVATE KEY"):
         assert secret not in story.event_log
 
