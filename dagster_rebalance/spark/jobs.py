@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,9 +60,12 @@ def settle_batch(batch_id: str, *, is_done: bool) -> None:
     tag = batch_tag(batch_id)
     session = _TAGGED.pop(tag, None)
     if session is not None:
-        remove_tag(session, tag)
-        if not is_done:
-            interrupt(session, tag)
+        try:
+            if not is_done:
+                interrupt(session, tag)
+        finally:
+            with suppress(KeyError):  # a Connect session keeps tags per thread: another has it
+                remove_tag(session, tag)
 
 
 def add_tag(session: SparkSession, tag: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -132,6 +132,26 @@ def test_interrupting_a_batch_leaves_the_work_of_others(
     assert "going-on" not in failures
     session.interruptAll()
     threads[1].join(STOP_LIMIT_S)
+    session.stop()
+
+
+def test_a_batch_whose_asset_read_it_in_a_thread_of_its_own_is_interrupted(
+    spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
+    """A Connect session keeps tags per thread, and has an error for one that is not there."""
+    session = SparkSession.builder.remote(spark_connect_server.remote).create()
+
+    def work() -> None:
+        jobs.tag_batch(session, "in-a-thread")  # type: ignore[arg-type]
+        with suppress(Exception):
+            write_slowly(session, tmp_path / "out")  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    wait_until_working(tmp_path / "out")
+    jobs.settle_batch("in-a-thread", is_done=False)
+    wait_until_stopped(tmp_path / "out")
+    thread.join(STOP_LIMIT_S)
     session.stop()
 
 
