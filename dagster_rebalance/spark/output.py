@@ -18,7 +18,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeAlias
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from dagster_rebalance.core.errors import ConfigurationError, IllegalStateError
 from dagster_rebalance.spark import publication
@@ -124,7 +124,7 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
                 "changed in the output. Write to a file system that they share."
             )
             raise ConfigurationError(msg)
-        moved = _moves(files, attempt) if files else None
+        moved = _moves(files, attempt) if files else _no_moves(output, staged)
     if moved is None:
         return 0
     staging, root, moves = moved
@@ -134,7 +134,7 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
             "Nothing was changed in the output. Write smaller batches."
         )
         raise IllegalStateError(msg)
-    places = {unquote(urlsplit(place).path) for place in moves.values()}
+    places = {publication.place_of(uri) for uri in moves.values()}
     with written_once(about_read.get(READ_ID), places):
         publication.publish(session, root, moves, staging)
     return written or 0
@@ -197,6 +197,16 @@ def _moves_as_read(output: str, staged: str, written: int) -> _Moves | None:
         for file, key in ranges.items()
     }
     return staging.as_uri(), root.as_uri(), moves
+
+
+def _no_moves(output: str, staged: str) -> _Moves | None:
+    """The same without a record; None where this process cannot tell where Spark has staged."""
+    root, staging = local_folder(output), local_folder(staged)
+    if root is not None and staging is not None and staging.is_dir():
+        return staging.as_uri(), root.as_uri(), {}
+    if urlsplit(staged).scheme in {"", "file"}:
+        return None  # a later write that has records removes it there
+    return quote(staged, safe="/:@"), quote(output, safe="/:@"), {}
 
 
 def _stage(frame: DataFrame, staged: str) -> int:

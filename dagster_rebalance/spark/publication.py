@@ -8,6 +8,7 @@ the new one at any moment, and a writer that ends at any point leaves one of the
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -48,6 +49,13 @@ def check_scheme(session: SparkSession, scheme: str) -> None:
             "mounted file system (file:), HDFS (hdfs:), S3 (s3a:) or Google Cloud Storage (gs:)."
         )
         raise ConfigurationError(msg)
+
+
+def place_of(uri: str) -> str:
+    """A file by one name, whatever Spark calls its file system."""
+    parts = urlsplit(uri)
+    scheme = _STORES.get(parts.scheme, parts.scheme)
+    return f"{scheme}://{parts.netloc}{unquote(parts.path)}"
 
 
 def publish(session: SparkSession, root: str, moves: Mapping[str, str], staging: str) -> None:
@@ -188,5 +196,6 @@ def _publish_in_store(store: Any, root: str, moves: Mapping[str, str], staging: 
         return True
     for source, place in moves.items():
         store.copy_file(key(source), key(place))
-    store.delete_dir(key(staging))
+    with suppress(FileNotFoundError):  # nothing was staged, and a store has no empty folders
+        store.delete_dir(key(staging))
     return False

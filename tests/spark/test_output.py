@@ -220,6 +220,7 @@ def test_no_record_replaces_nothing(session: SparkSession, tmp_path: Path) -> No
     write_parquet_by_range(records(session, "orders"), out)
     assert write_parquet_by_range(records(session, "orders").where("offset < 0"), out) == 0
     assert session.read.parquet(out).count() == 10
+    assert list((tmp_path / ".out-staging").iterdir()) == []
 
 
 def test_a_path_with_spaces_and_signs_is_one_folder(session: SparkSession, tmp_path: Path) -> None:

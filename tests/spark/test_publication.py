@@ -9,7 +9,13 @@ import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.spark.jobs import is_connect
-from dagster_rebalance.spark.publication import _publish_in_store, _publish_on_hadoop, check_scheme
+from dagster_rebalance.spark.output import _no_moves
+from dagster_rebalance.spark.publication import (
+    _publish_in_store,
+    _publish_on_hadoop,
+    check_scheme,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,6 +51,27 @@ def test_an_output_of_the_first_version_in_a_store_is_left_as_it_is(tmp_path: Pa
         store, "gs://bucket/out", {"gs://bucket/x": "gs://bucket/y"}, "gs://bucket/.out-staging/1"
     )
     assert (source.read_text(), place.read_text()) == ("new", "old")
+
+
+def test_two_buckets_are_two_places_and_two_names_of_a_store_are_one() -> None:
+    """Frames go to a bucket for each region; and a second part must not replace a first."""
+    place = "topic_partition=orders-p0/0-5.parquet"
+    assert place_of(f"s3a://lake-eu/orders/{place}") != place_of(f"s3a://lake-us/orders/{place}")
+    assert place_of(f"s3a://lake/a%20b/{place}") == place_of(f"s3://lake/a b/{place}")
+    assert place_of(f"file:/lake/{place}") == place_of(f"file:///lake/{place}")
+
+
+def test_the_folder_of_a_write_without_records_goes_from_a_store_too(tmp_path: Path) -> None:
+    """Nobody looks for left-overs there, and a filter may let nothing through for months."""
+    moves = _no_moves("s3a://bucket/a b/out", "s3a://bucket/a b/.out-staging/1")
+    assert moves is not None
+    staging, root, files = moves
+    folder = tmp_path / "bucket" / "a b" / ".out-staging" / "1"
+    folder.mkdir(parents=True)
+    store = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    for _ in ("with a mark of Spark's", "where Spark has left nothing"):
+        assert not _publish_in_store(store, root, files, staging)
+        assert not folder.exists()
 
 
 @pytest.mark.spark
