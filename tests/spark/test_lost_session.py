@@ -23,13 +23,14 @@ def test_a_run_whose_server_was_restarted_works_in_a_new_session_that_can_be_end
         SparkConnectServer() as server,
         process("tests.spark.lost_session", server.remote, run_id) as run,
     ):
-        assert run.stdin is not None
-        assert run.stdout is not None
+        given, said = run.stdin, run.stdout
+        assert given is not None
+        assert said is not None
 
         def batch() -> str:
-            run.stdin.write("\n")
-            run.stdin.flush()
-            return run.stdout.readline().strip()
+            given.write("\n")
+            given.flush()
+            return said.readline().strip()
 
         assert batch() == "3"
         server.kill()
@@ -38,5 +39,5 @@ def test_a_run_whose_server_was_restarted_works_in_a_new_session_that_can_be_end
         assert batch() == "3"
         stop_abandoned_work(server.remote, run_id)
         assert "SESSION_CLOSED" in batch()
-        run.stdin.close()
+        given.close()
         assert run.wait(60) == 0
