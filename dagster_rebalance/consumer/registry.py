@@ -66,7 +66,8 @@ class Registry:
         self._made: Any = None
         self._closes: Callable[[], object] = int
         self._by_id: dict[tuple[SchemaType, int], SchemaText] = {}
-        self._versions: dict[tuple[str, int | None], Any] = {}
+        self._kinds: dict[int, str] = {}
+        self._versions: dict[tuple[SchemaType, str, int | None], Any] = {}
         self._missing: dict[int, float] = {}
         self.name = ", ".join(
             urlsplit(url.strip()).netloc.rpartition("@")[2]
@@ -112,22 +113,25 @@ class Registry:
             raise UndecodableError(unknown)
         what = f"schema {schema_id}"
         with_format = {"fmt": "serialized"} if kind == "PROTOBUF" else {}
-        try:
-            schema = self._asked(what, lambda it: it.get_schema(schema_id, **with_format))
-        except _NotThereError as problem:
-            self._missing[schema_id] = self._clock() + _ASK_AGAIN_S
-            raise UndecodableError(unknown) from problem
-        if _kind(schema) != kind:
-            msg = f"its schema {schema_id} is of {_kind(schema)}, and {kind} is asked for"
-            raise UndecodableError(msg)
-        return self._whole(kind, schema, what)
+        if self._kinds.get(schema_id, kind) == kind:
+            try:
+                schema = self._asked(kind, what, lambda it: it.get_schema(schema_id, **with_format))
+            except _NotThereError as problem:
+                self._missing[schema_id] = self._clock() + _ASK_AGAIN_S
+                raise UndecodableError(unknown) from problem
+            self._kinds[schema_id] = _kind(schema)
+            if _kind(schema) == kind:
+                return self._whole(kind, schema, what)
+        msg = f"its schema {schema_id} is of {self._kinds[schema_id]}, and {kind} is asked for"
+        raise UndecodableError(msg)
 
     def _version(self, kind: SchemaType, subject: str, version: int | None) -> Any:  # noqa: ANN401 - the client's own type
-        if (subject, version) in self._versions:
-            return self._versions[subject, version]
+        if (kind, subject, version) in self._versions:
+            return self._versions[kind, subject, version]
         fmt = "serialized" if kind == "PROTOBUF" else None
         try:
             found = self._asked(
+                kind,
                 f"subject {subject}",
                 lambda it: (
                     it.get_latest_version(subject, fmt=fmt)
@@ -142,7 +146,7 @@ class Registry:
                 "subject, or give the reader's schema"
             )
             raise ConfigurationError(msg) from problem
-        self._versions[subject, version] = found
+        self._versions[kind, subject, version] = found
         return found
 
     def _whole(self, kind: SchemaType, schema: Any, what: str) -> SchemaText:  # noqa: ANN401 - the client's own type
@@ -175,7 +179,7 @@ class Registry:
                 yield from self._references(kind, found, seen)
                 yield reference.name, found.schema_str
 
-    def _asked(self, what: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - the client's own type
+    def _asked(self, kind: SchemaType, what: str, ask: Callable[[Any], Any]) -> Any:  # noqa: ANN401 - the client's own type
         try:
             answer = self._in_time(ask, self._client)
         except (ConfigurationError, BrokerError):
@@ -186,6 +190,8 @@ class Registry:
         if not getattr(schema, "schema_str", None):
             self.close()  # the client would remember the answer
             raise self._error(what, ValueError("the answer has no schema"))
+        if _kind(schema) != kind:
+            self.close()  # the client would give this text to who asks for it in another form
         return answer
 
     def _in_time(self, ask: Callable[[Any], Any], client: Any) -> Any:  # noqa: ANN401 - the client's own types

@@ -68,13 +68,13 @@ class HttpRegistry:
         wanted = {"": None, "password": f"Basic {basic}", "token": f"Bearer {TOKEN}"}[self.login]
         return wanted is None or authorization == wanted
 
-    def found(self, path: Sequence[str]) -> tuple[int, dict[str, Any]]:
-        """The answer to a GET."""
+    def found(self, path: Sequence[str], form: str = "") -> tuple[int, dict[str, Any]]:
+        """The answer to a GET that asks for schemas in a form."""
         match path:
             case ["schemas", "ids", number]:
                 if not 0 < int(number) <= len(self.schemas):
                     return 404, {"error_code": 40403, "message": "Schema not found"}
-                return 200, self._shown(self.schemas[int(number) - 1])
+                return 200, self._shown(self.schemas[int(number) - 1], form)
             case ["subjects", subject, "versions", version]:
                 versions = self.subjects.get(subject)
                 if versions is None:
@@ -83,14 +83,15 @@ class HttpRegistry:
                 if at > len(versions):
                     return 404, {"error_code": 40402, "message": "Version not found."}
                 about = {"subject": subject, "version": at, "id": versions[at - 1]}
-                return 200, {**about, **self._shown(self.schemas[versions[at - 1] - 1])}
+                return 200, {**about, **self._shown(self.schemas[versions[at - 1] - 1], form)}
             case _:
                 return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
 
-    def _shown(self, schema: dict[str, Any]) -> dict[str, Any]:
+    def _shown(self, schema: dict[str, Any], form: str) -> dict[str, Any]:
         """Avro's type goes without saying, as Confluent's registry has it."""
         hidden = {"schemaType"} if schema["schemaType"] == "AVRO" else set()
-        return {name: value for name, value in schema.items() if name not in hidden and value}
+        shown = {**schema, "schema": schema.get(form, schema["schema"])}
+        return {name: value for name, value in shown.items() if name not in hidden and value}
 
 
 @contextmanager
@@ -105,8 +106,9 @@ def http_registry() -> Iterator[HttpRegistry]:
         def do_GET(self) -> None:
             address = urlsplit(self.path)
             registry.requests.append(self.path)
-            _ = parse_qs(address.query)
-            self._answer(*registry.found([unquote(part) for part in address.path.split("/")[1:]]))
+            form = parse_qs(address.query).get("format", [""])[0]
+            path = [unquote(part) for part in address.path.split("/")[1:]]
+            self._answer(*registry.found(path, form))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

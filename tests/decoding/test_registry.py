@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from dagster_rebalance.consumer.registry import Registry
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.testing.ports import free_port
 from tests.decoding.http_registry import PASSWORD, TOKEN, USER, HttpRegistry
-from tests.decoding.records import ORDER
+from tests.decoding.records import ORDER, proto_file, proto_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,33 @@ def test_each_schema_is_fetched_once(registry: HttpRegistry) -> None:
     with pytest.raises(UndecodableError):
         client.by_id("AVRO", 99)
     assert len(registry.requests) == 6
+
+
+def test_a_look_in_another_format_spoils_no_schema(registry: HttpRegistry) -> None:
+    """The client remembers a text, and forgets in which form it was asked for."""
+    message = proto_message("Order", id="int64")
+    file = proto_file("shop", [message])
+    schema_id = registry.register(
+        "orders-value",
+        'syntax = "proto3"; message Order { int64 id = 1; }',
+        "PROTOBUF",
+        serialized=base64.b64encode(file.SerializeToString()).decode(),
+    )
+    client = asked(registry)
+    for _ in range(2):
+        with pytest.raises(UndecodableError, match="is of PROTOBUF, and AVRO is asked for"):
+            client.by_id("AVRO", schema_id)
+        with pytest.raises(ConfigurationError, match="of PROTOBUF, and JSON is asked for"):
+            client.of_subject("JSON", "orders-value", None)
+        with pytest.raises(ConfigurationError, match="of PROTOBUF, and AVRO is asked for"):
+            client.of_subject("AVRO", "orders-value", 1)
+    for _ in range(2):
+        found = client.by_id("PROTOBUF", schema_id)
+        assert client.of_subject("PROTOBUF", "orders-value", None) == found
+        assert client.of_subject("PROTOBUF", "orders-value", 1) == found
+    with pytest.raises(UndecodableError, match="is of PROTOBUF, and AVRO is asked for"):
+        client.by_id("AVRO", schema_id)
+    assert len(registry.requests) == len(set(registry.requests))
 
 
 HTML = "<html>secret-of-a-proxy</html>"
