@@ -8,21 +8,33 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
-from dagster_rebalance.decoding.avro_columns import column_of, has_choices, type_of
+from dagster_rebalance.decoding.avro_columns import column_of, has_choices, parts_of, type_of
 from dagster_rebalance.decoding.avro_depth import check_depth, is_recursive
+from dagster_rebalance.decoding.avro_names import as_simple_name, simple_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
 
 _NAMED = {"record", "error", "enum", "fixed"}
+
+
+@contextmanager
+def _what_is_wrong_with_a_schema() -> Iterator[None]:
+    try:
+        yield
+    except Exception as problem:
+        msg = f"not an Avro schema that can be used: {_said(problem)}"
+        raise UndecodableError(msg) from problem
 
 
 def parsed(schema: SchemaText) -> Any:
@@ -34,14 +46,11 @@ def parsed(schema: SchemaText) -> Any:
     import fastavro
 
     named: dict[str, Any] = {}
-    try:
+    with _what_is_wrong_with_a_schema():
         for _, text in schema.references:
             fastavro.parse_schema(json.loads(text), named_schemas=named)
         root = fastavro.parse_schema(json.loads(schema.text), named_schemas=named)
         return fastavro.parse_schema(_whole(root, named, set())) if schema.references else root
-    except Exception as problem:
-        msg = f"not an Avro schema that can be used: {_said(problem)}"
-        raise UndecodableError(msg) from problem
 
 
 def reader(
@@ -60,25 +69,21 @@ def reader(
     import fastavro
 
     wanted = parsed(schema)
-    names = _names_of(wanted)
-    try:
-        column = column_of(wanted, names)
+    with _what_is_wrong_with_a_schema():
+        column = column_of(wanted, _names_of(wanted))
         with_names = not as_python and has_choices(wanted)
-        branches = _branches_alone(wanted, names)
-        for one in (wanted, *branches.values()):
-            _read_defaults(_names_of(one), with_names=with_names)
-    except Exception as problem:
-        msg = f"not an Avro schema that can be used: {_said(problem)}"
-        raise UndecodableError(msg) from problem
+        readers = _Readers(wanted, with_names=with_names)
     writers: dict[int, _Writer] = {}
 
     def decode(payload: bytes) -> Any:
         frame = frame_of(payload)
         if frame.schema_id not in writers:
             text = writer(frame.schema_id)
-            writers[frame.schema_id] = _Writer.of(
-                parsed(text), None if text == schema else wanted, branches
-            )
+            written = parsed(text)
+            with _what_is_wrong_with_a_schema():
+                writers[frame.schema_id] = _Writer.of(
+                    written, None if text == schema else readers.beside(_shared_names(written))
+                )
         its = writers[frame.schema_id]
         if its.recursive_names is not None:
             check_depth(payload, frame.starts_at, its.schema, its.recursive_names)
@@ -102,6 +107,60 @@ def reader(
 
 
 @dataclass(frozen=True)
+class _Reader:
+    """The reader's schema, as fastavro is asked for it.
+
+    Attributes:
+        schema: With its defaults as values.
+        branches: The named branches of a union, each as a schema of its own.
+        shared: The simple names that say too little in it, or in the writer's.
+    """
+
+    schema: Any
+    branches: Mapping[str, Any]
+    shared: frozenset[str]
+
+    @classmethod
+    def of(cls, wanted: Any, shared: frozenset[str], *, with_names: bool) -> _Reader:
+        """What is asked for where unions have several types with the names `shared`."""
+        import fastavro
+
+        schema = _rewritten(wanted, shared)
+        names = _names_of(schema)
+        branches = {
+            branch["name"]: fastavro.parse_schema(_whole(branch, names, set()))
+            for branch in (schema if isinstance(schema, list) else ())
+            if isinstance(branch, dict) and "name" in branch
+        }
+        for one in (schema, *branches.values()):
+            _read_defaults(_names_of(one), with_names=with_names)
+        return cls(schema, branches, shared)
+
+
+class _Readers:
+    """The reader's schema beside those of writers.
+
+    Args:
+        wanted: The schema, parsed.
+        with_names: Whether its defaults have the names of their types in unions.
+    """
+
+    def __init__(self, wanted: Any, *, with_names: bool) -> None:
+        self._wanted = wanted
+        self._with_names = with_names
+        self._shared = _shared_names(wanted)
+        self._made: dict[frozenset[str], _Reader] = {}
+        self.beside(frozenset())  # what is wrong with its defaults is said at once
+
+    def beside(self, shared: frozenset[str]) -> _Reader:
+        """The reader's schema beside a writer's with unions of several types with these names."""
+        among = shared | self._shared
+        if among not in self._made:
+            self._made[among] = _Reader.of(self._wanted, among, with_names=self._with_names)
+        return self._made[among]
+
+
+@dataclass(frozen=True)
 class _Writer:
     """How the records that one schema has written are read.
 
@@ -118,49 +177,104 @@ class _Writer:
     recursive_names: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, written: Any, wanted: Any, branches: Mapping[str, Any]) -> _Writer:
+    def of(cls, written: Any, reader: _Reader | None) -> _Writer:
         """What a writer's schema needs.
 
         A record without a union is read by its branch of a reader's union: fastavro finds that as
         well, but does not say which it was.
         """
+        written = _rewritten(written, frozenset() if reader is None else reader.shared)
         names = _names_of(written)
-        branch = None
-        if isinstance(wanted, list) and isinstance(written, dict):
-            branch = written.get("name") if written.get("name") in branches else None
-        asked = wanted if branch is None else branches[branch]
+        asked, branch = None if reader is None else reader.schema, None
+        if reader is not None and isinstance(written, dict):
+            branch = written.get("name") if written.get("name") in reader.branches else None
+            asked = asked if branch is None else reader.branches[branch]
         return cls(written, asked, branch, names if is_recursive(written, names) else None)
 
 
-def _branches_alone(wanted: Any, names: Mapping[str, Any]) -> dict[str, Any]:
-    """The named branches of a union, each as a schema of its own."""
+def _shared_names(schema: Any) -> frozenset[str]:
+    """The simple names that several branches of one union have, or had as an alias."""
+    names = _names_of(schema)
+
+    def shared(part: Any) -> set[str]:
+        found = set().union(*map(shared, parts_of(part)))
+        if isinstance(part, list):
+            branches = [
+                names.get(one if isinstance(one, str) else one.get("name"), {}) for one in part
+            ]
+            simple = Counter(
+                name
+                for branch in branches
+                for name in {
+                    simple_name(one) for one in (branch.get("name", ""), *branch.get("aliases", ()))
+                }
+            )
+            found |= {name for name, count in simple.items() if name and count > 1}
+        return found
+
+    return frozenset(shared(schema))
+
+
+def _rewritten(schema: Any, shared: frozenset[str]) -> Any:
+    """A parsed schema with what fastavro would get wrong said in other words.
+
+    Args:
+        schema: The schema.
+        shared: The simple names that say too little. fastavro takes the first branch of a reader's
+            union with the simple name of the writer's.
+    """
     import fastavro
 
-    return {
-        branch["name"]: fastavro.parse_schema(_whole(branch, names, set()))
-        for branch in (wanted if isinstance(wanted, list) else ())
-        if isinstance(branch, dict) and "name" in branch
-    }
+    def change(part: Any) -> Any:
+        if isinstance(part, str):
+            return as_simple_name(part) if simple_name(part) in shared else part
+        if "name" in part:
+            space = part["name"].rpartition(".")[0]
+            part["name"] = change(part["name"])
+            part["aliases"] = [
+                change(f"{space}.{alias}" if space and "." not in alias else alias)
+                if simple_name(alias) in shared
+                else alias
+                for alias in part.get("aliases", ())
+            ]
+        return part
+
+    return fastavro.parse_schema(_whole(schema, _names_of(schema), set(), change))
 
 
-def _whole(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:
-    """A schema with each type that it names written out where it is named first."""
+def _whole(
+    schema: Any,
+    named: Mapping[str, Any],
+    seen: set[str],
+    change: Callable[[Any], Any] = lambda part: part,
+) -> Any:
+    """A schema with each type that it names written out where it is named first.
+
+    Args:
+        schema: The schema.
+        named: The types that it may name.
+        seen: Those that are written out already.
+        change: What becomes of each type, and of each name of one.
+    """
     if isinstance(schema, list):
-        return [_whole(branch, named, seen) for branch in schema]
+        return [_whole(branch, named, seen, change) for branch in schema]
     if isinstance(schema, str):
-        if schema in seen or schema not in named:
+        if schema not in named:
             return schema
-        return _whole(named[schema], named, seen)
+        return change(schema) if schema in seen else _whole(named[schema], named, seen, change)
     seen.add(schema.get("name", ""))
     found = {name: value for name, value in schema.items() if not name.startswith("__")}
+    if "." not in found.get("name", "."):
+        found["namespace"] = ""  # not that of the record that it stands in
     for inner in ("items", "values", "type"):
         if inner in found:
-            found[inner] = _whole(found[inner], named, seen)
+            found[inner] = _whole(found[inner], named, seen, change)
     if "fields" in found:
         found["fields"] = [
-            {**field, "type": _whole(field["type"], named, seen)} for field in found["fields"]
+            {**field, "type": _whole(field["type"], named, seen, change)}
+            for field in found["fields"]
         ]
-    return found
+    return change(found)
 
 
 def _said(problem: Exception) -> str:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.decoding import columns
+from dagster_rebalance.decoding.avro_names import as_full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,14 +83,20 @@ _INT_ENDS = 1 << 31
 
 def has_choices(schema: Any) -> bool:
     """Whether a union has several branches besides null, so that their names are needed."""
+    if isinstance(schema, list) and len(branches_of(schema)) > 1:
+        return True
+    named = schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}
+    return any(map(has_choices, (*parts_of(schema), *named.values())))
+
+
+def parts_of(schema: Any) -> list[Any]:
+    """The schemas that a schema is made of, or nothing for a name."""
+    if isinstance(schema, str):
+        return []
     if isinstance(schema, list):
-        return len(branches_of(schema)) > 1 or any(map(has_choices, schema))
-    if isinstance(schema, dict):
-        inner = [schema.get(name) for name in ("items", "values", "type")]
-        inner += [field["type"] for field in schema.get("fields", ())]
-        inner += list(schema.get("__named_schemas", {}).values())
-        return any(has_choices(one) for one in inner if isinstance(one, (list, dict)))
-    return False
+        return schema
+    parts = [schema[part] for part in ("items", "values", "type") if part in schema]
+    return parts + [field["type"] for field in schema.get("fields", ())]
 
 
 def branches_of(union: list[Any]) -> list[Any]:
@@ -194,7 +201,7 @@ def _unwrapped(column: Column) -> Column:
 
 def _chosen(value: Any, branches: list[Any]) -> tuple[int, Any]:
     if isinstance(value, tuple):
-        name, inner = value
+        name, inner = as_full_name(value[0]), value[1]
         for at, branch in enumerate(branches):
             if name == (
                 branch["name"] if isinstance(branch, dict) and "name" in branch else branch

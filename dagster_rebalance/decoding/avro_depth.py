@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
+from dagster_rebalance.decoding.avro_columns import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,12 +30,9 @@ def is_recursive(
         if schema in inside:
             return True
         return schema in names and is_recursive(names[schema], names, inside)
-    if isinstance(schema, list):
-        return any(is_recursive(branch, names, inside) for branch in schema)
-    within = inside | {schema["name"]} if "fields" in schema else inside
-    parts = [field["type"] for field in schema.get("fields", ())]
-    parts += [schema[part] for part in ("items", "values", "type") if part in schema]
-    return any(is_recursive(part, names, within) for part in parts)
+    is_record = isinstance(schema, dict) and "fields" in schema
+    within = inside | {schema["name"]} if is_record else inside
+    return any(is_recursive(part, names, within) for part in parts_of(schema))
 
 
 def check_depth(payload: bytes, starts_at: int, schema: Any, names: Mapping[str, Any]) -> None:

@@ -167,6 +167,79 @@ def test_a_topic_of_several_types_has_a_union() -> None:
     ]
 
 
+V1 = {**record(id="long", note=(["null", "string"], None)), "name": "Order", "namespace": "shop.v1"}
+V2 = {**record(id="long", amount="double"), "name": "Order", "namespace": "shop.v2"}
+REFUND = {**record(id="long"), "name": "Refund", "namespace": "shop"}
+SECOND = ("shop.v2.Order", {"id": 1, "amount": 9.5})
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "value", "member"),
+    [
+        ([V1, V2], [V1, V2, REFUND], SECOND, "member1"),
+        ([V1, V2], [REFUND, V2, V1], SECOND, "member1"),
+        (V2, [V1, V2, REFUND], SECOND[1], "member1"),
+        (
+            [V2, REFUND],
+            [V1, {**V2, "name": "Sale", "aliases": ["Order"]}],
+            SECOND,
+            "member1",
+        ),
+        (
+            [REFUND, V2],
+            [V1, {**V2, "name": "new.Sale", "aliases": ["shop.v2.Order"]}],
+            SECOND,
+            "member1",
+        ),
+    ],
+)
+def test_types_of_one_simple_name_are_told_apart_by_their_namespaces(
+    writer: Any,  # noqa: ANN401 - JSON
+    reader: Any,  # noqa: ANN401 - JSON
+    value: object,
+    member: str,
+) -> None:
+    """The fields of the first one that fits would be those of another type, and others be lost."""
+    found = read(reader, value, writer)
+    assert [name for name, one in found.items() if one is not None] == [member]
+    assert found[member] == SECOND[1]
+    payload = avro(1, writer, value)
+    assert decoder(reader, writer).open(as_python=True).decoded(payload) == (SECOND[1], None)
+    nested = read(record(new=("int", 3), o=reader), {"o": value}, record(o=writer))
+    assert nested == {"new": 3, "o": found}
+
+
+def test_an_enum_and_a_fixed_of_one_simple_name_are_told_apart() -> None:
+    """They are named types like records, and may be named again where they stood before."""
+    both = [
+        {"type": "enum", "name": "a.Kind", "symbols": ["A"]},
+        {"type": "fixed", "name": "b.Kind", "size": 1},
+    ]
+    writer = record(first=both, second=["b.Kind", "a.Kind"])
+    found = read(
+        record(new=("int", 3), first=both, second=["a.Kind", "b.Kind"]),
+        {"first": ("b.Kind", b"x"), "second": ("a.Kind", "A")},
+        writer,
+    )
+    assert found["first"] == {"member0": None, "member1": b"x"}
+    assert found["second"] == {"member0": "A", "member1": None}
+
+
+def test_a_type_that_the_readers_union_lacks_is_not_taken_for_its_namesake() -> None:
+    """The reader knows one of the writer's two types."""
+    writer = [V1, V2]
+    opened = decoder([V1, REFUND], writer).open()
+    value, why = opened.decoded(avro(1, writer, SECOND))
+    assert value is None
+    assert "does not fit schema 1" in str(why)
+
+
+def test_a_type_that_moved_to_another_namespace_is_still_found() -> None:
+    """Where its simple name tells it apart, that is enough, as Avro has it."""
+    found = read([{**V2, "namespace": "shop.v3"}, REFUND], SECOND, [REFUND, V2])
+    assert found == {"member0": SECOND[1], "member1": None}
+
+
 def test_references_that_share_one_are_resolved() -> None:
     """The address is named by both others, and defined once."""
     address = {"type": "record", "name": "Address", "fields": [{"name": "city", "type": "string"}]}
