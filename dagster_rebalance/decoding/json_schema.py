@@ -143,11 +143,15 @@ def _column(schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
         return _column(found.contents, found.resolver, inside)
     for choice in ("oneOf", "anyOf", "allOf"):
         if choice in schema and "type" not in schema:
-            others = [one for one in schema[choice] if one != {"type": "null"}]
+            others = [one for one in schema[choice] if not _is_null(one)]
             return _column(others[0], resolver, inside) if len(others) == 1 else columns.JSON_TEXT
     given = schema.get("type")
     kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
     return _of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else columns.JSON_TEXT
+
+
+def _is_null(schema: Any) -> bool:
+    return isinstance(schema, dict) and schema.get("type") == "null"
 
 
 def _of_kind(kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:

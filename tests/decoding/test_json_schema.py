@@ -81,6 +81,21 @@ def test_a_schema_becomes_columns() -> None:
     ]
 
 
+@pytest.mark.parametrize("choice", ["oneOf", "anyOf"])
+def test_an_optional_field_of_confluents_java_serializer_is_a_column(choice: str) -> None:
+    """It says that the field may be left out: `null`, with a title."""
+    none = {"type": "null", "title": "Not included"}
+    properties = {
+        "name": {choice: [none, {"type": "string"}]},
+        "id": {choice: [{"type": "integer"}, none]},
+    }
+    opened = decoder(text({"type": "object", "properties": properties})).open()
+    assert opened.column.ddl == "STRUCT<`name`: STRING, `id`: BIGINT>"
+    values: list[dict[str, Any]] = [{"name": "bob", "id": 5}, {"name": None, "id": None}]
+    array, reasons = decoded_array(opened, map(payload, values), [()] * 2)
+    assert (array.to_pylist(), reasons) == (values, [None, None])
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
