@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MOST_LEVELS = 100
 """Of records in each other: as many as Protobuf allows messages."""
+_MOST_BYTES = 10
+"""Of a number of 64 bits."""
 _TOO_DEEP = f"it nests more than {MOST_LEVELS} records in each other"
 _FIXED_SIZES = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NUMBERS = {"int", "long", "enum"}
@@ -45,7 +47,7 @@ def check_depth(payload: bytes, starts_at: int, schema: Any, names: Mapping[str,
         names: The named types of the schema.
 
     Raises:
-        UndecodableError: It nests too deeply.
+        UndecodableError: It nests too deeply, or has a number that no type can hold.
     """
     try:
         _Walk(payload, starts_at, names).over(schema, 0)
@@ -111,11 +113,12 @@ class _Walk:
         self._at += length
 
     def _number(self) -> int:
-        value = shift = 0
-        while True:
+        value = 0
+        for place in range(_MOST_BYTES):
             byte = self._payload[self._at]
             self._at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
+            value |= (byte & 0x7F) << (7 * place)
             if byte < 0x80:  # noqa: PLR2004 - the bit that says that another byte follows
                 return (value >> 1) ^ -(value & 1)
+        msg = f"it has a number of more than {_MOST_BYTES} bytes"
+        raise UndecodableError(msg)

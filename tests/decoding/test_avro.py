@@ -448,3 +448,11 @@ def test_a_tree_of_all_types_is_passed_over_and_then_read() -> None:
     for _ in range(20):
         value = {**leaf, "children": [value], "named": {}}
     assert "nests more than 100" in str(opened.decoded(avro(1, TREE, value))[1])
+
+
+@pytest.mark.parametrize("rest", [b"\xff" * 400_000, b"\x80" * 10 + b"\x00" + b"\x02\x02" * 5_000])
+def test_a_number_of_too_many_bytes_is_refused_where_it_begins(rest: bytes) -> None:
+    """Each byte more makes the sum of it slower, and what follows it must not be read unseen."""
+    value, why = decoder(NODE).open().decoded(framed(1, rest))
+    assert value is None
+    assert "a number of more than 10 bytes" in str(why)
