@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding.avro_columns import column_of, has_choices, parts_of, type_of
+from dagster_rebalance.decoding.avro_decimals import EXACT_DECIMAL, register
 from dagster_rebalance.decoding.avro_depth import check_depth, is_recursive
 from dagster_rebalance.decoding.avro_names import as_simple_name, simple_name
 
@@ -68,6 +69,7 @@ def reader(
     """
     import fastavro
 
+    register()
     wanted = parsed(schema)
     with _what_is_wrong_with_a_schema():
         column = column_of(wanted, _names_of(wanted))
@@ -101,7 +103,7 @@ def reader(
             raise UndecodableError(msg)
         if its.branch is not None and with_names:
             return its.branch, value
-        return value
+        return _copied(value) if its.shares_defaults else value
 
     return column, decode
 
@@ -114,11 +116,13 @@ class _Reader:
         schema: With its defaults as values.
         branches: The named branches of a union, each as a schema of its own.
         shared: The simple names that say too little in it, or in the writer's.
+        has_parts: Whether a default is a list or a dict, of which there is only one.
     """
 
     schema: Any
     branches: Mapping[str, Any]
     shared: frozenset[str]
+    has_parts: bool
 
     @classmethod
     def of(cls, wanted: Any, shared: frozenset[str], *, with_names: bool) -> _Reader:
@@ -134,7 +138,12 @@ class _Reader:
         }
         for one in (schema, *branches.values()):
             _read_defaults(_names_of(one), with_names=with_names)
-        return cls(schema, branches, shared)
+        has_parts = any(
+            isinstance(field.get("default"), (dict, list))
+            for record in names.values()
+            for field in record.get("fields", ())
+        )
+        return cls(schema, branches, shared, has_parts)
 
 
 class _Readers:
@@ -169,12 +178,14 @@ class _Writer:
         asked: The reader's; None if it is the same.
         branch: The branch of the reader's union that `asked` is.
         recursive_names: The named types of a schema with a record inside of itself; else None.
+        shares_defaults: Whether values may have a list or a dict in common.
     """
 
     schema: Any
     asked: Any
     branch: str | None
     recursive_names: Mapping[str, Any] | None
+    shares_defaults: bool
 
     @classmethod
     def of(cls, written: Any, reader: _Reader | None) -> _Writer:
@@ -189,7 +200,9 @@ class _Writer:
         if reader is not None and isinstance(written, dict):
             branch = written.get("name") if written.get("name") in reader.branches else None
             asked = asked if branch is None else reader.branches[branch]
-        return cls(written, asked, branch, names if is_recursive(written, names) else None)
+        recursive_names = names if is_recursive(written, names) else None
+        shares_defaults = reader is not None and reader.has_parts
+        return cls(written, asked, branch, recursive_names, shares_defaults)
 
 
 def _shared_names(schema: Any) -> frozenset[str]:
@@ -228,6 +241,8 @@ def _rewritten(schema: Any, shared: frozenset[str]) -> Any:
     def change(part: Any) -> Any:
         if isinstance(part, str):
             return as_simple_name(part) if simple_name(part) in shared else part
+        if part.get("logicalType") == "decimal":
+            part["logicalType"] = EXACT_DECIMAL
         if "name" in part:
             space = part["name"].rpartition(".")[0]
             part["name"] = change(part["name"])
@@ -275,6 +290,15 @@ def _whole(
             for field in found["fields"]
         ]
     return change(found)
+
+
+def _copied(value: Any) -> Any:
+    """A value with lists and dicts of its own."""
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_copied, value))
+    return value
 
 
 def _said(problem: Exception) -> str:

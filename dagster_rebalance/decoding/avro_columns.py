@@ -78,6 +78,7 @@ _LOGICAL_PYTHON: dict[tuple[str, str], type] = {
     ("bytes", "decimal"): Decimal,
     ("string", "uuid"): UUID,
 }
+_TIMES = {"time-millis", "time-micros"}
 _INT_ENDS = 1 << 31
 
 
@@ -173,6 +174,13 @@ def _union(union: list[Any], names: Mapping[str, Any], inside: frozenset[str]) -
     for numbers in _NUMBERS:
         if kinds <= numbers and all(isinstance(branch, str) for branch in branches):
             return _PLAIN[max(kinds, key=["int", "long", "float", "double"].index)]
+    logical = {str(one.get("logicalType")) for one in branches if isinstance(one, dict)}
+    if logical >= _TIMES:
+        msg = (
+            "a union has both time-millis and time-micros, and their values do not say which they "
+            "are: leave one of them out of the reader's schema"
+        )
+        raise UndecodableError(msg)
     members = [column_of(branch, names, inside) for branch in branches]
 
     def choose(value: Any) -> dict[str, Any]:

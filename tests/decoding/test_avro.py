@@ -6,7 +6,7 @@ import json
 import struct
 import uuid
 from datetime import date, datetime, time, timezone
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -282,11 +282,13 @@ def test_what_cannot_be_decoded_has_a_reason_and_spoils_nothing(
 
 
 def test_a_value_that_its_column_cannot_hold_is_refused_alone() -> None:
-    """A decimal with more digits than its own schema says."""
+    """A decimal with more digits than the reader's schema says."""
     kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
     wide = {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2}
     payloads = [avro(1, record(d=wide), {"d": Decimal(text)}) for text in ("1.25", "12345.25")]
-    array, reasons = decoded_array(decoder(record(d=kind)).open(), payloads, [(), ()])
+    array, reasons = decoded_array(
+        decoder(record(d=kind), record(d=wide)).open(), payloads, [(), ()]
+    )
     assert array.to_pylist() == [{"d": Decimal("1.25")}, None]
     assert reasons[0] is None
     assert "does not fit its column" in str(reasons[1])
@@ -456,3 +458,53 @@ def test_a_number_of_too_many_bytes_is_refused_where_it_begins(rest: bytes) -> N
     value, why = decoder(NODE).open().decoded(framed(1, rest))
     assert value is None
     assert "a number of more than 10 bytes" in str(why)
+
+
+@pytest.mark.parametrize("as_python", [True, False])
+@pytest.mark.parametrize("precision", [4, 60])
+def test_a_decimal_with_more_digits_than_its_precision_is_refused(
+    precision: int,
+    as_python: bool,  # noqa: FBT001 - of the table
+) -> None:
+    """It would be rounded by fastavro."""
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": 2}
+    opened = decoder(record(d=kind)).open(as_python=as_python)
+    for sign in (1, -1):
+        largest = (sign * (10**precision - 1)).to_bytes(32, "big", signed=True)
+        value, why = opened.decoded(framed(1, b"\x40" + largest))
+        exact = Decimal(sign * (10**precision - 1)).scaleb(-2, Context(prec=precision))
+        assert why is None
+        assert value["d"] == (exact if as_python or precision == 4 else format(exact, "f"))
+        larger = (sign * 10**precision).to_bytes(32, "big", signed=True)
+        value, why = opened.decoded(framed(1, b"\x40" + larger))
+        assert value is None
+        assert f"more digits than its precision of {precision}" in str(why)
+
+
+def test_no_two_records_share_a_default() -> None:
+    """What a team does with one record must not be seen in the next."""
+    array = {"type": "array", "items": "string"}
+    inner = {**record(names=(array, [])), "name": "In"}
+    reader = record(
+        i="int",
+        tags=(array, []),
+        inner=(inner, {"names": ["a"]}),
+        by_name=({"type": "map", "values": "int"}, {}),
+    )
+    writer = record(i="int")
+    opened = decoder(reader, writer).open(as_python=True)
+    first = opened(avro(1, writer, {"i": 1}))
+    first["tags"].append("x")
+    first["inner"]["names"].append("x")
+    first["by_name"]["x"] = 1
+    second = opened(avro(1, writer, {"i": 2}))
+    assert second == {"i": 2, "tags": [], "inner": {"names": ["a"]}, "by_name": {}}
+
+
+def test_two_times_in_one_union_are_refused_in_words() -> None:
+    """Both are Python's time: the micros of one would get lost in the other's column."""
+    millis = {"type": "int", "logicalType": "time-millis"}
+    micros = {"type": "long", "logicalType": "time-micros"}
+    with pytest.raises(UndecodableError, match=r"time-millis and time-micros.*: leave one of them"):
+        decoder(record(at=["null", millis, micros])).open()
+    assert decoder(record(at=["null", micros])).open().column.ddl == "STRUCT<`at`: BIGINT>"
