@@ -8,6 +8,7 @@ the registry does not have is an error.
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,34 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
 
+
+class _Inexact(float):
+    """A number with more digits than a double has."""
+
+    text: str
+
+
+def _json_text(value: Any) -> str:
+    parts = [value]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, _Inexact):
+            return _exact_text(value)
+        if isinstance(part, (dict, list)):
+            parts += part.values() if isinstance(part, dict) else part
+    return columns.json_text(value)
+
+
+def _exact_text(value: Any) -> str:
+    if isinstance(value, dict):
+        pairs = [f"{json.dumps(name)}: {_exact_text(one)}" for name, one in value.items()]
+        return f"{{{', '.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_exact_text, value))}]"
+    return value.text if isinstance(value, _Inexact) else json.dumps(value)
+
+
+_JSON_TEXT = columns.STRING.by(_json_text)
 _TYPES: dict[str, tuple[Column, tuple[type, ...]]] = {
     "string": (columns.STRING, (str,)),
     "boolean": (columns.BOOLEAN, (bool,)),
@@ -60,7 +89,7 @@ def reader(
                 validators[frame.schema_id], _ = _validator(writer(frame.schema_id))
             validator = validators[frame.schema_id]
         try:
-            value = json.loads(payload[starts_at:], parse_constant=_refuse, parse_float=_finite)
+            value = json.loads(payload[starts_at:], parse_constant=_refuse, parse_float=_number)
         except (ValueError, RecursionError) as problem:
             msg = f"it is no JSON: {type(problem).__name__} {problem}"
             raise UndecodableError(msg) from problem
@@ -75,12 +104,17 @@ def _refuse(constant: str) -> None:
     raise ValueError(msg)
 
 
-def _finite(text: str) -> float:
-    value = float(text)
+def _number(text: str) -> float:
+    value = _Inexact(text)
     if isinf(value):
         msg = "a number is larger than a double can be"
         raise ValueError(msg)
-    return value
+    value.text = text
+    try:
+        is_exact = Decimal(repr(value)) == Decimal(text)
+    except ArithmeticError:  # an exponent that no decimal has
+        is_exact = False
+    return float(value) if is_exact else value
 
 
 def _check(validator: Any, value: object) -> None:
@@ -134,9 +168,9 @@ def _validator(schema: SchemaText) -> tuple[Any, Any]:
 
 def _column(schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
     if not isinstance(schema, dict):
-        return columns.JSON_TEXT
+        return _JSON_TEXT
     if id(schema) in inside:
-        return columns.JSON_TEXT
+        return _JSON_TEXT
     inside = (*inside, id(schema))
     if "$ref" in schema:
         found = resolver.lookup(schema["$ref"])
@@ -144,10 +178,10 @@ def _column(schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
     for choice in ("oneOf", "anyOf", "allOf"):
         if choice in schema and "type" not in schema:
             others = [one for one in schema[choice] if not _is_null(one)]
-            return _column(others[0], resolver, inside) if len(others) == 1 else columns.JSON_TEXT
+            return _column(others[0], resolver, inside) if len(others) == 1 else _JSON_TEXT
     given = schema.get("type")
     kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
-    return _of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else columns.JSON_TEXT
+    return _of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else _JSON_TEXT
 
 
 def _is_null(schema: Any) -> bool:
@@ -170,7 +204,7 @@ def _of_kind(kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> 
     if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
         values = _column(schema["additionalProperties"], resolver, inside)
         return _of_type(columns.mapping(columns.STRING, values), dict)
-    return columns.JSON_TEXT
+    return _JSON_TEXT
 
 
 def _of_type(column: Column, kind: type, required: Sequence[str] = ()) -> Column:
@@ -195,11 +229,14 @@ def _of_type(column: Column, kind: type, required: Sequence[str] = ()) -> Column
 def _of_types(value: Any, types: tuple[Any, ...], name: str) -> Any:
     if isinstance(value, types) and (bool in types or not isinstance(value, bool)):
         return float(value) if name == "number" else value
-    msg = f"the reader's schema has {name} where it has {type(value).__name__}"
+    kind = float if isinstance(value, _Inexact) else type(value)
+    msg = f"the reader's schema has {name} where it has {kind.__name__}"
     raise UndecodableError(msg)
 
 
 def _integer(value: Any) -> int:
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
+    if isinstance(value, float):
+        exact = Decimal(value.text if isinstance(value, _Inexact) else repr(value))
+        if exact == int(exact):
+            return int(exact)
     return int(_of_types(value, (int,), "integer"))

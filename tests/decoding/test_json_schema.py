@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
@@ -79,6 +80,39 @@ def test_a_schema_becomes_columns() -> None:
             "sold": None,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [
+        ("9007199254740993.0", 9007199254740993),
+        ("9.007199254740993e15", 9007199254740993),
+        ("1.2345678901234567e18", 1234567890123456700),
+        ("-1E3", -1000),
+        ("9007199254740993.5", None),
+        ("1e-400", None),
+        ("1e-99999999999999999999", None),
+    ],
+)
+def test_an_integer_is_exact_or_refused(number: str, found: int | None) -> None:
+    """A float does not have all of its digits, and passes the check of the schema."""
+    schema = {"type": "object", "properties": {"i": {"type": "integer"}}}
+    opened = decoder(text(schema)).open()
+    value, why = opened.decoded(framed(1, f'{{"i": {number}}}'.encode()))
+    assert value == (None if found is None else {"i": found})
+    assert (why is None) == (found is not None)
+
+
+def test_json_as_text_keeps_the_digits_of_its_numbers() -> None:
+    """What a team reads out of it may be an amount of money."""
+    schema = {"type": "object", "properties": {"a": {}, "n": {"type": "number"}}}
+    opened = decoder(text(schema)).open()
+    free = '{"x\\"": [9007199254740993.0, 1.5, "y", null], "z": 1.00000000000000000001, "e": {}}'
+    value, why = opened.decoded(framed(1, f'{{"n": 0.10000000000000000001, "a": {free}}}'.encode()))
+    assert (value, why) == ({"n": 0.1, "a": free}, None)
+    as_python = decoder(text(schema)).open(as_python=True)
+    number = as_python(framed(1, b'{"n": 0.10000000000000000001}'))["n"]
+    assert (number, pickle.loads(pickle.dumps(number))) == (0.1, 0.1)  # noqa: S301 - of the test
 
 
 @pytest.mark.parametrize("choice", ["oneOf", "anyOf"])
