@@ -132,9 +132,9 @@ class _Reader:
         schema = _rewritten(wanted, shared)
         names = _names_of(schema)
         branches = {
-            branch["name"]: fastavro.parse_schema(_whole(branch, names, set()))
+            name: fastavro.parse_schema(_whole(names[name], names, set()))
             for branch in (schema if isinstance(schema, list) else ())
-            if isinstance(branch, dict) and "name" in branch
+            if (name := branch if isinstance(branch, str) else branch.get("name")) in names
         }
         for one in (schema, *branches.values()):
             _read_defaults(_names_of(one), with_names=with_names)
@@ -277,6 +277,8 @@ def _whole(
         if schema not in named:
             return schema
         return change(schema) if schema in seen else _whole(named[schema], named, seen, change)
+    if schema["type"] in _NAMED and schema["name"] in seen:
+        return change(schema["name"])
     seen.add(schema.get("name", ""))
     found = {name: value for name, value in schema.items() if not name.startswith("__")}
     if "." not in found.get("name", "."):

@@ -255,6 +255,21 @@ def test_references_that_share_one_are_resolved() -> None:
 GOOD = avro(1, ORDER, {"id": 1, "item": "pen"})
 
 
+def test_references_name_what_another_one_has_within() -> None:
+    """The type may be named before the place where it was defined, and so may be a branch."""
+    money = {**record(x="int"), "name": "a.Money"}
+    first = {**record(id="int", money=money), "name": "a.First"}
+    second = {**record(id="int", money="a.Money", more="int"), "name": "b.Second"}
+    refund = {**record(of=["b.Second", "a.First"]), "name": "Refund"}
+    texts = [(one["name"], json.dumps(one)) for one in (first, second, refund)]
+    reader = SchemaText('["Refund", "a.First", "b.Second"]', tuple(texts))
+    alone = {**record(id="int", money=money, more="int"), "name": "b.Second"}
+    known = KnownSchemas({1: SchemaText(json.dumps(alone))})
+    value = {"id": 1, "money": {"x": 3}, "more": 2}
+    opened = Decoder("value", "avro", reader, known).open()
+    assert opened.decoded(avro(1, alone, value)) == ({"member2": value}, None)
+
+
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
