@@ -222,7 +222,7 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         session = spark.spark_session
         tag_batch(session, self.batch_id)
         if not wanted:
-            return given_records(session, (), options)
+            return given_records(session, (), (), options)
         return read_ranges(
             session,
             wanted,
