@@ -195,8 +195,8 @@ def test_reset_moves_offsets_of_a_group_that_stands(shop: Shop, protocol: str) -
     shown = shop.said("reset", which, "--to-earliest")
     moved = (
         f"{shop.topic}-0: 2 -> 0, 2 offsets again, drops 1 claim\n"
-        f"Before the sensors go on, remove what the output of {shop.topic}-0 has from the new offset "
-        "on: it is read in ranges with other bounds, which replace nothing.\n"
+        f"Before the sensors go on, remove what the output of {shop.topic}-0 has from the new "
+        "offset on: it is read in ranges with other bounds, which replace nothing.\n"
     )
     assert shown == f"{moved}Nothing was moved: --yes does it.\n"
     assert shop.stored(0) == encode(StoredPartition(2, (Claim(3, "b-1"),)))
