@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupState,
     ConsumerGroupTopicPartitions,
     KafkaError,
@@ -20,6 +21,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.kafka_errors import (
     COORDINATOR_MOVES,
     TROUBLES_KEPT,
@@ -149,12 +151,28 @@ class GroupAdmin:
         self, partitions: Iterable[TopicPartition], timeout_s: float
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         group_id = self._settings.group_id
-        wanted = ConsumerGroupTopicPartitions(group_id, list(map(theirs, partitions)))
+        wanted = list(map(theirs, partitions))
+        # A consumer that never joins, and not list_consumer_group_offsets: librdkafka 2.16 crashes
+        # there while the coordinator moves, because it looks it up again for a membership that such
+        # a client does not have.
+        reader = made(
+            Consumer,
+            {
+                **self._settings.connection(),
+                "group.id": group_id,
+                "enable.auto.commit": False,
+                "error_cb": self._troubles.append,
+            },
+        )
 
         def ask(limit_s: float) -> dict[TopicPartition, OffsetAndMetadata | None]:
-            asked = self._admin.list_consumer_group_offsets([wanted], request_timeout=limit_s)
+            try:
+                answers = reader.committed(wanted, limit_s)
+            except KafkaException:
+                reader.poll(0)  # the client tells why in its callback
+                raise
             found = {}
-            for partition in asked[group_id].result().topic_partitions:
+            for partition in answers:
                 if partition.error is not None:
                     raise KafkaException(partition.error)
                 found[ours(partition)] = as_committed(partition)
@@ -164,6 +182,8 @@ class GroupAdmin:
             return self._answer(ask, timeout_s)
         except KafkaException as problem:
             raise self._error(problem, f"reading the offsets of group '{group_id}'") from problem
+        finally:
+            reader.close()
 
     def _answer(self, ask: Callable[[float], _Answer], timeout_s: float) -> _Answer:
         """Ask, and ask again while the coordinator moves.
