@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _BEGAN, _DONE, _LEFT = "began", "done", "left"
+_RESTS, _GOES_ON = "rests", "goes_on"
+"""Between two assets nothing is at work: a batch may be interrupted there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class BodySeen:
         batch_id: The batch.
         keys: Its ranges, each as `topic-partition-start-until`.
         began_at: When the first asset began, in seconds since 1970.
-        ended_at: When the last one was done, or one raised; None when nothing was written any more.
+        ended_at: When the last one was done, one raised, or one was done and no other followed;
+            None when nothing was written any more.
         is_done: Whether all assets came to their end.
     """
 
@@ -60,13 +63,14 @@ class Journal:
         if batch_id != self._batch_id:
             self._batch_id = batch_id
             self._write(_BEGAN, batch_id, *keys)
+        else:
+            self._write(_GOES_ON, batch_id)
         try:
             yield
         except BaseException:
             self._write(_LEFT, batch_id)
             raise
-        if is_last:
-            self._write(_DONE, batch_id)
+        self._write(_DONE if is_last else _RESTS, batch_id)
 
     def _write(self, *words: str) -> None:
         self._file.write(f"{time.time()} {' '.join(words)}\n")
@@ -79,14 +83,17 @@ def read_journals(folder: Path) -> list[BodySeen]:
 
 def _read(path: Path) -> Iterator[BodySeen]:
     at_work: BodySeen | None = None
+    rests_at: float | None = None
     for line in path.read_text().splitlines():
         at, word, batch_id, *keys = line.split(" ")
         if word == _BEGAN:
             if at_work is not None:
-                yield at_work
-            at_work = BodySeen(path.name, batch_id, tuple(keys), float(at))
+                yield replace(at_work, ended_at=rests_at)
+            at_work, rests_at = BodySeen(path.name, batch_id, tuple(keys), float(at)), None
+        elif word in {_GOES_ON, _RESTS}:
+            rests_at = float(at) if word == _RESTS else None
         elif at_work is not None:
             yield replace(at_work, ended_at=float(at), is_done=word == _DONE)
             at_work = None
     if at_work is not None:
-        yield at_work
+        yield replace(at_work, ended_at=rests_at)

@@ -50,20 +50,25 @@ def worked(*bodies: BodySeen, faults: tuple[Fault, ...] = ()) -> list[Worked]:
 
 
 def test_a_journal_tells_what_became_of_each_batch(tmp_path: Path) -> None:
-    """One was done, in one an asset raised, and in the last one the process was killed."""
+    """One was done, in one an asset raised, one was interrupted behind its first asset.
+
+    In the last one the process was killed in its second asset.
+    """
     journal = Journal(tmp_path / ONE)
-    for number in (1, 2, 3):
-        batch_id, keys = f"s.{ONE}.{number}.1", [KEY]
-        with suppress(RuntimeError), journal.step(batch_id, keys, is_last=False):
-            if number == 2:
+    batch_ids = [f"s.{ONE}.{number}.1" for number in (1, 2, 3, 4)]
+    for batch_id in batch_ids:
+        with suppress(RuntimeError), journal.step(batch_id, [KEY], is_last=False):
+            if batch_id == batch_ids[1]:
                 raise RuntimeError
-        if number == 1:
-            with journal.step(batch_id, keys, is_last=True):
+        if batch_id == batch_ids[0]:
+            with journal.step(batch_id, [KEY], is_last=True):
                 pass
+    killed_in = journal.step(batch_ids[-1], [KEY], is_last=True)
+    killed_in.__enter__()
     seen = read_journals(tmp_path)
-    assert [one.batch_id for one in seen] == [f"s.{ONE}.{number}.1" for number in (1, 2, 3)]
-    assert [one.is_done for one in seen] == [True, False, False]
-    assert [one.ended_at is None for one in seen] == [False, False, True]
+    assert [one.batch_id for one in seen] == batch_ids
+    assert [one.is_done for one in seen] == [True, False, False, False]
+    assert [one.ended_at is None for one in seen] == [False, False, False, True]
     assert {(one.run_id, one.keys) for one in seen} == {(ONE, (KEY,))}
 
 
