@@ -151,5 +151,5 @@ class OwnWork:
                 self._told.pop(claim, None)  # the oldest ones are forgotten first
                 self._told[claim] = ended[claim]
                 del self._left[claim]
-        for claim in list(self._told)[:-_TOLD_KEPT]:
-            del self._told[claim]
+        while len(self._told) > _TOLD_KEPT:
+            del self._told[next(iter(self._told))]
