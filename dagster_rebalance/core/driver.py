@@ -259,6 +259,8 @@ class Driver:
                 continue
             self.partitions[partition] = taken
             self._lookups.want_runs()
+            if owned.before is not None:
+                yield from _passed_deletion(owned.before)
             moved = moved_offset(taken, found.recorded)
             if moved is not None:
                 yield moved
@@ -323,13 +325,15 @@ class Driver:
                 {run_id: self.pulse.signs[run_id].run.heartbeat for run_id in dead}
             )
 
-    def _doubt(self, owned: OwnedPartition, refused: str) -> Iterable[do.Command]:
-        if refused not in {"", owned.doubted_by} and owned.phase.is_kept and owned.pending is None:
+    def _doubt(self, owned: OwnedPartition, refused: frozenset[str]) -> Iterable[do.Command]:
+        new = refused - owned.doubted_by
+        if new and owned.phase.is_kept and owned.pending is None:
             yield do.Note(
-                f"run {refused} refused itself, so it is looked up whether the claims of "
-                f"{owned.partition} still stand"
+                f"it is looked up whether the claims of {owned.partition} still stand, because "
+                f"{', '.join(sorted(new))} refused to work"
             )
-            self.partitions[owned.partition] = self._distrusted(replace(owned, doubted_by=refused))
+            doubted = replace(owned, doubted_by=owned.doubted_by | new)
+            self.partitions[owned.partition] = self._distrusted(doubted)
 
     def _on_dead_run_ended(self, event: seen.DeadRunEnded, _now: float) -> Iterable[do.Command]:
         self.pulse = self.pulse.without(event.run_id)
@@ -448,6 +452,7 @@ class Driver:
                 "looked up again"
             )
             self.partitions[write.partition] = replace(self._distrusted(owned), before=None)
+            yield from _passed_deletion(owned)
 
     def _take_in_written(
         self, before: OwnedPartition, after: OwnedPartition
@@ -456,9 +461,8 @@ class Driver:
         if any(entry.taken_from for entry in after.entries):
             self._lookups.want_runs()
         self._note_committed(before, after)
-        if before.is_behind_deletion and not after.is_behind_deletion:
-            # To other members it looked stopped: its runs had read the records in time.
-            yield do.ShowStop(after.partition, "")
+        if not after.is_behind_deletion:
+            yield from _passed_deletion(before)
         if before.pending is not None and before.pending.refused:
             yield from self._stop_or_go_on(after)
 
@@ -583,6 +587,15 @@ class Driver:
         if writes:
             self._streaming.is_new_next = False
             yield do.WriteOffsets(tuple(writes))
+
+
+def _passed_deletion(before: OwnedPartition) -> Iterable[do.Command]:
+    """Show that a partition goes on that looked stopped to others, if it did.
+
+    Its runs had read in time what Kafka deleted, and a look at the whole group cannot know that.
+    """
+    if before.is_behind_deletion:
+        yield do.ShowStop(before.partition, "")
 
 
 def _adopted(range_: OffsetRange, batch_id: str, progress: InFlight) -> do.Note:

@@ -142,7 +142,8 @@ class OwnedPartition:
         refused: Why it could not be taken in the last time; None once it was.
         blocked_by: Runs that work on it without a claim; while there are any, it is not restored.
         letter: The record in the dead-letter topic for its first range, asked for or there.
-        doubted_by: The last run that refused itself, after which the claims were looked up again.
+        doubted_by: The runs that refused themselves, and after which the claims were looked up
+            again: once for each, because a look-up begins the waits of the ranges anew.
         is_overtaken: Whether Kafka stores what this member did not write, found while it is given
             up: nothing more is committed.
         order: What a person has ordered, so that nothing new is begun; None when nobody has.
@@ -173,7 +174,7 @@ class OwnedPartition:
     refused: Refused | None = None
     blocked_by: tuple[str, ...] = ()
     letter: Letter | None = None
-    doubted_by: str = ""
+    doubted_by: frozenset[str] = frozenset()
     is_overtaken: bool = False
     order: Order | None = None
     before: OwnedPartition | None = None

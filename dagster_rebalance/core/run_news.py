@@ -31,14 +31,14 @@ class RunNews(NamedTuple):
     Attributes:
         owned: The partition.
         covers_all: Whether the runs of all its claims were looked up.
-        refused: A run that refused itself and has no successor, so that its claims are to be looked
-            up again; empty for none.
+        refused: The runs that refused themselves and have no successor, so that the claims are to
+            be looked up again.
         notes: Sentences for people.
     """
 
     owned: OwnedPartition
     covers_all: bool
-    refused: str
+    refused: frozenset[str]
     notes: tuple[str, ...]
 
 
@@ -50,7 +50,8 @@ def taken_in(
     now: float,
 ) -> RunNews:
     """Note what the runs say of the claimed ranges of a partition; `ledger` is its ledger."""
-    refused, notes = "", []
+    refused: set[str] = set()
+    notes = []
     for entry in ledger.entries:
         if not event.batch_ids.issuperset(entry.looked_up_as):
             continue
@@ -72,7 +73,7 @@ def taken_in(
         )
         ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
         if isinstance(progress, ToRequest | Exhausted):
-            refused = refused or refused_last(entry.range, entry.batch_id, event.runs)
+            refused |= refused_last(entry.range, entry.batch_id, event.runs)
         obsolete = dead_letters.obsolete(owned, entry, progress)
         if obsolete is not None:
             notes.append(obsolete)
@@ -80,4 +81,4 @@ def taken_in(
         batch_id for entry in ledger.entries for batch_id in entry.looked_up_as
     }
     known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)
-    return RunNews(known, covers_all, refused, tuple(notes))
+    return RunNews(known, covers_all, frozenset(refused), tuple(notes))

@@ -457,13 +457,13 @@ def lacking(succeeded: RunSeen, runs: Sequence[RunSeen]) -> tuple[str, ...]:
     return tuple(missing)
 
 
-def refused_last(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen]) -> str:
-    """Return the newest run on a claimed range if that run refused itself; empty otherwise.
+def refused_last(range_: OffsetRange, batch_id: str, runs: Iterable[RunSeen]) -> frozenset[str]:
+    """Return the newest run on a claimed range if that run refused itself; nothing otherwise.
 
     The refusal may mean that the claim is gone.
     """
     mine = [run for run in runs if run.batch_id == batch_id and range_ in run.ranges]
-    return mine[-1].run_id if mine and mine[-1].is_refused else ""
+    return frozenset({mine[-1].run_id} if mine and mine[-1].is_refused else ())
 
 
 def unclaimed_workers(

@@ -45,6 +45,9 @@ _TRIES = 15
 """So often the requests of a duty may be lost and made again after `retry_s`."""
 _LATE_REQUESTS_S = 40.0
 """So long after its tick a run may be requested, and several ticks in a row may have that."""
+_BROKEN_REQUESTS_S = 30.0
+"""So long a run may be created only: several ticks in a row may be lost, or break before they
+submit it."""
 
 ORDERS_KNOWN_WITHIN_S = 60.0
 """So long after an order was given every member has read it: each look may be lost."""
@@ -153,6 +156,7 @@ class Progress:
                 yield Wait(f"of {span} is requested", self._slack_s + late_s, is_half_done=is_there)
             case InFlight(unsubmitted=RunSeen()):
                 late_s = _LATE_REQUESTS_S if self._weather.late_requests else 0.0
+                late_s += _BROKEN_REQUESTS_S if self._weather.requests_break else 0.0
                 yield Wait(f"for {span} is created but not submitted", self._slack_s + late_s)
             case InFlight():
                 yield Wait(

@@ -44,19 +44,18 @@ class Torn:
             self._life.runs[run_id] = replace(run, is_refused=True, refusal=why_not)
 
     def end_in_part(self, run_id: str) -> None:
-        """Some assets are made, and some of those recorded; the status is that of a run at work.
+        """Some assets are made and recorded; the status is that of a run at work.
 
-        All may be recorded, and the mark and the event of the success be there as well.
+        All may be recorded, and the mark and the event of the success be there as well. Whether the
+        one that was begun is there as a whole is for nobody to know, so it is done again.
         """
         life, chance = self._life, self._clockwork.chance
         run, process = life.runs[run_id], life.processes[run_id]
         asked = [asset for asset in self._weather.assets if asset not in run.left_out]
         done = chance.randint(0, len(asked))
         begun = asked[done : done + 1]
-        made_unsaid = begun if self._clockwork.happens(0.5) else []
         if run_id not in life.deleted:
-            spoilt = [asset for asset in begun if asset not in made_unsaid]
-            life.outputs.fail(run, [*asked[:done], *made_unsaid], spoilt)
+            life.outputs.fail(run, asked[:done], begun)
         if process.is_heard:
             life.runs[run_id] = replace(run, done=frozenset(asked[:done]), undone=frozenset(begun))
         if not begun:

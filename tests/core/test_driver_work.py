@@ -93,6 +93,25 @@ def test_the_claims_of_a_stopped_partition_are_looked_up_again_when_a_run_refuse
     assert [offer.ranges for offer in member.driver.offers] == [(span(0, 40, 100),)]
 
 
+def test_a_range_waits_no_longer_for_the_refusals_of_another_one() -> None:
+    """The looks at two ranges whose runs refused themselves take turns: their waits differ.
+
+    A claim must not be doubted again for a run that was seen before: the look at the claims begins
+    the waits anew, so no run would ever be asked for. Found by simulation.
+    """
+    settings = replace(TWO_CLAIMS, recheck_s=5.0)
+    world = World(records=20)
+    member = world.member(owns=1, settings=settings, pace=RetryPace(0.5, 10.0))
+    world.wait(1, member)
+    for batch_id, range_, times in (("b1", span(0, 0, 10), 5), ("b2", span(0, 10, 20), 1)):
+        for _ in range(times):
+            run_id = world.dagster.add(batch_id, (range_,))
+            world.dagster.move(run_id, RunState.FAILED, is_refused=True)
+    world.wait(30, member)
+    (offer,) = member.driver.offers
+    assert offer.ranges == (span(0, 0, 10),)
+
+
 def test_a_claim_that_still_stands_is_kept_when_a_run_refuses_itself() -> None:
     """The run may have refused itself for another run of its batch.
 
@@ -730,18 +749,38 @@ def test_an_illegal_event_raises() -> None:
 
 
 def test_a_partition_that_passes_what_was_deleted_is_shown_to_go_on() -> None:
-    """Its run had read the records in time; another member has shown it as stopped meanwhile."""
+    """Its runs had read the records in time; another member has shown it as stopped meanwhile."""
+    world = World(records=20)
+    member = world.member(owns=1, settings=TWO_CLAIMS)
+    world.wait(2.0, member)
+    first, second = member.tick()
+    world.start(first)
+    world.start(second)
+    world.kafka.bounds[tp(0)] = Bounds(17, 20)
+    world.wait(2.0, member)
+    world.succeed(first)
+    world.wait(2.0, member)
+    assert world.kafka.offset(0) == 10
+    assert member.shown == []
+    world.succeed(second)
+    world.wait(2.0, member)
+    assert world.kafka.offset(0) == 20
+    assert member.shown == [(tp(0), "")]
+
+
+def test_a_partition_that_is_moved_past_what_was_deleted_is_shown_to_go_on() -> None:
+    """A person has acted on what another member had shown; the owner has never stopped it."""
     world = World(records=10)
     member = world.member(owns=1)
     (run_id,) = member.tick()
     world.start(run_id)
     world.kafka.bounds[tp(0)] = Bounds(7, 10)
     world.wait(2.0, member)
-    assert member.shown == []
+    world.kafka.stored[tp(0)] = OffsetAndMetadata(7)
     world.succeed(run_id)
     world.wait(2.0, member)
-    assert world.kafka.offset(0) == 10
     assert member.shown == [(tp(0), "")]
+    assert world.kafka.claims(0) == [(10, "b2")]
 
 
 def test_a_partition_cannot_be_claimed_before_its_offset_is_known() -> None:
