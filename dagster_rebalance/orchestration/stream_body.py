@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from dagster_rebalance.orchestration.batch import KafkaBatch
 
+_NO_VALUE = dg.MaterializeResult[Any]().value
+"""What stands for no value: None is one, and would go to the IO manager of a run of its own."""
+
 
 @dataclass(frozen=True)
 class Body:
@@ -129,6 +132,8 @@ class Body:
         for result in said if several else (said,):  # type: ignore[attr-defined]
             if not isinstance(result, dg.MaterializeResult):
                 self._refuse(f"a {type(result).__name__}")
+            if result.value is not _NO_VALUE:
+                self._refuse("a dg.MaterializeResult with a value")
             yield result
 
     def _with_named_checks(self, result: dg.MaterializeResult[Any]) -> dg.MaterializeResult[Any]:
@@ -161,7 +166,7 @@ class Body:
     def _refuse(self, what: str) -> NoReturn:
         msg = (
             f"{_name_of(self.asset)} returned {what}: an asset of a streaming run writes its "
-            "output itself, and returns nothing or dg.MaterializeResult"
+            "output itself, and returns nothing or dg.MaterializeResult without a value"
         )
         raise ConfigurationError(msg)
 

@@ -477,14 +477,15 @@ def test_an_asset_may_take_a_resource_from_its_context(instance: dg.DagsterInsta
     assert seen == ["a database"]
 
 
-def test_an_asset_may_not_return_a_value(instance: dg.DagsterInstance) -> None:
+@pytest.mark.parametrize("said", [5, dg.MaterializeResult(value=5)])
+def test_an_asset_may_not_return_a_value(instance: dg.DagsterInstance, said: object) -> None:
     """There is no IO manager to keep one for each batch: the batch fails, and says so."""
     seen = []
 
     def body(stage: Stage, _batch: KafkaBatch) -> object:
         seen.append(len(stage.batches))
         leave()
-        return 5
+        return said
 
     stage = Stage(instance, body)
     stage.produce(0, 3)
