@@ -7,6 +7,7 @@ machine.
 from __future__ import annotations
 
 import logging
+import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,9 @@ _STANDSTILL_S = 600.0
 _LEAVING_AT_MOST_S = 60.0
 _LOOK_EVERY_S = 3.0
 _SHOWN_WITHIN_S = 60.0
+_FRAMES = 10_000
+"""Those who wait for an answer wait inside each other. With Python's usual limit of 1,000 frames an
+action could fail for that alone, and where it did would depend on the caller."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +87,7 @@ def play(
     world = World(seed, streams=streams, orders=orders, parts=parts, torn=torn, replicas=replicas)
     violation = ""
     try:
-        with _quiet():
+        with _quiet(), _deep():
             _play(world, rough_s)
     except Violation as found:
         violation = str(found)
@@ -146,6 +150,17 @@ def _play(world: World, rough_s: float) -> None:
             raise Violation(msg)
         clockwork.run(1.0)
     world.check_gauges()
+
+
+@contextmanager
+def _deep() -> Iterator[None]:
+    """Let actors wait inside each other."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(limit, _FRAMES))
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 @contextmanager

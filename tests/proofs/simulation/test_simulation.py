@@ -22,6 +22,8 @@ from tests.proofs.simulation.mutants import keep_every_hold, no_start_check
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from proofs.simulation.schedule import Played
+
 SCHEDULES = 150
 FRESH = 50
 
@@ -66,6 +68,15 @@ def test_a_fresh_seed_is_shown(tmp_path: Path) -> None:
 def test_a_seed_gives_the_same_trace_again() -> None:
     """Otherwise a violation could not be looked into."""
     assert play(9) == play(9)
+
+
+def test_a_schedule_is_the_same_at_any_depth_of_its_caller() -> None:
+    """Actors wait inside each other; one that fails for want of frames alone proves nothing."""
+
+    def below(frames: int) -> Played:
+        return below(frames - 1) if frames else play_all_of(17)
+
+    assert below(900) == below(0)
 
 
 def test_the_schedules_cover_all_protocols() -> None:
