@@ -23,8 +23,9 @@ _LONG_S = 60.0
 _QUEUED_LIMIT_S = 60.0
 """A run that waits in the queue for longer may wait for the very run that it is to replace."""
 _AT_WORK_AFTER_S = 30.0
-"""A run that is ready counts as at work by then: Kafka may leave its partitions with those that
-have them, and gives it none before these have left."""
+"""A run that has been ready for so long counts as at work: Kafka may leave its partitions with
+those that have them, and gives it none before these have left. A member that Kafka refuses ends
+sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class StreamSeen:
         ended_at: When it ended; None while it is live.
         has_failed: Whether it ended badly.
         has_joined: Whether Kafka has assigned partitions to it.
-        is_ready: Whether its member reads the group, and waits for partitions.
+        ready_since: Since when its member waits for partitions; None before that.
         queued_at: Since when it waits in Dagster's queue; None when it does not.
         leaving_since: When it was asked to leave, or cancelled; None when it was not.
     """
@@ -53,7 +54,7 @@ class StreamSeen:
     ended_at: float | None = None
     has_failed: bool = False
     has_joined: bool = False
-    is_ready: bool = False
+    ready_since: float | None = None
     queued_at: float | None = None
     leaving_since: float | None = None
 
@@ -175,9 +176,9 @@ def _for(run: StreamSeen, now: float) -> str:
 
 def _is_at_work(run: StreamSeen, now: float) -> bool:
     """Whether the member of a run is in the group, as far as one can tell."""
-    if run.has_joined or run.started_at is None:
-        return run.has_joined
-    return run.is_ready and now - run.started_at >= _AT_WORK_AFTER_S
+    return run.has_joined or (
+        run.ready_since is not None and now - run.ready_since >= _AT_WORK_AFTER_S
+    )
 
 
 def _is_stuck(run: StreamSeen, live: Sequence[StreamSeen], fleet: Fleet, now: float) -> bool:

@@ -67,8 +67,8 @@ def test_a_deleted_run_does_not_keep_its_slot_empty() -> None:
         ({"started_at": None, "has_joined": False, "created_at": NOW - 3}, False),
         ({"started_at": NOW - 3, "has_joined": False, "created_at": NOW - 5}, False),
         ({"started_at": NOW - 3, "has_joined": True, "created_at": NOW - 5}, True),
-        ({"started_at": NOW - 31, "has_joined": False, "is_ready": True}, True),
-        ({"started_at": NOW - 29, "has_joined": False, "is_ready": True}, False),
+        ({"started_at": NOW - 90, "has_joined": False, "ready_since": NOW - 31}, True),
+        ({"started_at": NOW - 90, "has_joined": False, "ready_since": NOW - 29}, False),
         ({"started_at": NOW - 70, "has_joined": False}, False),
         (
             {
@@ -107,7 +107,7 @@ def test_new_code_joins_before_the_old_run_is_asked_to_leave(
 
 def test_new_code_replaces_the_only_owner_of_the_only_partition() -> None:
     """Kafka leaves it with its owner, and gives the new run nothing before that one has left."""
-    new = run("new", 0, version="v2", started_at=NOW - 31, has_joined=False, is_ready=True)
+    new = run("new", 0, version="v2", has_joined=False, ready_since=NOW - 31)
     found = moves(Fleet(1, "v2"), [run("old", 0), new], NOW)
     assert found.leaves == (Leave("old", "run new has newer code"),)
 
