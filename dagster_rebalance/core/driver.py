@@ -350,7 +350,11 @@ class Driver:
             *others_on(owned.partition, streams | {self.settings.worker}, runs),
         )
         if blocked_by:
-            self.partitions[owned.partition] = replace(owned, blocked_by=blocked_by)
+            blocked = replace(owned, blocked_by=blocked_by)
+            reason = self._not_ended(blocked) or owned.stop_reason
+            self.partitions[owned.partition] = replace(blocked, stop_reason=reason)
+            if is_news(reason, owned.stop_reason):
+                yield do.ShowStop(owned.partition, reason)
             return
         self.partitions[owned.partition] = owned.restored(now)
         if owned.stop_reason:
@@ -386,7 +390,8 @@ class Driver:
 
     def _not_ended(self, owned: OwnedPartition) -> str | None:
         limit_s = self.settings.unanswered_s
-        stuck = sorted(self.pulse.not_ended(self._now - limit_s) & owned.live_runs)
+        waited_for = owned.live_runs.union(owned.blocked_by)
+        stuck = sorted(self.pulse.not_ended(self._now - limit_s) & waited_for)
         return not_ended(owned.partition, stuck[0], limit_s) if stuck else None
 
     def _stop(self, owned: OwnedPartition, reason: str) -> Iterable[do.Command]:

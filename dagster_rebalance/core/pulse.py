@@ -127,6 +127,11 @@ class Pulse:
             if not sign.run.is_over
         }
 
+    @property
+    def named(self) -> frozenset[str]:
+        """Return the runs that were named as dead, and have given no sign since."""
+        return frozenset(run_id for run_id, sign in self.signs.items() if sign.is_named)
+
     def not_ended(self, before: float) -> frozenset[str]:
         """Return the runs that were named as dead before a time, and could not be ended since."""
         return frozenset(

@@ -35,7 +35,7 @@ from dagster_rebalance.orchestration.history_checks import (
 from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
 from dagster_rebalance.orchestration.roster import history_of, said_in, tables_of
-from dagster_rebalance.orchestration.stopped import evaluation
+from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, evaluation, shown_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.reset import Move
     from dagster_rebalance.orchestration.group_assets import GroupAssets
     from dagster_rebalance.orchestration.host import Host
-    from dagster_rebalance.orchestration.port import RunError
+    from dagster_rebalance.orchestration.port import RunError, ShownStops
 
 _EVENTS_READ = 100
 _ASSIGNMENTS_READ = 1_000
@@ -199,6 +199,13 @@ class Catalogue:
         self._instance.report_runless_asset_event(
             evaluation(standing, errors, self._assets.offsets)
         )
+
+    def shown_stops(self) -> ShownStops:
+        """What the check shows as stopped now, whoever has shown it."""
+        check = dg.AssetCheckKey(self._assets.offsets, STOPPED_CHECK)
+        record = self._instance.get_latest_asset_check_evaluation_record(check)
+        evaluation = record.evaluation if record is not None else None
+        return shown_in({} if evaluation is None else evaluation.metadata)
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Observe the lag; the check is evaluated when it passes and did not, or the reverse.

@@ -6,7 +6,7 @@ The sensor keeps in its cursor for how long each sign of life has not changed.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dagster_rebalance.core.runs import named_runs
 from dagster_rebalance.orchestration import clocks
@@ -25,9 +25,32 @@ _LIMIT_S = 15.0
 all that it requests. The pulse names again who is left."""
 
 
+class DeadRuns(NamedTuple):
+    """The runs that gave no sign of life for the time-out.
+
+    Attributes:
+        ended: Those that were ended in this tick.
+        left: Those that could not be ended, in this tick or since.
+    """
+
+    ended: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a tick says of those that are left."""
+        if not self.left:
+            return ()
+        note = (
+            f"{named_runs(sorted(self.left))} gave no sign of life and could not be ended, so what "
+            "was begun elsewhere may be at work: the log of a tick says why. It is tried again"
+        )
+        return (note,)
+
+
 def end_dead_runs(
     context: dg.SensorEvaluationContext, ledger: RunLedger, runs: Iterable[RunSeen], pulse: Pulse
-) -> frozenset[str]:
+) -> DeadRuns:
     """End the runs that gave no sign of life for the time-out; nobody else may ever do so.
 
     Args:
@@ -35,32 +58,32 @@ def end_dead_runs(
         ledger: Ends them.
         runs: What the sensor looks after.
         pulse: How long a run may be silent.
-
-    Returns:
-        The runs that were ended.
     """
     now, until = time.time(), clocks.seconds() + _LIMIT_S
     found, dead = pulse.remembering(context.cursor).observe(runs, now)
     context.update_cursor(found.memory)
     # Another one comes first in each tick: those behind one that hangs have their turn, too.
     first = int(now) % max(1, len(dead))
-    return frozenset(
-        run_id
+    asked = {
+        run_id: _is_ended(context, ledger, run_id, found.signs[run_id].run.heartbeat)
         for run_id in (*dead[first:], *dead[:first])
         if clocks.seconds() < until
-        and _is_ended(context, ledger, run_id, found.signs[run_id].run.heartbeat)
-    )
+    }
+    known = frozenset(run_id for run_id, is_ended in asked.items() if is_ended is not None)
+    ended = frozenset(run_id for run_id in known if asked[run_id])
+    return DeadRuns(ended, found.named - known)
 
 
 def _is_ended(
     context: dg.SensorEvaluationContext, ledger: RunLedger, run_id: str, sign: str
-) -> bool:
+) -> bool | None:
+    """Whether a run is ended now; False where it lives, and None where that could not be done."""
     shown = named_runs([run_id])
     try:
         is_ended = ledger.end_dead(run_id, sign)
     except Exception:  # its work elsewhere may go on; the pulse names the run again
         context.log.exception("%s gave no sign of life, and could not be ended", shown)
-        return False
+        return None
     if is_ended:
         context.log.warning("%s gave no sign of life, and is ended", shown)
     return is_ended

@@ -38,13 +38,15 @@ if TYPE_CHECKING:
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.orchestration.bounds import BoundsReader
     from dagster_rebalance.orchestration.parts import Parts
+    from dagster_rebalance.orchestration.port import ShownStops
 
 _SHOW_STOPPED_S = 10.0
 """How often stopped partitions are looked up and shown at most: each time asks for all partitions
 of the group, however many of them have news."""
 _SHOWN_IS_PROVEN_S = 30.0
 """When a member looks once more at what it has shown as stopped: another one may have shown newer
-things before it, and has no more news."""
+things before it, and has no more news. While partitions of its own are stopped it looks again and
+again: a person may have executed the check by hand, which does not know all reasons."""
 _STANDSTILL_S = 10.0
 _KNOWN_AGAIN_S = 10.0
 """A member that stood still (a frozen process) may have lost its partitions, which the new owner
@@ -70,7 +72,7 @@ class _Wanted:
         lag: Whether to show the lag.
         news: How much news there was by then.
         stop_news: How much of it was of stops.
-        unproven: What was shown last, if this look may prove it.
+        shown: What was shown last, if nothing has happened since, so that this look may prove it.
     """
 
     at: float
@@ -78,15 +80,23 @@ class _Wanted:
     lag: bool
     news: int
     stop_news: int
-    unproven: _Shown | None
+    shown: _Shown | None
 
 
 @dataclass(frozen=True)
 class _Done:
-    """What came of it; None for what was not shown."""
+    """What came of it; None for what was not shown.
+
+    Attributes:
+        wanted: What the look was for.
+        stops: What was shown as stopped, paused and missing.
+        kept: The partitions that were shown as stopped only because they were before.
+        lag: The lag that was shown.
+    """
 
     wanted: _Wanted
     stops: _Shown | None = None
+    kept: frozenset[TopicPartition] = frozenset()
     lag: GroupLag | None = None
 
 
@@ -115,7 +125,9 @@ class GroupReport:
         self._stops_looked_at = float("-inf")
         self._news = self._news_told = 0
         self._stop_news = self._stop_news_told = 0
-        self._unproven: _Shown | None = None
+        self._last_shown: _Shown | None = None
+        self._is_proven = True
+        self._kept: frozenset[TopicPartition] = frozenset()
         self._stepped_at, self._silent_until = float("inf"), float("-inf")
         self._taken_in_at = parts.clock()
         self._topics_looked_at = float("-inf")
@@ -167,7 +179,7 @@ class GroupReport:
         """What is due now."""
         now = self._parts.clock()
         wait_s = _SHOWN_IS_PROVEN_S if self.is_told else _SHOW_STOPPED_S
-        has_news = not self.is_told or self._unproven is not None
+        has_news = not self.is_told or not self._is_proven or self._has_stops
         stops = has_news and now - self._stops_looked_at >= wait_s
         has_stop_news = self._stop_news > self._stop_news_told
         is_observer = observes(self._parts.driver.partitions, self._there)
@@ -178,7 +190,16 @@ class GroupReport:
             lag and self._pace.every_s > 0,
             self._news,
             self._stop_news,
-            self._unproven if self.is_told else None,
+            self._last_shown if self.is_told else None,
+        )
+
+    @property
+    def _has_stops(self) -> bool:
+        """Whether partitions of its own are stopped, or were shown so before they were its own."""
+        return any(
+            owned.stop_reason
+            or (owned.partition in self._kept and owned.phase is not Phase.RESTORING)
+            for owned in self._parts.driver.partitions.busy
         )
 
     def step(self) -> None:
@@ -247,16 +268,25 @@ class GroupReport:
         late = self._late(whole) if wanted.lag else None
 
         def show() -> _Done:
+            before = parts.catalogue.shown_stops()
             found = standstills(whole, parts.runs, parts.catalogue, settings, known)
+            # Why a partition of another member is stopped cannot always be seen from here. That
+            # member says when it goes on.
+            kept = {
+                partition: reason
+                for partition, reason in before.reasons.items()
+                if partition in whole.found and partition not in known
+            }
             standing = Standing(
-                {**found.stopped, **own},
+                {**kept, **found.stopped, **own},
                 found.ordered,
                 {**found.working, **working},
                 {**found.failed, **failed},
                 found.missing,
             )
-            stops = self._show_stops(standing, wanted)
-            return _Done(wanted, stops, self._show_lag(whole, standing, late, wanted))
+            stops = self._show_stops(standing, before, wanted)
+            lag = self._show_lag(whole, standing, late, wanted)
+            return _Done(wanted, stops, frozenset(kept) - found.stopped.keys(), lag)
 
         self._show(show, self._shown)
 
@@ -276,10 +306,11 @@ class GroupReport:
             self._note(f"the lag of the group is not known: {error}")
         return late
 
-    def _show_stops(self, standing: Standing, wanted: _Wanted) -> _Shown | None:
+    def _show_stops(self, standing: Standing, before: ShownStops, wanted: _Wanted) -> _Shown | None:
         ordered = frozenset(standing.ordered.items())
         shown = (frozenset(standing.stopped), ordered, standing.missing)
-        if not wanted.stops or shown == wanted.unproven:
+        is_shown = shown == wanted.shown and before.are(standing.stopped)
+        if not wanted.stops or is_shown:
             return None
         errors = errors_of(standing, self._parts.runs)
         self._parts.catalogue.show_stopped(standing, errors)
@@ -304,7 +335,9 @@ class GroupReport:
         """Only now: the check must not stay as it was because the storage failed once."""
         wanted = done.wanted
         if wanted.stops:
-            self._news_told, self._unproven = wanted.news, done.stops
+            self._news_told, self._kept = wanted.news, done.kept
+            self._is_proven = done.stops is None
+            self._last_shown = done.stops or self._last_shown
         if wanted.lag:
             self._stop_news_told = wanted.stop_news
         if done.lag is not None:

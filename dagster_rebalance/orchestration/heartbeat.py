@@ -45,7 +45,7 @@ _LEASE = 2 / 3
 """The part of the time-out after which a process without a sign stops itself."""
 _GRACE = 1 / 6
 """The part of the time-out that it has for that, before it ends hard."""
-_LAST_WORD_LIMIT_S = 5.0
+LAST_WORD_LIMIT_S = 5.0
 
 
 class Heartbeat:
@@ -179,7 +179,7 @@ class Heartbeat:
         self._wake.set()
         # A storage that hangs must not keep a run from ending. Without this word a member waits for
         # the time-out.
-        self._told.wait(_LAST_WORD_LIMIT_S)
+        self._told.wait(LAST_WORD_LIMIT_S)
         if not self._has_own_process:
             run_process.disown_children()
             self._over.set()

@@ -38,6 +38,22 @@ class RunError(NamedTuple):
     error: str
 
 
+class ShownStops(NamedTuple):
+    """What is shown as stopped.
+
+    Attributes:
+        reasons: The first of the partitions, with the reasons.
+        partitions: How many there are.
+    """
+
+    reasons: Mapping[TopicPartition, str]
+    partitions: int
+
+    def are(self, stopped: Mapping[TopicPartition, str]) -> bool:
+        """Whether these partitions are shown, as far as one can tell."""
+        return self.partitions == len(stopped) and self.reasons.keys() <= stopped.keys()
+
+
 class RunsToEnd(Protocol):
     """Ends runs, and may wait for whoever launched them. Called by several threads."""
 
@@ -156,6 +172,9 @@ class CataloguePort(GroupRecords, Protocol):
             standing: Those that are stopped or missing, and those that people have paused.
             errors: What the last runs failed with, of some of those that are stopped.
         """
+
+    def shown_stops(self) -> ShownStops:
+        """What the check of the group shows as stopped now, whoever has shown it."""
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Show the lag of the group, and whether it is within the limit, if there is one."""

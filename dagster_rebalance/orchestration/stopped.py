@@ -1,8 +1,9 @@
 """The asset check that fails while a partition is stopped, and warns while people pause one.
 
 A member reports it whenever it stops a partition, lets one go on, or is assigned some: its own
-partitions as it knows them, those of others as Kafka and the runs show them. Executed by hand, it
-looks at Kafka and the runs alone, so that it also answers while no member is there.
+partitions as it knows them, those of others as Kafka and the runs show them, or as the check had
+them before: some reasons only the owner of a partition knows. Executed by hand, it looks at Kafka
+and the runs alone, so that it also answers while no member is there.
 """
 
 # No `from __future__ import annotations` here: Dagster evaluates the annotations of a check.
@@ -15,10 +16,10 @@ import dagster as dg
 
 from dagster_rebalance.core.control import how_to_resume, selector_of
 from dagster_rebalance.core.lag import Standing, why_missing
-from dagster_rebalance.core.partition import TopicPartition, named
+from dagster_rebalance.core.partition import TopicPartition, named, partitions_named
 from dagster_rebalance.orchestration.checks import as_evaluation, group_check
 from dagster_rebalance.orchestration.group_look import errors_of, look_by_hand
-from dagster_rebalance.orchestration.port import GroupRecords, RunError
+from dagster_rebalance.orchestration.port import GroupRecords, RunError, ShownStops
 from dagster_rebalance.orchestration.run_links import run_links
 from dagster_rebalance.orchestration.runs import RunLedger
 
@@ -45,6 +46,19 @@ def evaluation(
 ) -> dg.AssetCheckEvaluation:
     """The state of the check, as a member reports it."""
     return as_evaluation(_result(standing, errors), STOPPED_CHECK, asset_key)
+
+
+def shown_in(said: Mapping[str, dg.MetadataValue]) -> ShownStops:
+    """What an evaluation of the check shows as stopped, by its metadata."""
+    table, count = said.get("stopped"), said.get("stopped_partitions")
+    records = table.records if isinstance(table, dg.TableMetadataValue) else []
+    reasons = {
+        partition: str(record.data.get("reason"))
+        for record in records
+        for partition in partitions_named([record.data.get("partition")])
+    }
+    partitions = count.value if isinstance(count, dg.IntMetadataValue) else None
+    return ShownStops(reasons, partitions or 0)
 
 
 def build_stopped_check(

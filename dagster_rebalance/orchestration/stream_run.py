@@ -33,7 +33,7 @@ from dagster_rebalance.orchestration.dead_letters import DeadLetters
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.group_settings import told
-from dagster_rebalance.orchestration.heartbeat import Heartbeat
+from dagster_rebalance.orchestration.heartbeat import LAST_WORD_LIMIT_S, Heartbeat
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.left_claims import LeftClaims
 from dagster_rebalance.orchestration.mailbox import Mailbox
@@ -389,9 +389,17 @@ class StreamRun:
         while self._is_at_work and not self._is_over:
             if time.monotonic() > until and run_process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
+                self._say_taken_back()
                 run_process.end_hard()
             time.sleep(_WAIT_S)
             self._interrupt()
+
+    def _say_taken_back(self) -> None:
+        """Say that the batch at work is no failed attempt; a storage that hangs changes nothing."""
+        args = (self._context.instance, self._run, Mark.TAKEN_BACK)
+        last_word = threading.Thread(target=set_mark, args=args, daemon=True)
+        last_word.start()
+        last_word.join(LAST_WORD_LIMIT_S)
 
     @contextmanager
     def _parts(self) -> Iterator[Parts]:

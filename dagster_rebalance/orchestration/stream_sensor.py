@@ -17,7 +17,7 @@ import dagster as dg
 
 from dagster_rebalance.core.fleet import Fleet, Moves, StreamSeen, moves
 from dagster_rebalance.core.runs import named_runs
-from dagster_rebalance.orchestration.dead_runs import end_dead_runs
+from dagster_rebalance.orchestration.dead_runs import DeadRuns, end_dead_runs
 from dagster_rebalance.orchestration.external_work import stopping
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import notes_on_home
@@ -88,7 +88,7 @@ def build_kafka_stream_sensor(
     )
     def kafka_streams(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         stream = f"{location_of(context)}:{name}"
-        is_real, reruns = is_real_tick(context), RerunTick()
+        is_real, reruns, dead = is_real_tick(context), RerunTick(), DeadRuns()
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         if kafka.why_not_to_join:
             return dg.SkipReason(kafka.why_not_to_join)
@@ -105,14 +105,23 @@ def build_kafka_stream_sensor(
             location = location_of(context)
             reruns = look_after_reruns(context, location, kafka.group_id, ledger, rerun_key)
             runs = (*ledger.streams(live), *reruns.runs)
-            ended = end_dead_runs(context, ledger, runs, kafka.driver_settings().pulse)
-            live = [record for record in live if record.dagster_run.run_id not in ended]
-        seen = streams_of(context.instance, stream, live)
+            dead = end_dead_runs(context, ledger, runs, kafka.driver_settings().pulse)
+            live = [record for record in live if record.dagster_run.run_id not in dead.ended]
+        # A run that cannot be ended keeps no place: the next one waits for it, and says so.
+        seen = [
+            run for run in streams_of(context.instance, stream, live) if run.run_id not in dead.left
+        ]
         limit_s = kafka.hold_limit_s + kafka.heartbeat_timeout_s
         found = moves(replace(fleet, leave_limit_s=limit_s), seen, time.time())
         group = GroupAssets.of(kafka.group_id)
         told = told_last(context.instance, group.group, group.lag, time.time())
-        notes = (*found.notes, *told, *reruns.notes, *notes_on_home(context.instance))
+        notes = (
+            *found.notes,
+            *dead.notes,
+            *told,
+            *reruns.notes,
+            *notes_on_home(context.instance),
+        )
         said = "; ".join([_shown(seen), *notes])
         if not is_real:
             return dg.SkipReason(f"preview, nothing is done: {_wanted(found)}; {said}")
@@ -173,7 +182,7 @@ def _seen(instance: dg.DagsterInstance, record: dg.RunRecord) -> StreamSeen:
         ended_at=(record.end_time or time.time()) if run.is_finished else None,
         has_failed=run.status is dg.DagsterRunStatus.FAILURE,
         has_joined=Mark.JOINED in marks,
-        is_ready=Mark.READY in marks,
+        ready_since=marks.get(Mark.READY),
         queued_at=_queued_at(instance, record) if run.status in _QUEUED else None,
         leaving_since=marks.get(Mark.LEAVE, _cancelled_at(instance, run)),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.commands import recorded_commits
 from dagster_rebalance.core.runs import LIVE, NOT_BEGUN, WORKING, RunSeen, RunState
+from dagster_rebalance.orchestration.port import ShownStops
 from proofs.simulation.run_life import RunLife
 from proofs.simulation.run_process import RunProcess
 from proofs.simulation.seats import Seats
@@ -42,6 +43,7 @@ class SimulatedDagster(RunLife):
         self.recorded: dict[TopicPartition, list[RecordCommit]] = {}
         self.letters: dict[OffsetRange, StoreDeadLetter] = {}
         self.stopped: dict[TopicPartition, str] = {}
+        self.shown_stops = ShownStops({}, 0)
         self.stopped_said_by = ""
         self.joined: list[str] = []
         self.seats = Seats()

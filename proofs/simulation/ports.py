@@ -14,6 +14,7 @@ from dagster_rebalance.core.events import (
     LastRecorded,
     LeaveRequested,
 )
+from dagster_rebalance.orchestration.port import ShownStops
 from proofs.simulation.clockwork import Violation
 
 if TYPE_CHECKING:
@@ -138,7 +139,13 @@ class SimulatedCatalogue:
         """Show what is stopped, and what people have paused."""
         self._process.must_reach("dagster")
         self._dagster.stopped = {**standing.ordered, **standing.stopped}
+        self._dagster.shown_stops = ShownStops(standing.stopped, len(standing.stopped))
         self._dagster.stopped_said_by = self._process.incarnation
+
+    def shown_stops(self) -> ShownStops:
+        """What is shown as stopped."""
+        self._process.must_reach("dagster")
+        return self._dagster.shown_stops
 
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Tell it."""

@@ -457,6 +457,26 @@ def test_a_dead_run_that_cannot_be_ended_stops_its_partition_until_it_can() -> N
     assert world.dagster.runs["run2"].ranges == (span(0, 0, 100),)
 
 
+def test_a_partition_that_waits_for_such_a_run_before_it_is_taken_in_is_stopped_too() -> None:
+    """The run may work on more than it has claimed there: it had been given all of them."""
+    world = World(records=100)
+    run_id = world.dagster.add("x", (span(0, 0, 100),))
+    world.dagster.move(run_id, RunState.STARTED, heartbeat="begun")
+    member = world.member()
+    member.fails.add(do.EndDeadRuns)
+    member.feed(seen.PartitionsAssigned((tp(0),)))
+    _turns(world, member, 650)
+    assert not member.given(do.ShowStop)
+    _turns(world, member, 30)
+    assert member.driver.partitions[tp(0)].phase is Phase.RESTORING
+    why = member.driver.partitions[tp(0)].stop_reason
+    assert why.startswith(f"orders-0: run {run_id} gives no sign of life, and could not be ended")
+    member.fails.clear()
+    _turns(world, member, 40)
+    assert member.given(do.ShowStop) == [do.ShowStop(tp(0), why), do.ShowStop(tp(0), "")]
+    assert world.kafka.claims(0) == [(100, "b1")]
+
+
 def test_a_run_that_ended_in_dagster_only_has_no_company() -> None:
     """The work of a run may go on, in Spark for example, after Dagster shows its end.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import dagster as dg
@@ -46,6 +47,29 @@ def test_a_platform_that_does_not_answer_keeps_no_tick_from_its_end(
         monkeypatch.setattr(time, "time", lambda second=second: 1_000.0 + second)
         with dg.build_sensor_context() as context:
             found = end_dead_runs(context, ledger, DEAD, Pulse())  # type: ignore[arg-type]
-        assert len(found) == 2
-        ended |= found
+        assert len(found.ended) == 2
+        ended |= found.ended
     assert len(ended) == len(DEAD)
+
+
+def test_what_could_not_be_ended_is_told_until_it_gives_a_sign() -> None:
+    """Its partitions stand, and no member may be there to say so."""
+    away, alive = DEAD[:2]
+
+    class Away:
+        """Cannot end the first, and finds that the second one lives."""
+
+        def end_dead(self, run_id: str, _sign: str) -> bool:
+            """End a run."""
+            if run_id == away.run_id:
+                msg = "Spark does not answer"
+                raise OSError(msg)
+            return False
+
+    with dg.build_sensor_context() as context:
+        for _ in range(2):  # the pulse does not name it in each tick
+            found = end_dead_runs(context, Away(), (away, alive), Pulse())  # type: ignore[arg-type]
+            assert away.run_id in found.left
+            assert "gave no sign of life and could not be ended" in found.notes[0]
+        signs = [replace(away, heartbeat="2", is_gone=False)]
+        assert not end_dead_runs(context, Away(), signs, Pulse()).left  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ from tests.orchestration.bench import Bench, Status
 from tests.orchestration.parts import make_run, span, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dagster_rebalance.core.partition import TopicPartition
     from dagster_rebalance.core.runs import RunSeen
@@ -119,6 +119,47 @@ def test_what_is_stopped_is_shown_again_when_the_storage_fails_once(
 
     monkeypatch.setattr(bench.catalogue, "show_stopped", fail_once)
     bench.until(lambda: any(not shown.passed for shown in evaluations(instance, bench)))
+
+
+def test_a_stop_that_only_its_owner_knows_of_stays_shown(instance: dg.DagsterInstance) -> None:
+    """Another member has news, and a person executes the check by hand: neither knows the reason.
+
+    The check was green for good behind a partition that stood still.
+    """
+    blue = Bench(instance, partitions=2, records=0)
+    green = Bench(instance, group=blue.group)
+
+    def turn_until(condition: Callable[[], object]) -> None:
+        for _ in range(300):
+            green.turn()
+            blue.turn()
+            if condition():
+                return
+        pytest.fail("it did not come to that")
+
+    turn_until(lambda: green.driver.partitions and blue.driver.partitions)
+    (stopped,) = blue.driver.partitions
+    blue.consumer.refuses = {stopped: "Group authorization failed"}
+    blue.group.produce(stopped, 5)
+    turn_until(lambda: not evaluations(instance, blue)[0].passed)
+
+    def shown() -> str:
+        newest = evaluations(instance, blue)[0]
+        return "" if newest.passed else str(newest.metadata["partitions"].value)
+
+    before = len(evaluations(instance, blue))
+    green.pump._report.add_news()
+    turn_until(lambda: len(evaluations(instance, blue)) > before)
+    assert shown() == str(stopped)
+    blue.catalogue.show_stopped(Standing(), {})
+    turn_until(lambda: shown() == str(stopped))
+    blue.consumer.refuses = {}
+    turn_until(lambda: not shown())
+    green.pump._report.add_news()
+    for _ in range(100):
+        green.turn()
+        blue.turn()
+        assert not shown()
 
 
 def test_a_member_that_stood_still_shows_nothing_before_it_knows_what_it_has_lost(

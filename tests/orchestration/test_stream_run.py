@@ -383,7 +383,7 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
 ) -> None:
     """It may wait for a thread that nothing interrupts; others wait for the run all the while."""
     run = StreamRun.__new__(StreamRun)
-    is_killed = threading.Event()
+    is_killed, marks = threading.Event(), []
 
     def process(*_: object) -> None:
         member.start()
@@ -391,6 +391,7 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
 
     parts = {
         "_run": SimpleNamespace(run_id="r"),
+        "_context": SimpleNamespace(instance="instance"),
         "_kafka": SimpleNamespace(heartbeat_timeout_s=0.01),
         "_work": SimpleNamespace(next=lambda _: "a batch"),
         "_has_left": threading.Event(),
@@ -403,11 +404,16 @@ def test_a_body_that_keeps_its_interruption_is_killed_when_nobody_can_commit_it(
         monkeypatch.setattr(run, name, part, raising=False)
     monkeypatch.setattr(run_process, "is_of_one_run", lambda: True)
     monkeypatch.setattr(run_process, "end_hard", is_killed.set)
+    monkeypatch.setattr(
+        "dagster_rebalance.orchestration.stream_run.set_mark",
+        lambda *said: marks.append((*said, is_killed.is_set())),
+    )
     monkeypatch.setattr("dagster_rebalance.orchestration.stream_run._WAIT_S", 0.01)
     member = threading.Thread(target=run._end_body)
     works = SimpleNamespace(is_alive=lambda: not is_killed.is_set())
     run._take_batches(works)  # type: ignore[arg-type]
     assert is_killed.is_set()
+    assert marks[0] == ("instance", run._run, Mark.TAKEN_BACK, False), "it is no failed attempt"
     member.join(60)
 
 

@@ -23,6 +23,7 @@ from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import Host
 from dagster_rebalance.orchestration.marks import Mark, marks_of, set_mark
 from dagster_rebalance.orchestration.rerun_book import RerunBook
+from dagster_rebalance.orchestration.runs import RunLedger
 from dagster_rebalance.orchestration.signs import SignsOfLife
 from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stream_sensor import streams_of
@@ -240,6 +241,29 @@ def test_a_run_without_a_sign_of_life_is_ended_and_replaced(
     (request,) = sensor.tick().run_requests
     assert request.tags[SLOT_TAG] == dead.tags[SLOT_TAG]
     assert [run.status for run in sensor.runs()[:2]] == [Status.FAILURE, Status.STARTED]
+
+
+def test_a_dead_run_that_cannot_be_ended_does_not_keep_its_slot(
+    sensor: Sensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody would be a member of the group, and nobody would say so behind a green check."""
+    sensor.tick()
+    dead, _ = sensor.runs()
+    sensor.begin(dead)
+    SignsOfLife(sensor.instance).give(dead, _number(sensor, dead), "0 elsewhere:1:1")
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+
+    def end_dead(*_: object) -> bool:
+        message = "Spark does not answer"
+        raise OSError(message)
+
+    monkeypatch.setattr(RunLedger, "end_dead", end_dead)
+    requests: list[dg.RunRequest] = []
+    for _ in range(8):
+        now += sensor.kafka.heartbeat_timeout_s / 4
+        requests += sensor.tick().run_requests or ()
+    assert requests[0].tags[SLOT_TAG] == dead.tags[SLOT_TAG]
 
 
 def _number(sensor: Sensor, run: dg.DagsterRun) -> int:
