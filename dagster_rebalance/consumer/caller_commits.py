@@ -52,6 +52,9 @@ class CallerCommits:
         self._waiting: dict[int, tuple[Offsets, Callable[[CommitResult], None]]] = {}
         self._events: list[MemberEvent] = []
         self._due: list[Callable[[], None]] = []
+        self.stored_marks: dict[TopicPartition, bool] = {}
+        """Whether Kafka has a pause mark of a partition; not in it while that is not known. Whoever
+        reads and writes marks keeps it; a commit with another mark makes it unknown."""
 
     def commit(self, offsets: Offsets, timeout_s: float | None = None) -> CommitResult:
         """Commit in one request and wait for the outcome.
@@ -151,6 +154,9 @@ class CallerCommits:
                 kept[tp] = (
                     replace(offset, metadata=with_mark(offset.metadata)) if tp in marked else offset
                 )
+                # Before it is sent: it may be stored without an answer, and at any later time.
+                if self.stored_marks.get(tp) is not (tp in marked):
+                    self.stored_marks.pop(tp, None)
         return kept, refused
 
 

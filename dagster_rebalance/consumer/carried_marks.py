@@ -63,7 +63,6 @@ class CarriedMarks:
         self._position = position
         self._clock = clock
         self._again_at = float("-inf")
-        self._stored: set[TopicPartition] = set()
         self._unread: set[TopicPartition] = set()
 
     @property
@@ -89,13 +88,16 @@ class CarriedMarks:
             BrokerError: Trying again is of no use.
         """
         found = self._committed(self._unread, limit_s)
-        marked = {tp for tp, offset in found.items() if offset and without_mark(offset.metadata)[1]}
+        stored = {
+            tp: offset is not None and without_mark(offset.metadata)[1]
+            for tp, offset in found.items()
+        }
         self._unread.difference_update(found)
-        self._stored |= marked
-        self._marks.pause(marked)
+        self._commits.stored_marks.update(stored)
+        self._marks.pause(tp for tp, is_marked in stored.items() if is_marked)
 
     def write(self, assigned: Collection[TopicPartition], limit_s: float) -> None:
-        """Store the marks that have changed since they were read or written.
+        """Store the marks that Kafka does not have, or may not have.
 
         The next call tries a mark again that the broker cannot take within `limit_s`.
 
@@ -103,11 +105,9 @@ class CarriedMarks:
             BrokerError: A mark cannot be stored, and trying again is of no use.
         """
         deadline = self._clock() + limit_s
-        marked = self._marks.partitions
+        marked, stored = self._marks.partitions, self._commits.stored_marks
         stale = {
-            tp
-            for tp in assigned
-            if tp not in self._unread and (tp in marked) != (tp in self._stored)
+            tp for tp in assigned if tp not in self._unread and stored.get(tp) is not (tp in marked)
         }
         if not stale or limit_s <= 0:
             return
@@ -122,7 +122,8 @@ class CarriedMarks:
             return
         result = self._commits.commit(wanted, left_s)
         final = {tp: error for tp, error in result.failed.items() if not error.retriable}
-        self._stored.symmetric_difference_update({*result.committed, *final})
+        # One that is refused for good counts as stored: each poll would try it again.
+        stored.update({tp: tp in marked for tp in (*result.committed, *final)})
         for tp in result.failed.keys() - final.keys():
             logger.info("the pause mark of %s is not stored yet: %s", tp, result.failed[tp])
         if len(result.failed) > len(final):
@@ -134,7 +135,8 @@ class CarriedMarks:
     def leave(self, partitions: Collection[TopicPartition]) -> None:
         """Partitions are not assigned any more; their marks went with them."""
         self._unread.difference_update(partitions)
-        self._stored.difference_update(partitions)
+        for tp in partitions:
+            self._commits.stored_marks.pop(tp, None)
 
     def _committed(
         self, partitions: Collection[TopicPartition], limit_s: float

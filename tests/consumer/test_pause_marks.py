@@ -244,6 +244,58 @@ def test_a_mark_that_was_taken_away_does_not_come_back(group: FakeGroup, new: Ne
     assert group.committed[P2] == OffsetAndMetadata(0)
 
 
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_mark_that_a_commit_has_changed_is_changed_back(
+    group: FakeGroup, new: NewConsumer, *, resumes: bool
+) -> None:
+    """The user's commits bring the marks of their moment, and the user has changed its mind since.
+
+    The next owner would not read the partition, or read it in spite of its pause.
+    """
+    blue = new("carry")
+    blue.poll(0)
+    if not resumes:
+        blue.pause([P0])
+        blue.poll(0)
+    change, change_back = (blue.pause, blue.resume) if resumes else (blue.resume, blue.pause)
+    change([P0])
+    blue.commit_sync({P0: OffsetAndMetadata(3)})
+    change_back([P0])
+    blue.poll(0)
+    assert group.committed == {P0: OffsetAndMetadata(3, "" if resumes else with_mark(""))}
+
+
+def test_a_mark_that_a_commit_on_its_way_changes_is_changed_back(
+    group: FakeGroup, new: NewConsumer
+) -> None:
+    """Its answer may come behind that of a newer one, and says nothing about what is stored."""
+    blue = new("carry")
+    blue.poll(0)
+    blue.pause([P0])
+    blue.commit_async({P0: OffsetAndMetadata(3)})
+    blue.resume([P0])
+    blue.commit_sync({P0: OffsetAndMetadata(4)})
+    blue.poll(0)
+    blue.pause([P0])
+    blue.poll(0)
+    assert group.committed == {P0: OffsetAndMetadata(4, with_mark(""))}
+
+
+def test_a_mark_that_is_stored_is_not_stored_again(group: FakeGroup, new: NewConsumer) -> None:
+    """Each poll would ask Kafka, and commit."""
+    blue = new("carry")
+    blue.poll(0)
+    blue.pause([P0])
+    blue.commit_sync({P0: OffsetAndMetadata(3)})
+    blue.poll(0)
+    group.committed.clear()
+    blue.poll(0)
+    blue.commit_sync({P0: OffsetAndMetadata(4)})
+    group.committed.clear()
+    blue.poll(0)
+    assert not group.committed
+
+
 def test_a_mark_survives_a_crash_once_it_was_polled(group: FakeGroup, new: NewConsumer) -> None:
     """Nobody gets to say goodbye when a machine dies."""
     blue = new("carry")
@@ -409,6 +461,27 @@ def test_the_commit_of_a_mark_is_not_waited_for_without_an_end(
     group.answers_commits = True
     blue.poll(0)
     assert group.committed == {P0: OffsetAndMetadata(0, with_mark(""))}
+
+
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_mark_that_is_stored_late_is_changed_back(
+    group: FakeGroup, new: NewConsumer, *, resumes: bool
+) -> None:
+    """The user has changed its mind while the commit of the mark had no answer."""
+    blue = new("carry")
+    blue.poll(0)
+    if not resumes:
+        blue.pause([P0])
+        blue.poll(0)
+    change, change_back = (blue.pause, blue.resume) if resumes else (blue.resume, blue.pause)
+    change([P0])
+    group.answers_commits = False
+    blue.poll(0)
+    change_back([P0])
+    group.answers_commits = True
+    group.clock.advance(5.0)
+    blue.poll(0)
+    assert group.committed == {P0: OffsetAndMetadata(0, "" if resumes else with_mark(""))}
 
 
 def test_an_unknown_policy_is_refused() -> None:
