@@ -19,7 +19,7 @@ from dagster_rebalance.core.errors import BrokerError, PartitionLostError, Rebal
 from dagster_rebalance.core.events import PartitionsLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Iterable, Iterator
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.consumer.events import MemberEvent, Offsets
@@ -88,6 +88,11 @@ class CallerCommits:
         if answered:
             answered(event.result)
 
+    @property
+    def lost(self) -> frozenset[TopicPartition]:
+        """Partitions that were lost while a commit was waited for; the next poll tells it."""
+        return lost_in(self._events)
+
     def take_events(self) -> list[MemberEvent]:
         """What else the member told while a commit was waited for."""
         events, self._events = self._events, []
@@ -140,10 +145,7 @@ class CallerCommits:
         kept: dict[TopicPartition, OffsetAndMetadata] = {}
         refused: dict[TopicPartition, BrokerError] = {}
         marked = self._carried.partitions if self._carried else frozenset()
-        # The next poll tells the caller of partitions lost during the wait for an earlier commit.
-        owned = self._member.assignment().difference(
-            *(event.partitions for event in self._events if isinstance(event, PartitionsLost))
-        )
+        owned = self._member.assignment() - self.lost
         for tp, offset in offsets.items():
             if tp not in self._assigned or tp not in owned:
                 message = (
@@ -158,6 +160,13 @@ class CallerCommits:
                 if self.stored_marks.get(tp) is not (tp in marked):
                     self.stored_marks.pop(tp, None)
         return kept, refused
+
+
+def lost_in(events: Iterable[MemberEvent]) -> frozenset[TopicPartition]:
+    """The partitions that some events tell as lost."""
+    return frozenset(
+        tp for event in events if isinstance(event, PartitionsLost) for tp in event.partitions
+    )
 
 
 def worst_error(result: CommitResult) -> BrokerError | None:

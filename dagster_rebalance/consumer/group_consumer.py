@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
+from dagster_rebalance.consumer.caller_commits import lost_in
 from dagster_rebalance.consumer.carried_marks import PATIENCE_S
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
@@ -23,18 +24,22 @@ from dagster_rebalance.consumer.events import (
     RequestFailed,
 )
 from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
+from dagster_rebalance.consumer.turn import in_turn
 from dagster_rebalance.consumer.waking import WakingConsumer
+from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import (
     PartitionsAssigned,
     PartitionsLost,
     PartitionsRevoked,
     RevokeRequested,
 )
+from dagster_rebalance.core.partition import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from dagster_rebalance.consumer.fetcher import Fetcher
+    from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.port import ClusterView, GroupMember
     from dagster_rebalance.consumer.settings import Settings
@@ -70,6 +75,22 @@ class GroupConsumer(WakingConsumer):
         self._told: deque[MemberEvent] = deque()
         self._events: list[AssignmentEvent] = []
         self._callbacks = Callbacks(self._turn)
+
+    @in_turn
+    def group_metadata(self) -> ConsumerGroupMetadata:
+        """As `ConsumerOperations.group_metadata`, which cannot see what a poll has not told."""
+        metadata = super().group_metadata()
+        lost = self._assigned.intersection(self._commits.lost | lost_in(self._told))
+        # In a callback the listener has been told of what is carried out.
+        if not (self._is_told or self._turn.in_callback):
+            lost |= self._lists.lost
+        if lost:
+            msg = (
+                f"asking for the metadata of group '{self._group_id}' failed: {named(lost)} lost, "
+                "which no poll has told yet: poll, then ask again"
+            )
+            raise BrokerError(msg, retriable=True)
+        return metadata
 
     def _take_part(self, timeout_s: float, *, same_poll: bool) -> bool:
         """Let the member work, and carry out its events.

@@ -288,6 +288,8 @@ class Member:
             metadata = self._ask(
                 lambda session: session.consumer.consumer_group_metadata(), _READ_TIMEOUT_S
             )
+            # A loss may have come before the answer.
+            self._take_in()
             if any(isinstance(event, PartitionsLost) for event in self._carried):
                 # With what the member is since, the broker would take the offsets of those.
                 what = "partitions were lost, which no poll has told yet"

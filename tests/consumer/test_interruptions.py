@@ -222,6 +222,82 @@ def test_a_loss_that_a_poll_met_before_it_raised_is_told_by_the_next_one(group: 
     assert not blue.consumer.get_lost_partitions()
 
 
+def refused_metadata(side: Side) -> None:
+    """With the identity of the next membership, the broker would take the offsets of what is lost.
+
+    A transaction could then undo what the next owner has committed.
+    """
+    with pytest.raises(BrokerError, match="orders-0 lost, which no poll has told yet") as caught:
+        side.consumer.group_metadata()
+    assert caught.value.retriable
+
+
+def test_nobody_gets_the_metadata_of_the_group_after_a_loss_in_a_poll_that_raised(
+    group: FakeGroup,
+) -> None:
+    """The caller goes on with its transaction, because it has not been told."""
+    blue = Side(group)
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.fail(BrokerError("a topic is gone"))
+    with pytest.raises(BrokerError, match="a topic is gone"):
+        blue.consumer.poll(0.1)
+    refused_metadata(blue)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.get_lost_partitions() == {P0}
+    assert blue.consumer.group_metadata().group_id == "etl"
+
+
+def test_nobody_gets_the_metadata_of_the_group_after_a_loss_behind_ctrl_c(
+    group: FakeGroup,
+) -> None:
+    """The member has told the loss, and the callback before it was interrupted."""
+    blue = Side(group)
+    blue.consumer.set_rebalance_listener(Interrupted())
+    blue.member.told(PartitionsAssigned(()))
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    with pytest.raises(KeyboardInterrupt):
+        blue.consumer.poll(0.1)
+    blue.consumer.set_rebalance_listener(None)
+    refused_metadata(blue)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.group_metadata().group_id == "etl"
+
+
+class AskOnLoss(RebalanceListener):
+    """Asks for the metadata in each callback of a loss."""
+
+    def __init__(self) -> None:
+        self.answers = 0
+
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Nothing to do."""
+
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Nothing to do."""
+
+    def on_partitions_lost(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Ask."""
+        consumer.group_metadata()
+        self.answers += 1
+
+
+def test_the_callback_of_the_last_loss_gets_the_metadata_of_the_group(group: FakeGroup) -> None:
+    """It is told of the loss; of one that is behind it in the same poll it is not."""
+    blue, listener = Side(group), AskOnLoss()
+    blue.consumer.set_rebalance_listener(listener)
+    blue.member.told(PartitionsLost((P1,), LostReason.FENCED))
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    with pytest.raises(BrokerError, match="orders-0 lost, which no poll has told yet"):
+        blue.consumer.poll(0.1)
+    assert listener.answers == 1
+
+
 def test_what_an_interrupted_poll_left_behind_ends_with_an_unsubscribe(group: FakeGroup) -> None:
     """An assignment of before would be read beside its new owner."""
     blue = Side(group)
@@ -258,6 +334,19 @@ def test_a_commit_for_a_loss_that_a_timed_commit_has_found_is_refused(group: Fak
     assert isinstance(result.failed[P0], PartitionLostError)
     blue.consumer.poll(0.1)
     assert blue.consumer.commit_offsets({P0: OffsetAndMetadata(1)}).committed == {P0}
+
+
+def test_nobody_gets_the_metadata_of_the_group_after_a_loss_that_a_timed_commit_has_found(
+    group: FakeGroup,
+) -> None:
+    """The commit has taken the news from the member, and the next poll tells it."""
+    blue = Side(group)
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.told(PartitionsAssigned((P0, P1)))
+    blue.consumer.commit_offsets({P1: OffsetAndMetadata(1)}, 0.1)
+    refused_metadata(blue)
+    blue.consumer.poll(0.1)
+    assert blue.consumer.group_metadata().group_id == "etl"
 
 
 def test_records_that_were_read_when_ctrl_c_came_are_returned_by_the_next_poll(

@@ -234,6 +234,24 @@ def test_nobody_gets_the_metadata_of_the_next_membership_before_the_loss_is_told
     assert scene.member.group_metadata() is not None
 
 
+def test_a_loss_that_comes_before_the_answer_keeps_the_metadata_of_the_group_back(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """The client joins again by itself, so the answer is of its next generation."""
+    scene = scripted()
+    submit = scene.session.ask
+
+    def after_a_loss(function: Callable[[], object]) -> object:
+        scene.lose(P0)
+        return submit(function)
+
+    scene.session.ask = after_a_loss  # type: ignore[method-assign,assignment]
+    with pytest.raises(BrokerError, match="which no poll has told yet") as caught:
+        scene.member.group_metadata()
+    assert caught.value.retriable
+    assert scene.poll() == [PartitionsLost((P0,), LostReason.SESSION)]
+
+
 @pytest.mark.parametrize("question", ["committed", "group_metadata"])
 def test_a_member_whose_next_client_cannot_be_made_answers_no_question(
     scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch, question: str
