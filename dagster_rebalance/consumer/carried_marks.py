@@ -20,7 +20,7 @@ from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.caller_commits import CallerCommits
     from dagster_rebalance.consumer.pausing import PauseMarks
@@ -116,19 +116,12 @@ class CarriedMarks:
             self._not_answered()
             return
         found = self._committed(stale, deadline - self._clock())
-        wanted = {tp: self._unmarked(tp, offset, deadline) for tp, offset in found.items()}
-        left_s = deadline - self._clock()
-        if not wanted or left_s <= 0:
-            return
-        result = self._commits.commit(wanted, left_s)
-        final = {tp: error for tp, error in result.failed.items() if not error.retriable}
-        # One that is refused for good counts as stored: each poll would try it again.
-        stored.update({tp: tp in marked for tp in (*result.committed, *final)})
-        for tp in result.failed.keys() - final.keys():
-            logger.info("the pause mark of %s is not stored yet: %s", tp, result.failed[tp])
-        if len(result.failed) > len(final):
-            self._not_answered()
-        error = worst_error(CommitResult(frozenset(), final))
+        committed = {tp: offset for tp, offset in found.items() if offset is not None}
+        refused = self._store(committed, deadline)
+        # Behind the others: a leader that is away may take all of the time.
+        starts = self._starts(found.keys() - committed.keys(), deadline)
+        refused.update(self._store(starts, deadline))
+        error = worst_error(CommitResult(frozenset(), refused))
         if error is not None:
             raise error
 
@@ -154,12 +147,47 @@ class CarriedMarks:
             )
             return {}
 
-    def _unmarked(
-        self, partition: TopicPartition, committed: OffsetAndMetadata | None, deadline: float
-    ) -> OffsetAndMetadata:
-        if committed is None:
-            return OffsetAndMetadata(self._position(partition, deadline - self._clock()))
-        return replace(committed, metadata=without_mark(committed.metadata)[0])
+    def _starts(
+        self, partitions: Collection[TopicPartition], deadline: float
+    ) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Where reading begins, as far as it can be looked up."""
+        found: dict[TopicPartition, OffsetAndMetadata] = {}
+        for tp in sorted(partitions):
+            left_s = deadline - self._clock()
+            if left_s < _SHORTEST_S:
+                self._not_answered()
+                break
+            try:
+                found[tp] = OffsetAndMetadata(self._position(tp, left_s))
+            except BrokerError as problem:
+                # Raised, it would keep all records back. Who reads the partition tells it.
+                self._not_answered()
+                logger.info("the pause mark of %s is not stored yet: %s", tp, problem)
+        return found
+
+    def _store(
+        self, offsets: Mapping[TopicPartition, OffsetAndMetadata], deadline: float
+    ) -> dict[TopicPartition, BrokerError]:
+        """Commit offsets with the marks of now; what is refused for good."""
+        left_s = deadline - self._clock()
+        if not offsets or left_s <= 0:
+            return {}
+        marked = self._marks.partitions
+        result = self._commits.commit(
+            {
+                tp: replace(offset, metadata=without_mark(offset.metadata)[0])
+                for tp, offset in offsets.items()
+            },
+            left_s,
+        )
+        final = {tp: error for tp, error in result.failed.items() if not error.retriable}
+        # One that is refused for good counts as stored: each poll would try it again.
+        self._commits.stored_marks.update({tp: tp in marked for tp in (*result.committed, *final)})
+        for tp in result.failed.keys() - final.keys():
+            logger.info("the pause mark of %s is not stored yet: %s", tp, result.failed[tp])
+        if len(result.failed) > len(final):
+            self._not_answered()
+        return final
 
     def _not_answered(self) -> None:
         self._again_at = self._clock() + _PAUSE_S

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.pausing import with_mark
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
@@ -14,11 +16,13 @@ from dagster_rebalance.core.errors import BrokerError, ConfigurationError, Illeg
 from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
+from tests.consumer.fake_log import fake_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
+    from dagster_rebalance.consumer.view import RebalanceConsumer
 
     NewConsumer = Callable[[PauseMarksPolicy], RebalanceAwareConsumer]
 
@@ -482,6 +486,87 @@ def test_a_mark_that_is_stored_late_is_changed_back(
     group.clock.advance(5.0)
     blue.poll(0)
     assert group.committed == {P0: OffsetAndMetadata(0, "" if resumes else with_mark(""))}
+
+
+class PauseOnAssignment(RebalanceListener):
+    """Pauses the first two partitions as soon as they are assigned."""
+
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Pause."""
+        consumer.pause([P0, P1])
+
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Nothing to do."""
+
+
+@pytest.mark.parametrize("reset", ["latest", "error"])
+def test_a_mark_without_a_place_for_it_keeps_no_record_back(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch, reset: str
+) -> None:
+    """Where reading begins cannot be looked up, and each poll would raise before it reads."""
+    fake_log(group, monkeypatch, {2: 3})
+    group.committed = dict.fromkeys((P1, P2, P3), OffsetAndMetadata(0))
+    group.silence(P0)
+    consumer = RebalanceAwareConsumer(
+        {**CONFIG, "auto.offset.reset": reset},
+        member=group.member(),
+        cluster=group,
+        clock=group.clock,
+        pause_marks="carry",
+    )
+    consumer.subscribe(["orders"])
+    consumer.set_rebalance_listener(PauseOnAssignment())
+    read: list[int | None] = []
+    for _ in range(3):
+        with suppress(BrokerError):  # the fetcher tells what does not mend itself
+            read += [record.offset() for record in consumer.poll(0)]
+    assert read == [0, 1, 2]
+    assert group.committed[P1] == OffsetAndMetadata(0, with_mark(""))
+    assert P0 not in group.committed
+    group.silence()
+    group.committed[P0] = OffsetAndMetadata(7)
+    group.clock.advance(5.0)
+    consumer.poll(0)
+    assert group.committed[P0] == OffsetAndMetadata(7, with_mark(""))
+    consumer.close()
+
+
+class Slow(FakeMember):
+    """A member whose group takes its time to tell what it has committed."""
+
+    def __init__(self, group: FakeGroup) -> None:
+        super().__init__(group)
+        self.limits: list[float] = []
+        self.takes_s = 0.0
+
+    def committed(
+        self, partitions: Collection[TopicPartition], timeout_s: float = 10.0
+    ) -> dict[TopicPartition, OffsetAndMetadata | None]:
+        """Answered late."""
+        self.limits.append(timeout_s)
+        self._group.clock.advance(self.takes_s)
+        return super().committed(partitions, timeout_s)
+
+
+@pytest.mark.parametrize("takes_s", [0.4, 0.7])
+def test_no_place_for_a_mark_is_looked_up_without_time_for_the_answer(
+    group: FakeGroup, takes_s: float
+) -> None:
+    """The client takes a time-out below 0 as endless, and one that is too short costs it dearly."""
+    member = Slow(group)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock, pause_marks="carry"
+    )
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    consumer.pause([P0, P1])
+    member.takes_s = takes_s
+    consumer.poll(0)
+    assert min(member.limits) >= 0.5
 
 
 def test_an_unknown_policy_is_refused() -> None:
