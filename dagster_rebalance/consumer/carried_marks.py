@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dagster_rebalance.consumer.caller_commits import worst_error
 from dagster_rebalance.consumer.events import CommitResult
 from dagster_rebalance.consumer.pausing import without_mark
-from dagster_rebalance.core.errors import BrokerError
+from dagster_rebalance.core.errors import BrokerError, PartitionLostError
 from dagster_rebalance.core.partition import OffsetAndMetadata
 
 if TYPE_CHECKING:
@@ -187,7 +187,10 @@ class CarriedMarks:
             logger.info("the pause mark of %s is not stored yet: %s", tp, result.failed[tp])
         if len(result.failed) > len(final):
             self._not_answered()
-        return final
+        # The mark of a lost partition goes with it, and the poll tells the loss.
+        return {
+            tp: error for tp, error in final.items() if not isinstance(error, PartitionLostError)
+        }
 
     def _not_answered(self) -> None:
         self._again_at = self._clock() + _PAUSE_S

@@ -13,7 +13,12 @@ from dagster_rebalance.consumer.pausing import with_mark
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.core.claims import Claim, StoredPartition, decode, encode
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError, IllegalStateError
-from dagster_rebalance.core.events import PartitionsAssigned, RevokeRequested
+from dagster_rebalance.core.events import (
+    LostReason,
+    PartitionsAssigned,
+    PartitionsLost,
+    RevokeRequested,
+)
 from dagster_rebalance.core.partition import OffsetAndMetadata, TopicPartition
 from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
@@ -486,6 +491,19 @@ def test_a_mark_that_is_stored_late_is_changed_back(
     group.clock.advance(5.0)
     blue.poll(0)
     assert group.committed == {P0: OffsetAndMetadata(0, "" if resumes else with_mark(""))}
+
+
+def test_the_mark_of_a_lost_partition_is_no_reason_to_raise(
+    group: FakeGroup, new: NewConsumer
+) -> None:
+    """The poll that cannot store it tells the loss."""
+    blue = new("carry")
+    blue.poll(0)
+    blue.pause([P0])
+    group.members[0].told(PartitionsLost(EVERYTHING, LostReason.FENCED))
+    blue.poll(0)
+    assert blue.get_lost_partitions() == set(EVERYTHING)
+    assert not group.committed
 
 
 class PauseOnAssignment(RebalanceListener):
