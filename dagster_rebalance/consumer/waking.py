@@ -68,6 +68,8 @@ class WakingConsumer(PausingConsumer):
                 return records
             # An iteration goes on over what a poll has found.
             self._is_told = True
+            if self._fetcher:
+                self._fetcher.is_open = False
         self._woken = False
         return []
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from types import FrameType
 
+    from confluent_kafka import Message
+    from confluent_kafka import TopicPartition as ClientPartition
+
     from dagster_rebalance.consumer.view import RebalanceConsumer
 
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
@@ -65,6 +68,40 @@ def test_iterating_commits_what_was_returned_and_ends_with_a_wakeup(group: FakeG
             consumer.wakeup()
     assert read == [0, 1, 2]
     assert next(consumer).offset() == 3
+
+
+def test_iterating_where_no_record_comes_begins_no_partition_anew(
+    group: FakeGroup, log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the mark of a transaction the client is further than the last record.
+
+    What it has fetched would be dropped with each poll that returns nothing.
+    """
+    consumer = consumer_of(group)
+    begun, polls = [], []
+    position, assign, consume = log.position, log.incremental_assign, log.consume
+
+    def behind_a_mark(partitions: list[ClientPartition]) -> list[ClientPartition]:
+        found = position(partitions)
+        for tp in found:
+            tp.offset += tp.offset == 5
+        return found
+
+    def counted(partitions: list[ClientPartition]) -> None:
+        begun.extend(partitions)
+        assign(partitions)
+
+    def woken(num_messages: int, timeout: float) -> list[Message]:
+        polls.append(timeout)
+        if len(polls) > 50:
+            consumer.wakeup()
+        return consume(num_messages, timeout)
+
+    monkeypatch.setattr(log, "position", behind_a_mark)
+    monkeypatch.setattr(log, "incremental_assign", counted)
+    monkeypatch.setattr(log, "consume", woken)
+    assert [record.offset() for record in consumer] == [0, 1, 2, 3, 4]
+    assert len(begun) == 1
 
 
 class WakeOnRevoke(RebalanceListener):
