@@ -113,8 +113,9 @@ class Fetcher:
         self._problem: Exception | None = None
         self._out_of_range: dict[TopicPartition, KafkaError] = {}
         self._told_again_at = clock()
-        self._doubted: set[TopicPartition] = set()
-        self._begun_again: set[TopicPartition] = set()
+        # The offsets that their errors name.
+        self._doubted: dict[TopicPartition, int | None] = {}
+        self._begun_again: dict[TopicPartition, int | None] = {}
         self._statistics = "{}"
         self._missing = MissingTopics()
         config = {**settings.fetcher(), "stats_cb": self._keep_statistics}
@@ -359,8 +360,8 @@ class Fetcher:
         self._note_reached()
         self._asked = None
         for tp in partitions:
-            self._doubted.discard(tp)
-            self._begun_again.discard(tp)
+            self._doubted.pop(tp, None)
+            self._begun_again.pop(tp, None)
             self._out_of_range.pop(tp, None)
             self._started.pop(tp, None)
             self._behind_seen.pop(tp, None)
@@ -467,15 +468,17 @@ class Fetcher:
 
         The client keeps the error over an unassign, unlike records: it may be of a reading that a
         seek or a loss has ended since. Where it does not say so by its offset, which a truncation
-        does not tell, reading begins once more: an error that is still true comes again.
+        does not tell, reading begins once more: an error that is still true comes again, and names
+        the same offset or the one that is due. Any other is of yet another reading.
         """
         if partition in self._staged or partition not in self._started:
             return
         self._note_reached()
-        if offset != self._due(partition).offset and partition not in self._begun_again:
-            self._doubted.add(partition)
+        has_come_again = partition in self._begun_again and self._begun_again[partition] == offset
+        if offset != self._due(partition).offset and not has_come_again:
+            self._doubted[partition] = offset
             return
-        self._begun_again.discard(partition)
+        self._begun_again.pop(partition, None)
         if self._reset == "error":
             self._out_of_range[partition] = error
             return
@@ -489,7 +492,7 @@ class Fetcher:
             return
         self._note_reached()
         self._begin_at({tp: self._due(tp) for tp in self._doubted})
-        self._begun_again |= self._doubted
+        self._begun_again.update(self._doubted)
         self._doubted.clear()
 
 

@@ -300,6 +300,22 @@ def test_an_error_of_an_earlier_reading_does_not_undo_a_seek(
     assert log.seen[log.tp(0)] == list(range(3, EACH))
 
 
+def test_errors_of_several_earlier_readings_do_not_undo_a_seek(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one is not the first that has come again."""
+    log.produce(0)
+    log.start(0)
+    for offset in (500, 600, 3):
+        log.fetcher.seek(log.tp(0), offset)
+        log.fetcher.start_staged()
+    for offset in (500, 600):
+        assert told_by_the_client(log, monkeypatch, out_of_range(log.tp(0), offset)) == []
+        assert log.fetcher.position(log.tp(0)).start == 3
+    log.read_until(log.tp(0), EACH - 3)
+    assert log.seen[log.tp(0)] == list(range(3, EACH))
+
+
 def test_an_error_of_an_earlier_reading_does_not_begin_a_partition_that_was_lost(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
