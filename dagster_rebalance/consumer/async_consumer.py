@@ -23,6 +23,7 @@ from dagster_rebalance.consumer.listener import (
     AnyRebalanceListener,
     AsyncRebalanceListener,
 )
+from dagster_rebalance.consumer.values import given_seconds
 from dagster_rebalance.consumer.waking import patience_s
 from dagster_rebalance.core.errors import IllegalStateError
 
@@ -151,11 +152,12 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         May be called again.
         """
         refuse_in_callback("close")
+        limit_s = given_seconds("close", timeout_s)
         if self._closing is None:
             self._closing = asyncio.ensure_future(
-                self._take_turn("close", lambda: self._consumer.close(timeout_s))
+                self._take_turn("close", lambda: self._consumer.close(limit_s))
             )
-            self._closing.add_done_callback(lambda _: self._owner.stop())
+            self._closing.add_done_callback(self._closed)
         await asyncio.shield(self._closing)
 
     async def check(self, timeout_s: float = 10.0) -> None:
@@ -251,7 +253,14 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
 
     async def member_id(self) -> str:
         """The id the group knows this member by."""
-        return await self._run(lambda: self._consumer.member_id)
+        return self._consumer.member_id
+
+    def _closed(self, closing: asyncio.Future[None]) -> None:
+        if self._consumer.is_closed and not closing.cancelled():
+            self._owner.stop()
+        else:
+            # Cancelled by the end of its event loop, say: the next call closes, or finds it done.
+            self._closing = None
 
     async def _take_turn(self, call: str, function: Callable[[], T]) -> T:
         refuse_in_callback(call)

@@ -128,7 +128,7 @@ class AsyncOperations:
 
     async def metrics(self) -> dict[str, dict[str, Any]]:
         """The latest statistics of librdkafka."""
-        return await self._run(self._operations.metrics)
+        return self._operations.metrics()
 
     async def group_metadata(self) -> ConsumerGroupMetadata:
         """Who the group knows this consumer as."""

@@ -68,6 +68,11 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         """How many calls wait for the turn of a poll, which then returns early."""
         self._caller = Caller()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` has given everything up."""
+        return self._turn.is_over
+
     def poll_for(self, caller: Caller, poll: Callable[[], T]) -> T:
         """Poll for as long as the caller waits."""
         self._caller = caller

@@ -342,6 +342,48 @@ def test_close_ends_a_poll_that_waits(group: FakeGroup) -> None:
     run(play())
 
 
+def test_a_close_with_a_refused_time_out_changes_nothing(group: FakeGroup) -> None:
+    """The next one must not raise the same again, or the member would stay for good."""
+
+    async def play() -> None:
+        blue = await alone(group)
+        with pytest.raises(TypeError, match="close expects a number of seconds"):
+            await blue.close("5")  # type: ignore[arg-type]
+        assert await blue.assignment() == set(EVERYTHING)
+        await blue.close()
+        assert not group.members
+
+    run(play())
+
+
+def test_a_close_that_was_cancelled_before_its_turn_can_be_called_again(group: FakeGroup) -> None:
+    """The end of an event loop cancels all of its tasks, and leaves the consumer a member."""
+
+    async def play() -> AsyncRebalanceAwareConsumer:
+        blue = await alone(group)
+        closing = asyncio.create_task(blue.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        return blue
+
+    blue = run(play())
+    assert group.members
+    run(blue.close())
+    assert not group.members
+
+
+def test_what_only_reads_still_answers_after_the_end(group: FakeGroup) -> None:
+    """As without asyncio: a last look at the metrics belongs to a shutdown."""
+
+    async def play() -> None:
+        blue = await alone(group)
+        await blue.close()
+        assert await blue.metrics() == {"member": {}, "fetcher": {}}
+        assert await blue.member_id() == ""
+
+    run(play())
+
+
 def test_subscribing_and_unsubscribing_end_a_poll_that_waits(group: FakeGroup) -> None:
     """A poll without end that began before the subscription would wait for it, and it for the poll.
 
