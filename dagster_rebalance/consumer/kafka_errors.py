@@ -105,6 +105,9 @@ REFUSALS = CREDENTIALS | {
 """Somebody must change a setting or a right."""
 
 _REFUSED_WITHIN_S = 1.0
+_LONGEST_S = 2_000_000.0
+"""The client counts a time-out in milliseconds of 32 bits: with a longer one it does not wait at
+all."""
 
 TROUBLES_KEPT = 20
 """The last ones that a client told are enough to find the cause of a time-out."""
@@ -313,7 +316,7 @@ def answered(
 ) -> _Answer:
     """Ask with a time limit, but stop early when Kafka refused the client.
 
-    The client would go on trying with a wrong password.
+    The client would go on trying with a wrong password. A time without end is 23 days.
 
     Raises:
         KafkaException: No answer, or an error.
@@ -329,7 +332,7 @@ def answered(
             or cause(error).code() in REFUSALS
         ):
             raise
-    return ask(timeout_s - first)
+    return ask(min(timeout_s - first, _LONGEST_S))
 
 
 def configuration_error(exception: KafkaException | ValueError | TypeError) -> ConfigurationError:

@@ -222,7 +222,7 @@ class Session:
 
         A leave that takes longer goes on in the background.
         """
-        timeout_s = max(0.0, timeout_s)
+        timeout_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
         try:
             self._life.result(timeout_s)
         except NotAnsweredError:

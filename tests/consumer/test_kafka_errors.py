@@ -5,6 +5,7 @@ The class of each error says what has become of the ownership.
 
 from __future__ import annotations
 
+import math
 import traceback
 
 import pytest
@@ -176,6 +177,18 @@ def test_a_refused_client_is_not_waited_for_to_the_end(
 def test_a_short_limit_is_not_made_longer() -> None:
     """A poll has given it."""
     assert answered(lambda limit_s: limit_s, 0.5, lambda error: error) == 0.5
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e10])
+def test_a_limit_that_the_client_cannot_count_is_made_shorter(timeout_s: float) -> None:
+    """Beyond 32 bits of milliseconds it gives up at once, and Python's own wait raises."""
+
+    def ask(limit_s: float) -> float:
+        if limit_s == 1.0:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return limit_s
+
+    assert 1e6 < answered(ask, timeout_s, lambda error: error) < 2**31 / 1000
 
 
 @pytest.mark.parametrize("name", ["UNKNOWN_MEMBER_ID", "FENCED_MEMBER_EPOCH", "FENCED_INSTANCE_ID"])

@@ -5,6 +5,7 @@ The tests cover losses, probes, releases and leaving.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from functools import partial
@@ -660,6 +661,21 @@ def test_a_loss_is_told_before_the_old_client_has_left(
     may_leave.set()
     scene.member.close(5.0)
     assert not scene.session.is_leaving
+
+
+def test_a_close_may_wait_for_the_leave_without_an_end(
+    scripted: Callable[..., ScriptedMember], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python's own waits take no time-out that is infinite."""
+    scene = scripted()
+    waits: list[bool] = []
+
+    def wait(timeout_s: float) -> None:
+        waits.append(threading.Lock().acquire(timeout=timeout_s))
+
+    monkeypatch.setattr(scene.session._life, "result", wait)
+    scene.member.close(math.inf)
+    assert waits == [True]
 
 
 @pytest.mark.parametrize("callback", ["on_commit", "stats_cb", "error_cb", "throttle_cb"])
