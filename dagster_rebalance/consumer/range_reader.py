@@ -257,14 +257,13 @@ class _Read:
                 self._look_at = self._clock()
         elif is_passing(error) or error.code() in UNKNOWN_TOPIC:
             self._problem = self._error(error, trouble)
-        elif error.code() == OFFSET_RESET_FORBIDDEN and self._is_of_earlier_read(trouble):
-            self._begin_again(_of(trouble))
-        else:
-            # A look says what is gone. While its leader does not answer, it is asked again.
-            is_out_of_range = error.code() == OFFSET_RESET_FORBIDDEN and not is_truncation(error)
-            if is_out_of_range and not self._look():
-                return
+        elif error.code() != OFFSET_RESET_FORBIDDEN:
             raise self._error(error, trouble)
+        elif self._is_of_earlier_read(trouble):
+            self._begin_again(_of(trouble))
+        # A look says what is gone. While its leader does not answer, it is asked again.
+        elif is_truncation(error) or self._look():
+            raise self._cut_off(error, _of(trouble))
 
     def _is_of_earlier_read(self, trouble: Message) -> bool:
         """Whether an offset is out of range that this read does not ask for.
@@ -287,6 +286,16 @@ class _Read:
 
     def _error(self, error: KafkaError, message: Message) -> BrokerError:
         return broker_error(error, self._attempt, [_of(message)] if message.topic() else ())
+
+    def _cut_off(self, error: KafkaError, partition: TopicPartition) -> BrokerError:
+        """What to do is not what a consumer is told, which could seek, or choose an offset."""
+        msg = (
+            f"{self._attempt.doing} failed for {partition}: {error.str()}; the log was cut off "
+            "(unclean leader election), or the topic was made anew. Nothing was committed. To go "
+            "on, set the group's committed offset of this partition to one that the log still has "
+            "(dagster-rebalance reset)"
+        )
+        return BrokerError(msg, partitions={partition: error.str()})
 
     def _look_around(self, timeout_s: float) -> None:
         now = self._clock()

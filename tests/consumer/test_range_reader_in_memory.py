@@ -165,8 +165,12 @@ def test_a_log_that_was_cut_off_and_has_grown_again_is_not_read_on(script: Scrip
     """Its bounds look as if nothing had happened: the leader's answer counts."""
     cut_off = trouble(OFFSET_RESET_FORBIDDEN, f"{KafkaError(KafkaError._LOG_TRUNCATION).str()}: x")
     reader, _ = script([record(0, 0), cut_off])
-    with pytest.raises(BrokerError, match=r"reading records failed for orders-0.*truncat"):
+    with pytest.raises(
+        BrokerError, match=r"reading records failed for orders-0.*truncat.*dagster-rebalance reset"
+    ) as caught:
         offsets(reader, OffsetRange("orders", 0, 0, 3))
+    assert "auto.offset.reset" not in str(caught.value), "a batch can neither set it nor seek"
+    assert not caught.value.retriable
 
 
 def test_an_offset_of_an_earlier_read_that_is_out_of_range_is_no_trouble_of_this_one(
