@@ -117,9 +117,12 @@ class CarriedMarks:
             return
         found = self._committed(stale, deadline - self._clock())
         committed = {tp: offset for tp, offset in found.items() if offset is not None}
+        nothing = found.keys() - committed.keys()
+        # Without a commit there is no mark to take away.
+        stored.update(dict.fromkeys(nothing - marked, False))
         refused = self._store(committed, deadline)
         # Behind the others: a leader that is away may take all of the time.
-        starts = self._starts(found.keys() - committed.keys(), deadline)
+        starts = self._starts(nothing & marked, deadline)
         refused.update(self._store(starts, deadline))
         error = worst_error(CommitResult(frozenset(), refused))
         if error is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from dagster_rebalance.consumer.events import CommitAnswered, CommitResult
 from dagster_rebalance.consumer.listener import RebalanceListener
 from dagster_rebalance.consumer.pausing import with_mark
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
@@ -24,7 +25,7 @@ from dagster_rebalance.testing.fake_group import FakeGroup, FakeMember
 from tests.consumer.fake_log import fake_log
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Mapping
 
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
     from dagster_rebalance.consumer.view import RebalanceConsumer
@@ -585,6 +586,35 @@ def test_no_place_for_a_mark_is_looked_up_without_time_for_the_answer(
     member.takes_s = takes_s
     consumer.poll(0)
     assert min(member.limits) >= 0.5
+
+
+class Failing(FakeMember):
+    """A member whose commits fail for now."""
+
+    def commit_async(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> int:
+        """Answered without being stored."""
+        ticket = super().commit_async(offsets)
+        self._pending.clear()
+        error = BrokerError("the coordinator is moving", retriable=True)
+        self.told(CommitAnswered(ticket, CommitResult(frozenset(), dict.fromkeys(offsets, error))))
+        return ticket
+
+
+def test_a_mark_that_was_never_stored_is_not_taken_away_with_a_commit(group: FakeGroup) -> None:
+    """The user has committed nothing, and the position may be behind records that are at work."""
+    member = Failing(group)
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock, pause_marks="carry"
+    )
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    consumer.pause([P0])
+    consumer.poll(0)
+    member.commit_async = super(Failing, member).commit_async  # type: ignore[method-assign]
+    consumer.resume([P0])
+    group.clock.advance(5.0)
+    consumer.poll(0)
+    assert not group.committed
 
 
 def test_an_unknown_policy_is_refused() -> None:
