@@ -108,6 +108,7 @@ class Standing:
         working: The runs that work on partitions, by partition.
         failed: Of stopped partitions, the last run that failed and its batch.
         missing: The topics of the group that Kafka does not have.
+        told: Those of the stopped partitions whose owners have said so.
     """
 
     stopped: Mapping[TopicPartition, str] = field(default_factory=dict)
@@ -115,6 +116,7 @@ class Standing:
     working: Mapping[TopicPartition, str] = field(default_factory=dict)
     failed: Mapping[TopicPartition, tuple[str, str]] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
+    told: frozenset[TopicPartition] = frozenset()
 
 
 def why_missing(topic: str) -> str:

@@ -273,9 +273,9 @@ class GroupReport:
             # Why a partition of another member is stopped cannot always be seen from here. That
             # member says when it goes on.
             kept = {
-                partition: reason
-                for partition, reason in before.reasons.items()
-                if partition in whole.found and partition not in known
+                partition: before.reasons[partition]
+                for partition in before.told - known
+                if partition in whole.found
             }
             standing = Standing(
                 {**kept, **found.stopped, **own},
@@ -283,6 +283,7 @@ class GroupReport:
                 {**found.working, **working},
                 {**found.failed, **failed},
                 found.missing,
+                told=frozenset({*kept, *own}),
             )
             stops = self._show_stops(standing, before, wanted)
             lag = self._show_lag(whole, standing, late, wanted)

@@ -44,10 +44,12 @@ class ShownStops(NamedTuple):
     Attributes:
         reasons: The first of the partitions, with the reasons.
         partitions: How many there are.
+        told: Those of the first whose owners have said so.
     """
 
     reasons: Mapping[TopicPartition, str]
     partitions: int
+    told: frozenset[TopicPartition]
 
     def are(self, stopped: Mapping[TopicPartition, str]) -> bool:
         """Whether these partitions are shown, as far as one can tell."""

@@ -31,8 +31,14 @@ _TABLE = dg.TableSchema(
     columns=[
         dg.TableColumn("partition", "string"),
         dg.TableColumn("reason", "string", description="Why it is stopped, and what to do."),
+        dg.TableColumn(
+            "said_by",
+            "string",
+            description="Its owner, or a look of another member, or of a person, at the group.",
+        ),
     ]
 )
+_OWNER, _LOOK = "owner", "look"
 _REASONS_SHOWN = 20
 _COMMANDED = 4
 """A command with more partitions is no help."""
@@ -52,13 +58,17 @@ def shown_in(said: Mapping[str, dg.MetadataValue]) -> ShownStops:
     """What an evaluation of the check shows as stopped, by its metadata."""
     table, count = said.get("stopped"), said.get("stopped_partitions")
     records = table.records if isinstance(table, dg.TableMetadataValue) else []
-    reasons = {
-        partition: str(record.data.get("reason"))
+    rows = {
+        partition: record.data
         for record in records
         for partition in partitions_named([record.data.get("partition")])
     }
     partitions = count.value if isinstance(count, dg.IntMetadataValue) else None
-    return ShownStops(reasons, partitions or 0)
+    return ShownStops(
+        {partition: str(row.get("reason")) for partition, row in rows.items()},
+        partitions or 0,
+        frozenset(partition for partition, row in rows.items() if row.get("said_by") == _OWNER),
+    )
 
 
 def build_stopped_check(
@@ -115,7 +125,13 @@ def _result(standing: Standing, errors: Mapping[TopicPartition, RunError]) -> dg
         metadata={
             "stopped": dg.MetadataValue.table(
                 [
-                    dg.TableRecord({"partition": str(partition), "reason": reason})
+                    dg.TableRecord(
+                        {
+                            "partition": str(partition),
+                            "reason": reason,
+                            "said_by": _OWNER if partition in standing.told else _LOOK,
+                        }
+                    )
                     for partition, reason in reasons.items()
                 ],
                 _TABLE,

@@ -43,7 +43,7 @@ class SimulatedDagster(RunLife):
         self.recorded: dict[TopicPartition, list[RecordCommit]] = {}
         self.letters: dict[OffsetRange, StoreDeadLetter] = {}
         self.stopped: dict[TopicPartition, str] = {}
-        self.shown_stops = ShownStops({}, 0)
+        self.shown_stops = ShownStops({}, 0, frozenset())
         self.stopped_said_by = ""
         self.joined: list[str] = []
         self.seats = Seats()

@@ -139,7 +139,8 @@ class SimulatedCatalogue:
         """Show what is stopped, and what people have paused."""
         self._process.must_reach("dagster")
         self._dagster.stopped = {**standing.ordered, **standing.stopped}
-        self._dagster.shown_stops = ShownStops(standing.stopped, len(standing.stopped))
+        stopped = standing.stopped
+        self._dagster.shown_stops = ShownStops(stopped, len(stopped), standing.told)
         self._dagster.stopped_said_by = self._process.incarnation
 
     def shown_stops(self) -> ShownStops:

@@ -331,7 +331,11 @@ def test_a_stopped_partition_fails_the_check_with_its_reason(shown: Shown) -> No
     stopped = check.metadata["stopped"]
     assert isinstance(stopped, dg.TableMetadataValue)
     (row,) = stopped.records
-    assert row.data == {"partition": "orders-1", "reason": "orders-1: offsets were deleted"}
+    assert row.data == {
+        "partition": "orders-1",
+        "reason": "orders-1: offsets were deleted",
+        "said_by": "look",
+    }
     shown.catalogue.show_stopped(Standing(), {})
     assert shown.check().passed
 
