@@ -45,9 +45,11 @@ def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
     source = inspect.getsourcefile(inspect.unwrap(function))
     if source is None or not Path(source).is_file():
         return
-    folder = Path(source).resolve().parent
-    is_package = (folder / "__init__.py").exists()
+    own = Path(source).resolve()
+    folder = own.parent
     while (folder.parent / "__init__.py").exists():
         folder = folder.parent
-    for file in folder.rglob("*.py") if is_package else folder.glob("*.py"):
+    # What `dg scaffold` writes is a folder without an __init__.py, inside of a package.
+    is_package = (folder / "__init__.py").exists()
+    for file in {own, *(folder.rglob("*.py") if is_package else folder.glob("*.py"))}:
         yield str(file.relative_to(folder)), file

@@ -70,6 +70,35 @@ def test_a_package_counts_as_a_whole(tmp_path: Path) -> None:
     assert code_version([body], "a") != before
 
 
+def test_a_folder_that_was_scaffolded_into_a_package_counts_with_it(tmp_path: Path) -> None:
+    """`dg scaffold` writes no __init__.py beside work.py: an edited one must replace the runs."""
+    shop = tmp_path / "src" / "shop"
+    orders = shop / "defs" / "orders"
+    orders.mkdir(parents=True)
+    for file in ("__init__.py", "definitions.py", "defs/__init__.py"):
+        (shop / file).touch()
+    (orders / "work.py").write_text("def body(): return 1\n")
+    body = load(orders, "work")
+    before = code_version([body], "a")
+    (orders / "work.py").write_text("def body(): return 2\n")
+    edited = code_version([body], "a")
+    assert edited != before
+    (shop / "definitions.py").write_text("RATE = 2\n")
+    assert code_version([body], "a") != edited
+
+
+def test_a_file_that_a_link_leads_to_counts_whatever_its_name(project: Path) -> None:
+    """Build tools keep files in a store, named by a digest, and link modules to them."""
+    stored = project / "store" / "4f0a9c11"
+    stored.parent.mkdir()
+    stored.write_text("def body(): return 1\n")
+    (project / "linked.py").symlink_to(stored)
+    body = load(project, "linked")
+    before = code_version([body], "a")
+    stored.write_text("def body(): return 2\n")
+    assert code_version([body], "a") != before
+
+
 def test_settings_and_the_image_are_part_of_it(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
