@@ -130,14 +130,20 @@ class KafkaBatchScaffolder(dg.Scaffolder[ScaffoldParams]):
         """Write the files into the folder of the component.
 
         Raises:
-            ConfigurationError: The topic cannot exist.
+            ConfigurationError: The topic cannot exist, or the folder cannot be imported.
         """
         folder = request.target_path
         topic = request.params.topic or folder.name
+        name = re.sub(r"\W", "_", folder.name)
+        if "." in folder.name:
+            msg = (
+                f"Python cannot import from a folder with a dot, such as {folder.name!r}: name the "
+                f"folder {name}, and give --topic {topic}"
+            )
+            raise ConfigurationError(msg)
         if not is_topic_name(topic):
             msg = f"{topic[:249]!r} cannot be the name of a topic: give one with --topic"
             raise ConfigurationError(msg)
-        name = re.sub(r"\W", "_", folder.name)
         words = {
             "type": request.type_name,
             "name": f"_{name}" if name[0].isdigit() else name,

@@ -590,6 +590,17 @@ class TestScaffolder:
                 component_cls=KafkaBatchComponent, scaffold_params={"topic": "a b"}
             )
 
+    def test_a_folder_with_a_dot_is_refused(self) -> None:
+        """Python would look for `work` in a package of that name, and the project not load."""
+        with (
+            create_defs_folder_sandbox() as sandbox,
+            pytest.raises(
+                dagster_rebalance.ConfigurationError,
+                match=r"the folder shop_orders, and give --topic shop\.orders$",
+            ),
+        ):
+            sandbox.scaffold_component(component_cls=KafkaBatchComponent, defs_path="shop.orders")
+
 
 def uncommented(line: str) -> str:
     """A line that is a setting, without its mark; sentences stay as they are."""
