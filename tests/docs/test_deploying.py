@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -59,6 +60,16 @@ def test_the_pod_of_a_member_has_the_time_and_the_rights_that_it_needs() -> None
     assert {"get", "delete"} <= set(jobs["verbs"])
     labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert found["Service"]["spec"]["selector"].items() <= labels.items()
+
+
+def test_runs_get_the_secrets_of_the_code_server() -> None:
+    """Their pods have the launcher's environment, which knows nothing of this code location."""
+    (deployment,) = (one for one in _kubernetes() if one["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    secrets = [source["secretRef"]["name"] for source in container["envFrom"]]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    context = json.loads(variables["DAGSTER_CONTAINER_CONTEXT"])
+    assert context == {"k8s": {"env_secrets": secrets}}
 
 
 def test_the_compose_file_is_whole() -> None:
