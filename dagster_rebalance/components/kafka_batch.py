@@ -155,9 +155,13 @@ class KafkaBatchComponent(dg.Component, dg.Resolvable, dg.Model):
     batch_key: Annotated[str, setting(str, "What the assets call the batch.")] = "kafka_batch"
     spark_key: Annotated[str, setting(str, "The resource key of `spark`.")] = "spark"
     registry_key: Annotated[str, setting(str, "The resource key of `registry`.")] = "registry"
-    job_tags: Annotated[dict[str, str], setting(dict[str, str], "Tags for each run.")] = Field(
-        default_factory=dict
-    )
+    job_tags: Annotated[
+        dict[str, Any],
+        setting(
+            dict[str, str | dict[str, Any]],
+            "Tags for each run: texts, or blocks, which Dagster stores as JSON.",
+        ),
+    ] = Field(default_factory=dict)
     lag_within_records: Annotated[
         int | None,
         setting(

@@ -8,6 +8,7 @@ Never reads the value of such a variable.
 import os
 import re
 from collections.abc import Mapping
+from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
 import dagster as dg
@@ -116,6 +117,9 @@ def _resolved(
         return None
     if type(None) in kinds:
         return _resolved(context, value, kinds[0], is_late=is_late)
+    if annotation is Any or get_origin(annotation) is UnionType:
+        annotation = _kind_of(value)
+        kinds = get_args(annotation)
     if annotation is str:
         return _text(context, value, is_late=is_late)
     if get_origin(annotation) is list and isinstance(value, list | tuple):
@@ -127,6 +131,12 @@ def _resolved(
             name: _resolved(context.at_path(name), item, kinds[1]) for name, item in value.items()
         }
     return context.resolve_value(value)
+
+
+def _kind_of(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict[str, Any]
+    return list[Any] if isinstance(value, list | tuple) else type(value)
 
 
 def _text(context: dg.ResolutionContext, value: Any, *, is_late: bool) -> Any:

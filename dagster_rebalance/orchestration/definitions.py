@@ -6,6 +6,7 @@ the group in the catalogue.
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def build_kafka_batch_defs(
     spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
     external_work: Sequence[ExternalWork] = (),
-    job_tags: Mapping[str, str] | None = None,
+    job_tags: Mapping[str, Any] | None = None,
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
     commit_within_s: float | None = None,
@@ -91,7 +92,7 @@ def build_kafka_batch_defs(
             be changed by the config of a run either.
         external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
             the batch of a run that did not succeed is offered again.
-        job_tags: Tags for each run.
+        job_tags: Tags for each run. Dagster stores a value that is no text as JSON.
         lag_within_records: The check `lag_within` fails while more offsets than this wait in all
             partitions together. Without this and `lag_within_s` there is no such check.
         lag_within_s: It fails while a record waits for longer than this, by its timestamp.
@@ -172,7 +173,7 @@ def build_kafka_stream_defs(
     spark_key: str = "spark",
     resources: Mapping[str, Any] | None = None,
     external_work: Sequence[ExternalWork] = (),
-    job_tags: Mapping[str, str] | None = None,
+    job_tags: Mapping[str, Any] | None = None,
     lag_within_records: int | None = None,
     lag_within_s: float | None = None,
     commit_within_s: float | None = None,
@@ -204,7 +205,7 @@ def build_kafka_stream_defs(
             `SchemaRegistryResource` among them cannot be changed by the config of a run either.
         external_work: Ends what runs have begun elsewhere, such as jobs of a Pipes client, before
             a batch that did not succeed is tried again.
-        job_tags: Tags for each run.
+        job_tags: Tags for each run. Dagster stores a value that is no text as JSON.
         lag_within_records: The check `lag_within` fails while more offsets than this wait in all
             partitions together. Without this and `lag_within_s` there is no such check.
         lag_within_s: It fails while a record waits for longer than this, by its timestamp.
@@ -249,7 +250,6 @@ def build_kafka_stream_defs(
         for resource in (kafka, spark, *registries.values())
         if resource is not None
     ]
-    settings = f"{kafka!r} {spark!r} {registries!r} {unshown} {sorted(job_tags or {})}"
     streamed = stream_asset(
         name,
         bodies,
@@ -268,6 +268,9 @@ def build_kafka_stream_defs(
         executor_def=dg.in_process_executor,
         tags={**(job_tags or {}), GROUP_TAG: _now(kafka.group_id)},
     )
+    # What is no JSON was refused by Dagster.
+    tags = json.dumps(dict(job_tags or {}), sort_keys=True)
+    settings = f"{kafka!r} {spark!r} {registries!r} {unshown} {tags}"
     sensor = build_kafka_stream_sensor(
         name=f"{name}_sensor",
         job=job,

@@ -5,6 +5,7 @@ What cannot work is refused with the place in the file, and secrets stay names o
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -211,6 +212,34 @@ def test_a_template_of_a_text_stays_a_text(text: str, monkeypatch: pytest.Monkey
         assert component.kafka.group_id == text
 
 
+TAGS = """\
+job_tags:
+  release: "{{ env.KAFKA_GROUP }}"
+  build: "1_0"
+  dagster-k8s/config:
+    pod_spec_config: {termination_grace_period_seconds: 70, node_selector: {zone: "1_0"}}
+    container_config: {args: ["{{ env.KAFKA_TOPIC }}"]}
+"""
+
+
+def test_a_tag_may_be_a_block() -> None:
+    """The grace of pods stands in one. All texts in it stay texts."""
+    with loaded(SHOP + TAGS) as (component, defs):
+        tags = defs.resolve_job_def("kafka_batches").run_tags
+        assert component.job_tags == {
+            "release": "2024",
+            "build": "1_0",
+            "dagster-k8s/config": {
+                "pod_spec_config": {
+                    "termination_grace_period_seconds": 70,
+                    "node_selector": {"zone": "1_0"},
+                },
+                "container_config": {"args": ["7"]},
+            },
+        }
+        assert json.loads(tags["dagster-k8s/config"]) == component.job_tags["dagster-k8s/config"]
+
+
 def test_python_builds_it_as_well() -> None:
     """A `component.py` has the resources themselves."""
 
@@ -368,6 +397,7 @@ class TestWrongValues:
             ("runs: 2", "runs"),
             ("default_status: ON", "default_status"),
             ("minimum_interval_seconds: 0", "greater than or equal to 1"),
+            ("job_tags: {release: 1.10}", "Input should be a valid string"),
             ("spark: {allow_plaintext: maybe}", "Input should be a valid boolean"),
             ("spark: {kafka_options: {sasl.mechanism: PLAIN}}", "begin with `kafka.`"),
             *(

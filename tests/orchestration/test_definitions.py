@@ -5,6 +5,7 @@ The tests also show what it refuses before anything runs.
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.commands import RecordCommit
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import Log, OffsetAndMetadata
+from dagster_rebalance.orchestration import definitions
 from dagster_rebalance.orchestration.batch import KafkaBatch
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.definitions import (
@@ -112,6 +114,40 @@ def streamed(kafka_batch: KafkaBatch) -> None:
 both_forms = pytest.mark.parametrize(
     ("build", "made"), [(build_kafka_batch_defs, asset()), (build_kafka_stream_defs, streamed)]
 )
+
+
+K8S = {"pod_spec_config": {"termination_grace_period_seconds": 70}}
+
+
+@both_forms
+def test_a_tag_may_be_a_block_and_reaches_runs_as_json(
+    build: Callable[..., dg.Definitions], made: dg.AssetsDefinition
+) -> None:
+    """As dagster-k8s reads it."""
+    defs = build(kafka=kafka(), assets=[made], name="orders", job_tags={"dagster-k8s/config": K8S})
+    assert json.loads(defs.resolve_job_def("orders").run_tags["dagster-k8s/config"]) == K8S
+
+
+def test_another_value_of_a_tag_is_new_code_of_streaming_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A longer grace must reach the pods that live. In which order tags stand is no matter."""
+    versions: list[str] = []
+
+    def noted(_functions: object, settings: str) -> str:
+        versions.append(settings)
+        return "v"
+
+    monkeypatch.setattr(definitions, "code_version", noted)
+    longer = {"pod_spec_config": {"termination_grace_period_seconds": 90}}
+    for tags in (
+        {"team": "etl", "k8s": {**K8S, "job_config": {}}},
+        {"k8s": {"job_config": {}, **K8S}, "team": "etl"},
+        {"team": "etl", "k8s": longer},
+    ):
+        build_kafka_stream_defs(kafka=kafka(), assets=[streamed], job_tags=tags)
+    first, reordered, changed = versions
+    assert first == reordered != changed
 
 
 @both_forms
