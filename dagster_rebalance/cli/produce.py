@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from dagster_rebalance.cli.target import CommandConfig, client_config
+from dagster_rebalance.cli.target import CommandConfig, client_config, told_of_logins
+from dagster_rebalance.consumer.clients import made
 from dagster_rebalance.consumer.cluster import Cluster
 from dagster_rebalance.consumer.kafka_errors import (
     Attempt,
     broker_error,
-    configuration_error,
     kafka_error,
 )
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import BrokerError, ConfigurationError
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,14 +54,31 @@ def produce(
     dagster-rebalance produce orders 1000 --bootstrap-server 127.0.0.1:9092
     """  # noqa: D301 - click keeps the lines behind \b as they are
     config = client_config(command_config)
-    if bootstrap_server:
-        config["bootstrap.servers"] = bootstrap_server
-    if not config.get("bootstrap.servers"):
+    servers = bootstrap_server or config.get("bootstrap.servers", "")
+    if not servers:
         msg = "say where Kafka is: --bootstrap-server, as the command broker tells it"
         raise ConfigurationError(msg)
-    settings = validated(
-        {**config, "group.id": _NO_GROUP, "group.protocol": "classic"}, hold_limit_s=1.0
+    config.pop("bootstrap.servers", None)
+    kafka = KafkaConsumerResource(
+        bootstrap_servers=servers,
+        group_id=_NO_GROUP,
+        topics=[topic],
+        group_protocol="classic",
+        client_config=config,
     )
+    settings = validated(kafka.consumer_config(), hold_limit_s=kafka.hold_limit_s)
+    with told_of_logins(command_config):
+        partitions = _fill(settings, topic, records, keys)
+    typer.echo(f"{records} records in topic {topic}, {partitions} partitions, {keys} keys")
+
+
+def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
+    """Store records; the answer is how many partitions the topic has.
+
+    Raises:
+        BrokerError: They were not all stored.
+        ConfigurationError: The client refuses a setting.
+    """
     partitions = len(Cluster(settings).partitions_for(topic))
     attempt = Attempt(f"storing records in topic '{topic}'", settings.brokers)
     failures: list[KafkaError] = []
@@ -69,7 +87,14 @@ def produce(
         if error is not None:
             failures.append(error)
 
-    producer = _producer(settings)
+    producer = made(
+        Producer,
+        {
+            **settings.connection(),
+            "message.timeout.ms": round(_LIMIT_S * 1000),
+            "linger.ms": 5,
+        },
+    )
     try:
         for number in range(records):
             key, value = record(number, keys)
@@ -84,7 +109,7 @@ def produce(
     if left:
         msg = f"{left} of {records} records were not stored within {_LIMIT_S:.0f} s"
         raise BrokerError(msg, retriable=True)
-    typer.echo(f"{records} records in topic {topic}, {partitions} partitions, {keys} keys")
+    return partitions
 
 
 def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
@@ -95,14 +120,6 @@ def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
         )
         return BrokerError(msg)
     return broker_error(error, attempt)
-
-
-def _producer(settings: Settings) -> Producer:
-    limit_ms = round(_LIMIT_S * 1000)
-    try:
-        return Producer({**settings.connection(), "message.timeout.ms": limit_ms, "linger.ms": 5})
-    except (KafkaException, ValueError, TypeError) as problem:
-        raise configuration_error(problem) from None
 
 
 def _is_taken(

@@ -20,7 +20,7 @@ import dagster as dg
 import typer
 
 from dagster_rebalance.core.control import selection
-from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.core.group_status import Owners
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.control import groups_of, partitions_of
@@ -99,6 +99,7 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
     """Find out which group is meant, and how to reach it. Nothing is connected to Kafka yet.
 
     Raises:
+        BrokerError: Kafka did not answer what was asked within the block.
         ConfigurationError: There is no such group or instance, or the settings cannot work.
     """
     with open_instance() as instance:
@@ -143,7 +144,8 @@ def open_target(group: str, bootstrap_server: str, command_config: Path | None) 
                 f"left; a newer one may have written them: {error}"
             )
             raise ConfigurationError(msg) from error
-        yield Target(instance, kafka, Catalogue(instance, assets, NOBODY))
+        with told_of_logins(command_config):
+            yield Target(instance, kafka, Catalogue(instance, assets, NOBODY))
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,25 @@ def looks(target: Target) -> Iterator[Look]:
     """
     with target.kafka.connect() as consumer:
         yield Look(target, consumer, RunLedger(target.instance, target.kafka.group_id))
+
+
+@contextmanager
+def told_of_logins(command_config: Path | None) -> Iterator[None]:
+    """Say that no login was given where Kafka does not answer: it hangs up on such a client.
+
+    Raises:
+        BrokerError: The same error.
+    """
+    try:
+        yield
+    except BrokerError as error:
+        if command_config is not None or not error.retriable:
+            raise
+        msg = (
+            f"{error}; if this Kafka asks for TLS or a login, give --command-config "
+            "(docs/commands.md)"
+        )
+        raise BrokerError(msg, retriable=error.retriable, partitions=error.partitions) from error
 
 
 def client_config(path: Path | None) -> dict[str, str]:

@@ -332,6 +332,8 @@ def test_a_login_stands_in_a_file(
     settings = secured_kafka.client_config(name)
     file.write_text("\n".join(f"{key}={value}" for key, value in settings.items()))
     login = ("--command-config", str(file))
+    with pytest.raises(BrokerError, match="asks for TLS or a login, give --command-config"):
+        shop.said("status")
     assert password in file.read_text()
     assert shop.said("status", *login).startswith(f"group {name}: no members, 3 partitions, lag 0")
     move = ("reset", "--all", "--to-earliest", *login)

@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 
 from dagster_rebalance.cli.target import client_config, open_target
-from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.consumer.cluster import Cluster
+from dagster_rebalance.core.errors import BrokerError, ConfigurationError
 from dagster_rebalance.core.partition import TopicPartition
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
@@ -74,6 +75,57 @@ def test_who_asks_may_say_where_kafka_is(tmp_path: Path) -> None:
         assert target.kafka.bootstrap_servers == "other:2"
     with open_target("older", "other:2", None) as target:
         assert target.kafka.topics == ["invoices", "orders"]
+
+
+MISSING = "if this Kafka asks for TLS or a login, give --command-config"
+
+
+def test_where_kafka_is_silent_a_login_that_was_not_given_is_named(tmp_path: Path) -> None:
+    """Kafka hangs up on a client in the clear, which looks as if it were down."""
+    login = tmp_path / "login"
+    login.write_text("bootstrap.servers=kafka:9092\n")
+    for file, is_retriable, is_named in (
+        (None, True, True),
+        (login, True, False),
+        (None, False, False),  # it has answered
+    ):
+        silent = BrokerError("no answer", retriable=is_retriable)
+        with pytest.raises(BrokerError, match="no answer") as refused, open_target(ODD, "", file):
+            raise silent
+        assert (MISSING in str(refused.value)) == is_named
+        assert refused.value.retriable == is_retriable
+
+
+def test_produce_names_it_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It needs no Dagster, and so asks nobody else."""
+
+    def silent(*_: object) -> None:
+        msg = "no answer"
+        raise BrokerError(msg, retriable=True)
+
+    monkeypatch.setattr(Cluster, "partitions_for", silent)
+    with pytest.raises(BrokerError, match=f"^no answer; {MISSING}"):
+        typed("produce", "orders", "5", "--bootstrap-server", "kafka:9092")
+
+
+def no_token(_config: str) -> None:
+    """A function for `oauth_cb`."""
+    msg = "the issuer is away"
+    raise OSError(msg)
+
+
+@pytest.mark.parametrize("command", [("produce", "orders", "5"), ("status", "--group", ODD)])
+def test_each_command_takes_a_login_that_names_a_function(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    """One file is for all commands, as that for MSK with IAM."""
+    login = tmp_path / "login"
+    login.write_text(
+        "bootstrap.servers=kafka:9092\nsecurity.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\n"
+        f"oauth_cb={__name__}:no_token\n"
+    )
+    with pytest.raises(BrokerError, match=r"no token to log in with: .*the issuer is away"):
+        typed(*command, "--command-config", str(login))
 
 
 @pytest.mark.parametrize(
