@@ -59,6 +59,8 @@ _POSITIVE = (
     "start_timeout_s",
 )
 _SHORTEST_LAG_S = 10.0
+_RECORD_EVERY_S = 10.0
+"""Of streaming runs, whose batches are short."""
 _CLIENT_FIELDS = {
     "bootstrap.servers": "bootstrap_servers",
     "group.id": "group_id",
@@ -239,11 +241,11 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         default=None,
         description="Gets a record for each range whose attempts are exhausted. It must exist.",
     )
-    record_every_s: float = Field(
-        default=0.0,
+    record_every_s: float | None = Field(
+        default=None,
         description=(
             "The commits of a partition within this time are joined into one record. 0: each has "
-            "its own."
+            "its own. By default 0 with a run for each batch, and 10 in streaming runs."
         ),
     )
     lag_every_s: float = Field(
@@ -516,9 +518,12 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
                 "for no metric of a single partition, or above"
             )
             raise ConfigurationError(msg)
-        if self.record_every_s < 0:
+        record_every_s = self.record_every_s
+        if record_every_s is None:
+            record_every_s = _RECORD_EVERY_S if streams else 0.0
+        if record_every_s < 0:
             msg = (
-                f"record_every_s={self.record_every_s:g} of group {self.group_id} must be 0, for a "
+                f"record_every_s={record_every_s:g} of group {self.group_id} must be 0, for a "
                 "record of each commit, or above"
             )
             raise ConfigurationError(msg)
@@ -561,7 +566,7 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             dead_letter_topic=self.dead_letter_topic,
             start_from=start_of(self.start_from),
             foreign_metadata=ForeignMetadata(self.foreign_metadata),
-            record_every_s=self.record_every_s,
+            record_every_s=record_every_s,
             lag_every_s=self.lag_every_s,
             lease_s=self.lease_s,
             pulse=Pulse(

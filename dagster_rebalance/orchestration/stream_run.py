@@ -68,7 +68,6 @@ _LOOK_S = 0.1
 _IDLE_LOOK_S = 0.5
 _PROGRESS_S = 60.0
 _MOST_REFUSALS = 5
-_RECORD_EVERY_S = 10.0
 _JOIN_LIMIT_S = 30.0
 _DATA_VERSION_TAG = "dagster/data_version"
 """Where Dagster keeps the data version of a materialisation."""
@@ -405,12 +404,7 @@ class StreamRun:
     def _parts(self) -> Iterator[Parts]:
         kafka, run = self._kafka, self._run
         settings = kafka.driver_settings(streams=True).of_stream(run.run_id)
-        settings = replace(
-            settings,
-            look_s=_LOOK_S,
-            idle_look_s=_IDLE_LOOK_S,
-            record_every_s=settings.record_every_s or _RECORD_EVERY_S,
-        )
+        settings = replace(settings, look_s=_LOOK_S, idle_look_s=_IDLE_LOOK_S)
         producer = kafka.dead_letters()
         name = run.tags[STREAM_TAG]
         with (

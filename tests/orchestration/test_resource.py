@@ -326,6 +326,8 @@ def test_when_a_range_is_tried_again_reaches_the_driver() -> None:
 def test_how_long_commits_are_joined_reaches_the_driver() -> None:
     """0 is a value of its own: each commit is recorded by itself."""
     assert resource().driver_settings().record_every_s == 0
+    assert resource().driver_settings(streams=True).record_every_s == 10
+    assert resource(record_every_s=0.0).driver_settings(streams=True).record_every_s == 0
     assert resource(record_every_s=60.0).driver_settings().record_every_s == 60
     with pytest.raises(ConfigurationError, match=r"record_every_s=-1 .*must be 0"):
         resource(record_every_s=-1.0).driver_settings()
