@@ -10,7 +10,6 @@ from uuid import UUID
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.decoding import columns
-from dagster_rebalance.decoding.avro_names import as_full_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -82,14 +81,6 @@ _TIMES = {"time-millis", "time-micros"}
 _INT_ENDS = 1 << 31
 
 
-def has_choices(schema: Any) -> bool:
-    """Whether a union has several branches besides null, so that their names are needed."""
-    if isinstance(schema, list) and len(branches_of(schema)) > 1:
-        return True
-    named = schema.get("__named_schemas", {}) if isinstance(schema, dict) else {}
-    return any(map(has_choices, (*parts_of(schema), *named.values())))
-
-
 def parts_of(schema: Any) -> list[Any]:
     """The schemas that a schema is made of, or nothing for a name."""
     if isinstance(schema, str):
@@ -143,7 +134,7 @@ def _record(schema: Any, names: Mapping[str, Any], inside: frozenset[str]) -> Co
 
 
 def _without_names(value: Any) -> Any:
-    """A value without the names of its types, which fastavro gives where a union needs them."""
+    """A value without the numbers of the branches that its named types are in unions."""
     if isinstance(value, tuple):
         return _without_names(value[1])
     if isinstance(value, dict):
@@ -168,8 +159,7 @@ def _union(union: list[Any], names: Mapping[str, Any], inside: frozenset[str]) -
     if not branches:
         return columns.JSON_TEXT
     if len(branches) == 1:
-        only = column_of(branches[0], names, inside)
-        return only if only.convert is None and not _is_named(branches[0]) else _unwrapped(only)
+        return column_of(branches[0], names, inside)
     kinds = {str(type_of(branch)) for branch in branches}
     for numbers in _NUMBERS:
         if kinds <= numbers and all(isinstance(branch, str) for branch in branches):
@@ -191,42 +181,18 @@ def _union(union: list[Any], names: Mapping[str, Any], inside: frozenset[str]) -
     return columns.struct([(f"member{at}", member) for at, member in enumerate(members)]).by(choose)
 
 
-def _is_named(branch: Any) -> bool:
-    kind = type_of(branch)
-    return isinstance(kind, str) and kind not in _PYTHON
-
-
-def _unwrapped(column: Column) -> Column:
-    """What fastavro gives with its name, because another union of the schema needs names."""
-    convert = column.convert
-
-    def unwrap(value: Any) -> Any:
-        inner = value[1] if isinstance(value, tuple) else value
-        return inner if convert is None else convert(inner)
-
-    return column.by(unwrap)
-
-
 def _chosen(value: Any, branches: list[Any]) -> tuple[int, Any]:
-    if isinstance(value, tuple):
-        name, inner = as_full_name(value[0]), value[1]
-        for at, branch in enumerate(branches):
-            if name == (
-                branch["name"] if isinstance(branch, dict) and "name" in branch else branch
-            ):
-                return at, inner
-    fitting = [at for at, branch in enumerate(branches) if _fits(branch, value)]
-    # A record that the writer had without a union says no name: its fields have to.
-    if not fitting or (isinstance(value, dict) and len(fitting) > 1):
-        msg = f"a {type(value).__name__} fits {len(fitting)} branches of its union"
-        raise UndecodableError(msg)
-    return fitting[0], value
+    if isinstance(value, tuple):  # of a named type, with the number of its branch
+        return value
+    for at, branch in enumerate(branches):
+        if _fits(branch, value):
+            return at, value
+    msg = f"a {type(value).__name__} fits no branch of its union"
+    raise UndecodableError(msg)
 
 
 def _fits(branch: Any, value: Any) -> bool:
     kind = str(type_of(branch))
-    if isinstance(branch, dict) and "fields" in branch:
-        return isinstance(value, dict) and {one["name"] for one in branch["fields"]} == set(value)
     logical = str(branch.get("logicalType")) if isinstance(branch, dict) else ""
     # By the very type: a bool is an int, too, and a datetime a date.
     if type(value) is not _LOGICAL_PYTHON.get((kind, logical), _PYTHON.get(kind)):

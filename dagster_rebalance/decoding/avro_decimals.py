@@ -5,16 +5,22 @@ from __future__ import annotations
 from decimal import Context, Decimal
 from typing import Any
 
-EXACT_DECIMAL = "dagster-rebalance-decimal"
+_EXACT_DECIMAL = "dagster-rebalance-decimal"
 """A logical type of our own: fastavro has its readers for the whole process."""
 
 
-def register() -> None:
+def register_decimals() -> None:
     """Let fastavro read the logical type."""
     from fastavro.read import LOGICAL_READERS
 
     for kind in ("bytes", "fixed"):
-        LOGICAL_READERS[f"{kind}-{EXACT_DECIMAL}"] = _read
+        LOGICAL_READERS[f"{kind}-{_EXACT_DECIMAL}"] = _read
+
+
+def exact(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema, with the logical type of our own if it is a decimal."""
+    is_decimal = schema.get("logicalType") == "decimal"
+    return schema | {"logicalType": _EXACT_DECIMAL} if is_decimal else schema
 
 
 def _read(data: bytes, schema: Any, _: object = None) -> Decimal:

@@ -402,15 +402,141 @@ def test_a_value_of_a_union_is_in_a_column_that_can_hold_it(
 
 
 def test_a_record_that_became_one_of_a_union_finds_its_branch() -> None:
-    """Fastavro resolves it, and does not say into which; two with the same fields are refused."""
+    """By its name, whichever others have the same fields."""
     a, b = (record(**{name: "int"}) | {"name": name} for name in ("A", "B"))
     assert read(record(u=["null", b, a]), {"u": {"A": 1}}, record(u=a)) == {
         "u": {"member0": None, "member1": {"A": 1}}
     }
     twin = {**a, "name": "Twin"}
     opened = decoder(record(u=[twin, a]), record(u=a)).open()
-    with pytest.raises(UndecodableError, match="a dict fits 2 branches"):
-        opened(avro(1, record(u=a), {"u": {"A": 1}}))
+    assert opened(avro(1, record(u=a), {"u": {"A": 1}})) == {"u": {"member1": {"A": 1}}}
+
+
+A = {**record(x="int"), "name": "A"}
+C = {**record(y="int"), "name": "C"}
+KIND = {"type": "enum", "name": "Kind", "symbols": ["a", "b"]}
+CHOICE = (["string", "int"], "s")
+OF_A = {"member0": {"x": 1}, "member1": None}
+
+
+@pytest.mark.parametrize(
+    ("writer", "value", "reader", "found"),
+    [
+        (record(event=[A, C]), {"event": ("A", {"x": 1})},
+         record(previous=(["null", A], None), event=["A", C]),
+         {"previous": None, "event": OF_A}),
+        (record(previous=["null", A], event=["A", C]),
+         {"previous": {"x": 2}, "event": ("A", {"x": 1})},
+         record(event=[A, C]), {"event": OF_A}),
+        (record(shipping=A), {"shipping": {"x": 1}},
+         record(billing=(["null", A], None), shipping=["null", "A"]),
+         {"billing": None, "shipping": {"x": 1}}),
+        (record(billing=["null", A], shipping=["null", "A"]),
+         {"billing": {"x": 2}, "shipping": {"x": 1}}, record(shipping=A), {"shipping": {"x": 1}}),
+        (record(first=KIND, kind=["null", "Kind"]), {"first": "a", "kind": "b"},
+         record(kind=["null", KIND], more=CHOICE),
+         {"kind": "b", "more": {"member0": "s", "member1": None}}),
+        (record(kind=["null", KIND]), {"kind": "b"},
+         record(first=(KIND, "a"), kind=["null", "Kind"], more=CHOICE),
+         {"first": "a", "kind": "b", "more": {"member0": "s", "member1": None}}),
+        (record(p=A, q="A"), {"p": {"x": 1}, "q": {"x": 2}},
+         record(q=["null", A]), {"q": {"x": 2}}),
+        (record(q=["null", A]), {"q": {"x": 2}},
+         record(p=(A, {"x": 1}), q="A"), {"p": {"x": 1}, "q": {"x": 2}}),
+        (record(p=NODE, q="Node"), {"p": {"v": 1, "next": None}, "q": {"v": 2, "next": None}},
+         record(q=NODE), {"q": {"v": 2, "next": None}}),
+        (record(p=["null", A], q="A"), {"p": None, "q": {"x": 2}},
+         record(p=["null", C], q=A), {"p": None, "q": {"x": 2}}),
+    ],
+)  # fmt: skip
+def test_a_type_may_be_defined_at_another_place_than_by_its_writer(
+    writer: Any,  # noqa: ANN401 - JSON
+    value: object,
+    reader: Any,  # noqa: ANN401 - JSON
+    found: dict[str, object],
+) -> None:
+    """A schema defines a type where it names it first: a new field in front moves that."""
+    assert read(reader, value, writer) == found
+    plain = decoder(reader, writer).open(as_python=True)(avro(1, writer, value))
+    assert set(plain) == set(found)
+
+
+def test_a_type_that_the_reader_has_no_place_for_is_refused_in_words() -> None:
+    """Alone: a value of the other branch is read."""
+    writer, reader = record(u=["null", A, "long"]), record(u=["string", "long"])
+    opened = decoder(reader, writer).open()
+    assert opened(avro(1, writer, {"u": 5})) == {"u": {"member1": 5}}
+    _, why = opened.decoded(avro(1, writer, {"u": {"x": 1}}))
+    assert "the reader's schema has string or long where it has record" in str(why)
+
+
+BYTES_DECIMAL = {"type": "bytes", "logicalType": "decimal", "precision": 6, "scale": 2}
+FIXED = {"type": "fixed", "name": "F", "size": 2}
+OF_ALL = ["null", "boolean", "int", "long", "float", "double", "bytes", "string"]
+
+
+@pytest.mark.parametrize(
+    ("branches", "data", "member", "found"),
+    [
+        (["null", "double", "long"], b"\x04\x82\x80\x80\x80\x80\x80\x80\x20", 1, (1 << 53) + 1),
+        (["null", "float", "int"], b"\x04\x82\x80\x80\x10", 1, (1 << 24) + 1),
+        (OF_ALL, b"\x0e\x04DE", 6, "DE"),
+        (OF_ALL, b"\x0c\x04DE", 5, b"DE"),
+        (["null", "string", "bytes"], b"\x04\x04\xff\xfe", 1, b"\xff\xfe"),
+        (["null", "string", "bytes"], b"\x04\x06abc", 1, b"abc"),
+        (["null", BYTES_DECIMAL, "string"], b"\x04\x06abc", 1, "abc"),
+        (["null", "string", KIND], b"\x04\x02", 1, "b"),
+        (["null", "bytes", FIXED], b"\x04ab", 1, b"ab"),
+    ],
+)
+def test_a_value_of_a_union_keeps_its_type_when_the_reader_has_one_more_field(
+    branches: Any,  # noqa: ANN401 - JSON
+    data: bytes,
+    member: int,
+    found: object,
+) -> None:
+    """A larger type before its own would take it, and its digits."""
+    for more in ({}, {"b": ("int", 0)}):
+        opened = decoder(record(u=branches, **more), record(u=branches)).open()
+        array, reasons = decoded_array(opened, [framed(1, data)], [()])
+        assert reasons == [None]
+        values = array.to_pylist()[0]["u"].items()
+        assert {name: one for name, one in values if one is not None} == {f"member{member}": found}
+
+
+@pytest.mark.parametrize(
+    ("written", "value", "reader", "member", "found"),
+    [
+        (KIND, "b", ["null", KIND, "string"], 0, "b"),
+        (KIND, "b", ["null", "string", KIND], 1, "b"),
+        (KIND, "b", ["null", KIND, "long"], 0, "b"),
+        (["null", KIND], "b", ["null", "string", KIND], 1, "b"),
+        (FIXED, b"ab", ["null", "bytes", FIXED], 1, b"ab"),
+        (FIXED, b"ab", ["null", FIXED, "long"], 0, b"ab"),
+        ("int", 5, ["null", "double", "long"], 1, 5),
+        ("float", 0.5, ["string", "double"], 1, 0.5),
+        ("string", "ab", ["long", "bytes"], 1, b"ab"),
+        (["int", "string"], 5, ["string", "double", "boolean"], 1, 5.0),
+    ],
+)
+def test_a_type_that_became_one_of_a_union_is_in_the_nearest_branch(
+    written: Any,  # noqa: ANN401 - JSON
+    value: object,
+    reader: Any,  # noqa: ANN401 - JSON
+    member: int,
+    found: object,
+) -> None:
+    """Its own; else the one that keeps its digits."""
+    values = read(record(u=reader), {"u": value}, record(u=written))["u"].items()
+    assert {name: one for name, one in values if one is not None} == {f"member{member}": found}
+
+
+def test_a_default_of_a_reader_that_is_no_record_is_not_checked_again() -> None:
+    """A decoded default is no JSON."""
+    old, new = record(id="int"), record(id="int", at=(IN_MILLIS, 1000))
+    reader, writer = ({"type": "array", "items": one} for one in (new, old))
+    at = AT.replace(1970, 1, 1, 0, 0, 1, 0)
+    assert read(reader, [{"id": 1}], writer) == [{"id": 1, "at": at}]
 
 
 def test_a_branch_with_defaults_reads_an_older_record_without_a_union() -> None:
