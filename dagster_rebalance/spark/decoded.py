@@ -137,7 +137,8 @@ def _mask_keys(session: SparkSession) -> None:
     For good: set back after one write, it would uncover another that runs beside it.
     """
     try:
-        known = session.conf.get(_REDACTED_OPTIONS, "") or ""
+        # Without a default of ours, Spark gives its own, which masks the url of JDBC.
+        known = session.conf.get(_REDACTED_OPTIONS) or ""
         if OPTIONS_REDACTION not in known:
             either = f"(?:{known})|{OPTIONS_REDACTION}" if known else OPTIONS_REDACTION
             session.conf.set(_REDACTED_OPTIONS, either)

@@ -16,7 +16,7 @@ from dagster_rebalance.core.partition import OffsetRange
 from dagster_rebalance.core.schemas import SchemaText
 from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.spark.decoded import write_letters
-from dagster_rebalance.spark.options import REDACTION, spark_kafka_options
+from dagster_rebalance.spark.options import OPTIONS_REDACTION, REDACTION, spark_kafka_options
 from dagster_rebalance.spark.ranges import read_ranges
 from dagster_rebalance.testing.spark_connect import SparkConnectServer
 from tests.consumer.test_security import KEY_PASSWORD, pem_settings
@@ -42,6 +42,7 @@ class Story:
 
     read: dict[str, list[int]]
     event_log: str
+    masked_options: str | None
 
 
 @pytest.fixture(scope="module")
@@ -109,9 +110,9 @@ def story(secured_kafka: SecuredKafka, tmp_path_factory: pytest.TempPathFactory)
                 connector_options={"includeHeaders": "true"},
             )
             write_letters(frame, [NO_NUMBER], LETTERS, certified)
-    return Story(
-        read, "".join(file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
-    )
+            masked_options = session.conf.get("spark.sql.redaction.options.regex")
+    written = (file.read_text() for file in (folder / "events").rglob("*") if file.is_file())
+    return Story(read, "".join(written), masked_options)
 
 
 def test_each_way_to_log_in_reads_the_range(story: Story) -> None:
@@ -129,6 +130,11 @@ def test_the_documented_expression_masks_what_is_secret_in_the_options(story: St
     assert "SaveIntoDataSourceCommand" in story.event_log, "the plan of the letters is not seen"
     for secret in (MASKED, KEY_PASSWORD, "PRIVATE KEY"):
         assert secret not in story.event_log
+
+
+def test_spark_masks_what_it_masked_before_as_well(story: Story) -> None:
+    """The url of a JDBC source may have a login in it."""
+    assert story.masked_options == rf"(?:(?i)url)|{OPTIONS_REDACTION}"
 
 
 def test_a_login_that_the_server_looks_up_is_in_no_request(story: Story) -> None:
