@@ -8,7 +8,7 @@ the registry does not have is an error.
 from __future__ import annotations
 
 import json
-from decimal import Decimal
+from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal
 from math import isinf
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,25 @@ class _Inexact(float):
     """A number with more digits than a double has."""
 
     text: str
+
+
+class _Step(Decimal):
+    """What a number must be a multiple of. A float would say that 19.99 is none of 0.01."""
+
+    def __rmod__(self, number: Any) -> Decimal:
+        try:
+            return _EXACT.remainder(_decimal(number), self)
+        except ArithmeticError:  # an exponent that no decimal has
+            return self
+
+
+_EXACT = Context(prec=5_000, Emin=MIN_EMIN, Emax=MAX_EMAX)
+"""Has the digits of the largest double in steps of the smallest, and of any integer of Python's."""
+
+
+def _decimal(number: Any) -> Decimal:
+    """A number with the digits that its JSON has."""
+    return Decimal(number.text if isinstance(number, _Inexact) else repr(number))
 
 
 def _json_text(value: Any) -> str:
@@ -150,11 +169,9 @@ def _validator(schema: SchemaText) -> tuple[Any, Any]:
         return known[max(ends, key=len)]
 
     try:
-        root = json.loads(schema.text)
+        root = _loaded(schema.text)
         known = {
-            name: referencing.Resource.from_contents(
-                json.loads(text), default_specification=_draft()
-            )
+            name: referencing.Resource.from_contents(_loaded(text), default_specification=_draft())
             for name, text in schema.references
         }
         kind = validator_for(root, default=Draft7Validator)
@@ -164,6 +181,14 @@ def _validator(schema: SchemaText) -> tuple[Any, Any]:
     except Exception as problem:
         msg = f"not a JSON schema that can be used: {type(problem).__name__} {str(problem)[:500]}"
         raise UndecodableError(msg) from problem
+
+
+def _loaded(text: str) -> Any:
+    def with_step(part: dict[str, Any]) -> dict[str, Any]:
+        rule = part.get("multipleOf")
+        return part | {"multipleOf": _Step(repr(rule))} if type(rule) in (int, float) else part
+
+    return json.loads(text, object_hook=with_step)
 
 
 def _column(schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
@@ -236,7 +261,7 @@ def _of_types(value: Any, types: tuple[Any, ...], name: str) -> Any:
 
 def _integer(value: Any) -> int:
     if isinstance(value, float):
-        exact = Decimal(value.text if isinstance(value, _Inexact) else repr(value))
+        exact = _decimal(value)
         if exact == int(exact):
             return int(exact)
     return int(_of_types(value, (int,), "integer"))

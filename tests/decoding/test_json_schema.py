@@ -103,6 +103,37 @@ def test_an_integer_is_exact_or_refused(number: str, found: int | None) -> None:
     assert (why is None) == (found is not None)
 
 
+@pytest.mark.parametrize("own", [{}, {"$schema": "https://json-schema.org/draft/2020-12/schema"}])
+@pytest.mark.parametrize(
+    ("number", "rule", "is_valid"),
+    [
+        ("19.99", 0.01, True),
+        ("0.07", 0.01, True),
+        ("0.071", 0.01, False),
+        ("1e308", 5e-324, True),
+        ("0.07000000000000000001", 0.01, False),
+        ("9007199254740993.0", 2, False),
+        ("1e-999999999", 0.01, False),
+        ("1e-99999999999999999999", 0.01, False),
+        ("15", 5, True),
+        ("16", 5, False),
+    ],
+)
+def test_a_number_is_a_multiple_by_its_digits(
+    own: dict[str, str],
+    number: str,
+    rule: float,
+    is_valid: bool,  # noqa: FBT001 - of the table
+) -> None:
+    """Cents are no doubles: 19.99 / 0.01 is 1998.9999999999998. A reference has a schema, too."""
+    amount = {"oneOf": [{"type": "null"}, {"type": "number", "multipleOf": rule}]} | own
+    properties = {"x": {"$ref": "amount.json"}, "multipleOf": True}
+    schema = {"type": "object", "properties": properties}
+    opened = decoder(text(schema | own, ("amount.json", amount))).open()
+    _, why = opened.decoded(framed(1, f'{{"x": {number}}}'.encode()))
+    assert (why is None) == is_valid, why
+
+
 def test_json_as_text_keeps_the_digits_of_its_numbers() -> None:
     """What a team reads out of it may be an amount of money."""
     schema = {"type": "object", "properties": {"a": {}, "n": {"type": "number"}}}
