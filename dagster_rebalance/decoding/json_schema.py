@@ -17,7 +17,7 @@ from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator
 
     from dagster_rebalance.core.schemas import SchemaText
     from dagster_rebalance.decoding.columns import Column
@@ -75,6 +75,9 @@ _TYPES: dict[str, tuple[Column, tuple[type, ...]]] = {
     "number": (columns.DOUBLE, (int, float)),
 }
 
+_CHOICES = ("oneOf", "anyOf", "allOf")
+_DESCRIBING = {"properties", "$ref", *_CHOICES}
+
 
 def reader(
     schema: SchemaText, writer: Callable[[int], SchemaText] | None
@@ -93,7 +96,11 @@ def reader(
     own, registry = _validator(schema)
     try:
         root = referencing.Resource.from_contents(own.schema, default_specification=_draft())
-        column = _column(own.schema, registry.resolver_with_root(root), ())
+        # Of draft-07 and those before it. From 2019-09 on, they have no such name.
+        is_ref_alone = "/draft-0" in own.META_SCHEMA["$schema"]
+        column = _Columns(is_ref_alone=is_ref_alone).of(
+            own.schema, registry.resolver_with_root(root)
+        )
     except Exception as problem:
         msg = f"not a JSON schema that can be used: {type(problem).__name__} {problem}"
         raise UndecodableError(msg) from problem
@@ -191,48 +198,123 @@ def _loaded(text: str) -> Any:
     return json.loads(text, object_hook=with_step)
 
 
-def _column(schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
-    if not isinstance(schema, dict):
+class _Columns:
+    """The columns of schemas.
+
+    Args:
+        is_ref_alone: Whether what stands beside a `$ref` counts for nothing, as up to draft 7.
+    """
+
+    def __init__(self, *, is_ref_alone: bool) -> None:
+        self._is_ref_alone = is_ref_alone
+
+    def of(self, schema: Any, resolver: Any, inside: tuple[int, ...] = ()) -> Column:
+        """The column of a schema.
+
+        Args:
+            schema: The schema.
+            resolver: Finds what it refers to.
+            inside: The schemas that it stands in.
+        """
+        if not isinstance(schema, dict) or id(schema) in inside:
+            return _JSON_TEXT
+        inside = (*inside, id(schema))
+        column = self._of_one(schema, resolver, inside)
+        if not column.ddl.startswith("STRUCT") or len(_DESCRIBING & set(schema)) == 1:
+            return column
+        return self._of_all(schema, resolver, inside, column)
+
+    def _of_one(self, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
+        """The column of what describes a place first: a `$ref`, its own type, a choice."""
+        if "$ref" in schema:
+            found = resolver.lookup(schema["$ref"])
+            return self.of(found.contents, found.resolver, inside)
+        for choice in _CHOICES:
+            if choice in schema and "type" not in schema:
+                others = _others(schema[choice])
+                return self.of(others[0], resolver, inside) if len(others) == 1 else _JSON_TEXT
+        given = schema.get("type")
+        kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
+        return self._of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else _JSON_TEXT
+
+    def _of_all(self, schema: Any, resolver: Any, inside: tuple[int, ...], first: Column) -> Column:
+        """The column of an object with the properties of all schemas that describe it.
+
+        It is JSON as text where some of them are in one of several choices alone.
+        """
+        parts = list(self._parts(schema, resolver))
+        found: dict[str, tuple[Any, Any]] = {}
+        for part, its_resolver in parts:
+            for name, one in part.get("properties", {}).items():
+                found.setdefault(name, (one, its_resolver))
+        for part, _ in self._parts(schema, resolver, with_choices=True):
+            if not found.keys() >= part.get("properties", {}).keys():
+                return _JSON_TEXT
+        within = (*inside, *(id(part) for part, _ in parts))
+        fields = [(name, self.of(one, its, within)) for name, (one, its) in found.items()]
+        column = columns.struct(fields)
+        if column.ddl == first.ddl:
+            return first
+        return _of_type(
+            column, dict, {one for part, _ in parts for one in part.get("required", ())}
+        )
+
+    def _parts(
+        self, schema: Any, resolver: Any, seen: tuple[int, ...] = (), *, with_choices: bool = False
+    ) -> Iterator[tuple[Any, Any]]:
+        """The schemas that describe one place together, the one of its first column first.
+
+        Args:
+            schema: The schema.
+            resolver: Finds what it refers to.
+            seen: The schemas that it stands in.
+            with_choices: Whether those of several choices are among them.
+        """
+        if not isinstance(schema, dict) or id(schema) in seen:
+            return
+        seen = (*seen, id(schema))
+        if "type" in schema and "$ref" not in schema:
+            yield schema, resolver
+        if "$ref" in schema:
+            target = resolver.lookup(schema["$ref"])
+            yield from self._parts(
+                target.contents, target.resolver, seen, with_choices=with_choices
+            )
+            if self._is_ref_alone:
+                return
+        for choice in _CHOICES:
+            others = _others(schema.get(choice, ()))
+            if with_choices or choice == "allOf" or len(others) == 1:
+                for one in others:
+                    yield from self._parts(one, resolver, seen, with_choices=with_choices)
+        if "type" not in schema or "$ref" in schema:
+            yield schema, resolver
+
+    def _of_kind(self, kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
+        if kind in _TYPES:
+            column, types = _TYPES[kind]
+            return column.by(lambda value: _of_types(value, types, kind))
+        if kind == "integer":
+            return columns.LONG.by(_integer)
+        if kind == "array" and isinstance(schema.get("items"), dict):
+            return _of_type(columns.array(self.of(schema["items"], resolver, inside)), list)
+        if kind == "object" and schema.get("properties"):
+            fields = [
+                (name, self.of(one, resolver, inside)) for name, one in schema["properties"].items()
+            ]
+            return _of_type(columns.struct(fields), dict, schema.get("required", ()))
+        if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+            values = self.of(schema["additionalProperties"], resolver, inside)
+            return _of_type(columns.mapping(columns.STRING, values), dict)
         return _JSON_TEXT
-    if id(schema) in inside:
-        return _JSON_TEXT
-    inside = (*inside, id(schema))
-    if "$ref" in schema:
-        found = resolver.lookup(schema["$ref"])
-        return _column(found.contents, found.resolver, inside)
-    for choice in ("oneOf", "anyOf", "allOf"):
-        if choice in schema and "type" not in schema:
-            others = [one for one in schema[choice] if not _is_null(one)]
-            return _column(others[0], resolver, inside) if len(others) == 1 else _JSON_TEXT
-    given = schema.get("type")
-    kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
-    return _of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else _JSON_TEXT
 
 
-def _is_null(schema: Any) -> bool:
-    return isinstance(schema, dict) and schema.get("type") == "null"
+def _others(choices: Iterable[Any]) -> list[Any]:
+    """The choices besides null."""
+    return [one for one in choices if not (isinstance(one, dict) and one.get("type") == "null")]
 
 
-def _of_kind(kind: Any, schema: Any, resolver: Any, inside: tuple[int, ...]) -> Column:
-    if kind in _TYPES:
-        column, types = _TYPES[kind]
-        return column.by(lambda value: _of_types(value, types, kind))
-    if kind == "integer":
-        return columns.LONG.by(_integer)
-    if kind == "array" and isinstance(schema.get("items"), dict):
-        return _of_type(columns.array(_column(schema["items"], resolver, inside)), list)
-    if kind == "object" and schema.get("properties"):
-        fields = [
-            (name, _column(one, resolver, inside)) for name, one in schema["properties"].items()
-        ]
-        return _of_type(columns.struct(fields), dict, schema.get("required", ()))
-    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
-        values = _column(schema["additionalProperties"], resolver, inside)
-        return _of_type(columns.mapping(columns.STRING, values), dict)
-    return _JSON_TEXT
-
-
-def _of_type(column: Column, kind: type, required: Sequence[str] = ()) -> Column:
+def _of_type(column: Column, kind: type, required: Collection[str] = ()) -> Column:
     """A column that refuses what is of another type: a writer's schema may have allowed it.
 
     A topic may hold records of several schemas. One that lacks required properties is of another

@@ -161,6 +161,54 @@ def test_an_optional_field_of_confluents_java_serializer_is_a_column(choice: str
     assert (array.to_pylist(), reasons) == (values, [None, None])
 
 
+DRAFT_2020 = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
+INTEGER = {"type": "integer"}
+BASE = {"type": "object", "properties": {"a": INTEGER}, "required": ["a"]}
+BESIDE: dict[str, Any] = {"properties": {"b": INTEGER}, "definitions": {"base": BASE}}
+REF = {"$ref": "#/definitions/base"}
+OTHER = {"type": "object", "properties": {"c": INTEGER}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "ddl"),
+    [
+        ({"type": "object", "allOf": [REF], **BESIDE}, "STRUCT<`b`: BIGINT, `a`: BIGINT>"),
+        ({"type": "object", "allOf": [BASE, OTHER], **BESIDE},
+         "STRUCT<`b`: BIGINT, `a`: BIGINT, `c`: BIGINT>"),
+        ({"allOf": [BASE], **BESIDE}, "STRUCT<`a`: BIGINT, `b`: BIGINT>"),
+        ({"anyOf": [{"type": "null"}, REF], **BESIDE}, "STRUCT<`a`: BIGINT, `b`: BIGINT>"),
+        ({**REF, **BESIDE, **DRAFT_2020}, "STRUCT<`a`: BIGINT, `b`: BIGINT>"),
+        ({**REF, **BESIDE}, "STRUCT<`a`: BIGINT>"),
+        ({"type": "object", "anyOf": [BASE, OTHER], **BESIDE}, "STRING"),
+        ({"type": "object", "allOf": [{"anyOf": [BASE, OTHER]}], **BESIDE}, "STRING"),
+        ({"type": "object", "anyOf": [{"required": ["b"]}, {"required": ["c"]}], **BESIDE},
+         "STRUCT<`b`: BIGINT>"),
+        ({"type": "object", "anyOf": [{"properties": {"b": {"const": 2}}}, {}], **BESIDE},
+         "STRUCT<`b`: BIGINT>"),
+        ({"type": "object", "allOf": [{"properties": {"c": {"$ref": "#"}}}], **BESIDE},
+         "STRUCT<`b`: BIGINT, `c`: STRING>"),
+    ],
+)  # fmt: skip
+def test_no_property_is_lost_where_several_schemas_describe_a_place(
+    schema: dict[str, Any], ddl: str
+) -> None:
+    """The others would be missing without a word. What one choice alone has is in the text."""
+    opened = decoder(text(schema)).open()
+    assert opened.column.ddl == ddl
+    value = {"a": 1, "b": 2}
+    array, reasons = decoded_array(opened, [payload(value)], [()])
+    assert reasons == [None]
+    (found,) = array.to_pylist()
+    assert found in (json.dumps(value), {name: value.get(name) for name in found})
+
+
+def test_an_object_must_have_what_any_of_its_schemas_requires() -> None:
+    """As where one schema has it all: else nothing tells a record of another type."""
+    reader, writer = text({"type": "object", "allOf": [REF], **BESIDE}), text({"type": "object"})
+    with pytest.raises(UndecodableError, match="it lacks a, which the reader's schema requires"):
+        decoder(reader, writer).open()(payload({"b": 2}))
+
+
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
