@@ -15,9 +15,9 @@ from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding.avro_columns import branches_of, column_of, type_of
 from dagster_rebalance.decoding.avro_decimals import exact
-from dagster_rebalance.decoding.avro_depth import check_depth, is_recursive
 from dagster_rebalance.decoding.avro_names import NAMED, names_of
 from dagster_rebalance.decoding.avro_resolution import register, resolved
+from dagster_rebalance.decoding.avro_size import check_size, needs_check
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -86,7 +86,7 @@ def reader(
                 )
         its = writers[frame.schema_id]
         if its.walked is not None:
-            check_depth(payload, frame.starts_at, *its.walked)
+            check_size(payload, frame.starts_at, *its.walked)
         data = io.BytesIO(payload)
         data.seek(frame.starts_at)
         try:
@@ -124,7 +124,7 @@ class _Writer:
         """What a writer's schema needs."""
         schema, asked = resolved(written, wanted, defaults, with_branches=with_branches)
         names = names_of(written)
-        walked = (written, names) if is_recursive(written, names) else None
+        walked = (written, names) if needs_check(written, names) else None
         shares_defaults = any(isinstance(one, (dict, list)) for one in defaults.values())
         return cls(schema, asked, walked, shares_defaults and asked is not None)
 

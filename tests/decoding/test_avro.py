@@ -564,6 +564,30 @@ def test_a_payload_that_nests_without_end_does_not_end_the_process(levels: int) 
     assert opened.decoded(framed(1, b"\x02\x02" * 90 + b"\x02\x00"))[1] is None
 
 
+@pytest.mark.parametrize(
+    ("items", "reader"),
+    [
+        ("null", record(i=("int", 0), a={"type": "array", "items": "null"})),
+        ("null", record(i=("int", 0))),
+        ({**record(n="null"), "name": "In"}, None),
+        ({"type": "fixed", "name": "F", "size": 0}, None),
+    ],
+)
+def test_items_that_take_no_byte_do_not_take_all_memory(items: Any, reader: Any) -> None:  # noqa: ANN401 - JSON
+    """A count of a few bytes would be that of items without end."""
+    writer = record(a={"type": "array", "items": items})
+    opened = decoder(reader or writer, writer).open()
+    for block in (
+        b"\x80\x80\x80\x80\x80\x40",
+        b"\xff\xff\xff\xff\xff\x3f\x00",
+        b"\x80\x64" * 5_000,
+    ):
+        value, why = opened.decoded(framed(1, block + b"\x00"))
+        assert value is None
+        assert why == "value: it has more than 10000 items that take no byte"
+    assert opened.decoded(framed(1, b"\x06\x03\x00\x00"))[1] is None
+
+
 TREE = {
     "type": "record",
     "name": "Tree",

@@ -1,7 +1,9 @@
-"""How deeply a payload of Avro nests the types that refer to themselves.
+"""How deeply a payload of Avro nests the types that refer to themselves, and how much is in it.
 
 Owns that no payload ends the process: fastavro reads in C and does not look how deep it is, so a
-few thousand levels run over the end of the stack, and take the run or Spark's executor along.
+few thousand levels run over the end of the stack, and take the run or Spark's executor along. Nor
+does it look how many items an array has that take no byte, which a payload of 12 bytes may have
+without end.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
-from dagster_rebalance.decoding.avro_columns import parts_of
+from dagster_rebalance.decoding.avro_columns import parts_of, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MOST_LEVELS = 100
 """Of records in each other: as many as Protobuf allows messages."""
+MOST_EMPTY_ITEMS = 10_000
+"""That take no byte, in one payload."""
 _MOST_BYTES = 10
 """Of a number of 64 bits."""
 _TOO_DEEP = f"it nests more than {MOST_LEVELS} records in each other"
@@ -37,8 +41,34 @@ def is_recursive(
     return any(is_recursive(part, names, within) for part in parts_of(schema))
 
 
-def check_depth(payload: bytes, starts_at: int, schema: Any, names: Mapping[str, Any]) -> None:
-    """Refuse a payload that nests too deeply. What else is wrong with it, fastavro says.
+def needs_check(schema: Any, names: Mapping[str, Any]) -> bool:
+    """Whether payloads of a schema, as fastavro has parsed it, may be without end."""
+    return is_recursive(schema, names) or any(
+        _has_empty_items(one, names) for one in (schema, *names.values())
+    )
+
+
+def _has_empty_items(schema: Any, names: Mapping[str, Any]) -> bool:
+    if isinstance(schema, dict) and "items" in schema and _takes_no_byte(schema["items"], names):
+        return True
+    return any(_has_empty_items(part, names) for part in parts_of(schema))
+
+
+def _takes_no_byte(
+    schema: Any, names: Mapping[str, Any], inside: frozenset[str] = frozenset()
+) -> bool:
+    if isinstance(schema, list) or (isinstance(schema, str) and schema in inside):
+        return False
+    if isinstance(schema, str) and schema in names:
+        return _takes_no_byte(names[schema], names, inside | {schema})
+    if isinstance(schema, dict) and "fields" in schema:
+        return all(_takes_no_byte(field["type"], names, inside) for field in schema["fields"])
+    kind = type_of(schema)
+    return bool(kind == "null" or (kind == "fixed" and schema["size"] == 0))
+
+
+def check_size(payload: bytes, starts_at: int, schema: Any, names: Mapping[str, Any]) -> None:
+    """Refuse a payload without end. What else is wrong with it, fastavro says.
 
     Args:
         payload: With its frame.
@@ -47,7 +77,8 @@ def check_depth(payload: bytes, starts_at: int, schema: Any, names: Mapping[str,
         names: The named types of the schema.
 
     Raises:
-        UndecodableError: It nests too deeply, or has a number that no type can hold.
+        UndecodableError: It nests too deeply, has too many items that take no byte, or a number
+            that no type can hold.
     """
     try:
         _Walk(payload, starts_at, names).over(schema, 0)
@@ -64,6 +95,7 @@ class _Walk:
         self._payload = payload
         self._at = at
         self._names = names
+        self._empty_items = 0
 
     def over(self, schema: Any, level: int) -> None:
         """Pass over a part, `level` records deep."""
@@ -99,9 +131,16 @@ class _Walk:
             self.over(field["type"], level + 1)
 
     def _blocks(self, inner: Any, level: int, *, has_keys: bool) -> None:
+        is_empty = not has_keys and _takes_no_byte(inner, self._names)
         while count := self._number():
             if count < 0:
                 self._number()  # the bytes of the block
+            if is_empty:
+                self._empty_items += abs(count)
+                if self._empty_items > MOST_EMPTY_ITEMS:
+                    msg = f"it has more than {MOST_EMPTY_ITEMS} items that take no byte"
+                    raise UndecodableError(msg)
+                continue
             for _ in range(abs(count)):
                 if has_keys:
                     self._pass(self._number())
