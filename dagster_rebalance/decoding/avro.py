@@ -202,6 +202,8 @@ def _default(schema: Any, value: Any, names: Mapping[str, Any], *, with_branches
     kind = type_of(schema)
     if kind in {"bytes", "fixed"}:
         value = value.encode("latin-1")
+    elif kind in {"float", "double"}:
+        value = float(value)
     elif kind in {"record", "error"}:
         return {
             field["name"]: inner(field["type"], value.get(field["name"], field.get("default")))
