@@ -31,29 +31,33 @@ class Outputs:
         self.done: dict[TopicPartition, list[tuple[int, int, str]]] = {}
         self._deleted = deleted
         self._made: dict[tuple[OffsetRange, str], str | None] = {}
+        self._in_part: set[OffsetRange] = set()
         self._makers: dict[tuple[TopicPartition, tuple[int, int, str]], frozenset[str]] = {}
         self._forgotten: list[tuple[TopicPartition, int, frozenset[str]]] = []
 
     def succeed(self, run: RunSeen, asked: Collection[str], assets: Collection[str]) -> None:
         """A run has made the assets that it was asked for, of all assets of the job."""
         for range_ in run.ranges:
-            until = self._until_where_records_are(range_, run.run_id)
-            if until == range_.until:
+            if self._until_where_records_are(range_, run.run_id) == range_.until:
                 self._made |= {(range_, asset): run.run_id for asset in asked}
-            makers = [
-                self._made.get((range_, asset), run.run_id if asset in asked else None)
-                for asset in assets
-            ]
-            known = frozenset(
-                maker for maker in makers if maker is not None and maker not in self._deleted
-            )
-            if known.issuperset(makers) and until > range_.start:
-                self._add(replace(range_, until=until), run.run_id, known)
+            self._in_part.add(range_)
+            self._complete(run, range_, asked, assets)
 
-    def fail(self, run: RunSeen, made: Collection[str], spoilt: Collection[str]) -> None:
-        """A run has made some of its assets, and has spoilt others, one at most."""
+    def fail(
+        self,
+        run: RunSeen,
+        made: Collection[str],
+        spoilt: Collection[str],
+        assets: Collection[str],
+    ) -> None:
+        """A run has made some of its assets, and has spoilt others, one at most.
+
+        What it has made may be all that a run has left out that succeeded.
+        """
         self._made |= {(range_, asset): run.run_id for range_ in run.ranges for asset in made}
         self._made |= {(range_, asset): None for range_ in run.ranges for asset in spoilt}
+        for range_ in self._in_part.intersection(run.ranges):
+            self._complete(run, range_, made, assets)
 
     @property
     def losses(self) -> int:
@@ -81,6 +85,9 @@ class Outputs:
             for made, by in self._made.items()
             if made[0].topic_partition != partition or made[0].until <= at
         }
+        self._in_part = {
+            one for one in self._in_part if one.topic_partition != partition or one.until <= at
+        }
         kept = [
             (entry, (entry[0], min(entry[1], at), entry[2]))
             for entry in self.done.get(partition, ())
@@ -89,6 +96,21 @@ class Outputs:
         for before, after in kept:
             self._makers[partition, after] = self._makers[partition, before]
         self.done[partition] = [after for _, after in kept]
+
+    def _complete(
+        self, run: RunSeen, range_: OffsetRange, made: Collection[str], assets: Collection[str]
+    ) -> None:
+        """A range is done if each asset is made, by a run that is known."""
+        makers = [
+            self._made.get((range_, asset), run.run_id if asset in made else None)
+            for asset in assets
+        ]
+        known = frozenset(
+            maker for maker in makers if maker is not None and maker not in self._deleted
+        )
+        until = self._until_where_records_are(range_, run.run_id)
+        if known.issuperset(makers) and until > range_.start:
+            self._add(replace(range_, until=until), run.run_id, known)
 
     def _until_where_records_are(self, range_: OffsetRange, run_id: str) -> int:
         ends = [

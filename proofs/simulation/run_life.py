@@ -434,7 +434,7 @@ class RunLife:
         asked = [asset for asset in self._weather.assets if asset not in run.left_out]
         at = self._clockwork.chance.randrange(len(asked))
         if run_id not in self.deleted:
-            self.outputs.fail(run, asked[:at], asked[at : at + 1])
+            self.outputs.fail(run, asked[:at], asked[at : at + 1], self._weather.assets)
         self._move(
             run_id, run.state, done=frozenset(asked[:at]), undone=frozenset(asked[at : at + 1])
         )

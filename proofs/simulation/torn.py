@@ -54,10 +54,12 @@ class Torn:
         asked = [asset for asset in self._weather.assets if asset not in run.left_out]
         done = chance.randint(0, len(asked))
         begun = asked[done : done + 1]
+        made = asked[:done] if process.is_heard else []
         if run_id not in life.deleted:
-            life.outputs.fail(run, asked[:done], begun)
+            spoilt = [asset for asset in asked[: done + 1] if asset not in made]
+            life.outputs.fail(run, made, spoilt, self._weather.assets)
         if process.is_heard:
-            life.runs[run_id] = replace(run, done=frozenset(asked[:done]), undone=frozenset(begun))
+            life.runs[run_id] = replace(run, done=frozenset(made), undone=frozenset(begun))
         if not begun:
             process.is_working = False
             process.has_finished = process.is_heard and self._clockwork.happens(0.7)
