@@ -361,6 +361,7 @@ def test_a_close_that_was_cancelled_before_its_turn_can_be_called_again(group: F
 
     async def play() -> AsyncRebalanceAwareConsumer:
         blue = await alone(group)
+        await blue._turn().acquire()  # as a poll of another task has it
         closing = asyncio.create_task(blue.close())
         await asyncio.sleep(0)
         assert not closing.done()

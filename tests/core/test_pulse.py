@@ -32,7 +32,10 @@ def test_a_run_without_a_new_sign_is_dead_after_the_timeout() -> None:
 
     The pulse names the run again after a quarter of the time-out, in case it could not be ended.
     """
-    assert dead_after(PULSE, RUN, 100)[1] == [60, 75, 90]
+    pulse, dead = dead_after(PULSE, RUN, 100)
+    assert dead == [60, 75, 90]
+    assert pulse.named == {"r1"}
+    assert not dead_after(pulse, replace(RUN, heartbeat="2"), 1, first=101)[0].named
     assert dead_after(PULSE, replace(RUN, state=RunState.CANCELING), 61)[1] == [60]
 
 

@@ -243,7 +243,7 @@ def test_a_run_whose_storage_hangs_interrupts_itself_and_does_not_hang_with_it(
 
     A database behind a dead network answers after minutes, or never.
     """
-    monkeypatch.setattr(heartbeat_module, "_LAST_WORD_LIMIT_S", 0.01)
+    monkeypatch.setattr(heartbeat_module, "LAST_WORD_LIMIT_S", 0.01)
     storage = HangingStorage(monkeypatch)
     run = make_run(instance, offer(batch_id), Status.STARTED)
     with INTERRUPTED, begun(instance, run, timeout_s=6.0):
