@@ -178,11 +178,18 @@ class GroupReport:
     def _wanted(self) -> _Wanted:
         """What is due now."""
         now = self._parts.clock()
-        wait_s = _SHOWN_IS_PROVEN_S if self.is_told else _SHOW_STOPPED_S
-        has_news = not self.is_told or not self._is_proven or self._has_stops
+        mine = self._parts.driver.partitions
+        # They were shown so before they were its own, and the member knows better by now.
+        is_doubted = any(
+            partition in mine and mine[partition].phase is not Phase.RESTORING
+            for partition in self._kept
+        )
+        has_stops = any(owned.stop_reason for owned in mine.busy)
+        wait_s = _SHOWN_IS_PROVEN_S if self.is_told and not is_doubted else _SHOW_STOPPED_S
+        has_news = not self.is_told or not self._is_proven or is_doubted or has_stops
         stops = has_news and now - self._stops_looked_at >= wait_s
         has_stop_news = self._stop_news > self._stop_news_told
-        is_observer = observes(self._parts.driver.partitions, self._there)
+        is_observer = observes(mine, self._there)
         lag = (is_observer and self._pace.is_due(now)) or (stops and has_stop_news)
         return _Wanted(
             now,
@@ -191,15 +198,6 @@ class GroupReport:
             self._news,
             self._stop_news,
             self._last_shown if self.is_told else None,
-        )
-
-    @property
-    def _has_stops(self) -> bool:
-        """Whether partitions of its own are stopped, or were shown so before they were its own."""
-        return any(
-            owned.stop_reason
-            or (owned.partition in self._kept and owned.phase is not Phase.RESTORING)
-            for owned in self._parts.driver.partitions.busy
         )
 
     def step(self) -> None:

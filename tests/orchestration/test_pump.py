@@ -22,6 +22,7 @@ from dagster_rebalance.core.claims import decode
 from dagster_rebalance.core.control import Action, Order
 from dagster_rebalance.core.errors import BrokerError
 from dagster_rebalance.core.events import LostReason, PartitionsAssigned, PartitionsLost
+from dagster_rebalance.core.lag import Standing
 from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.pulse import Pulse
@@ -857,3 +858,21 @@ def test_what_it_has_shown_of_other_members_is_looked_at_again(
     )
     bench.group.committed[elsewhere] = stored[is_stopped_at_last]
     bench.until(lambda: is_shown_as_stopped() is is_stopped_at_last)
+
+
+def test_what_was_said_of_a_partition_is_soon_looked_at_again_by_its_new_owner(
+    instance: dg.DagsterInstance,
+) -> None:
+    """While the member takes the partition in, it keeps what the last owner has said of it."""
+    bench, other = shared(instance)
+    (elsewhere,) = other.assignment()
+    said = Standing({elsewhere: "a transaction is open"}, told=frozenset({elsewhere}))
+    bench.catalogue.show_stopped(said, {})
+    bench.catalogue.reads_fail = True
+    other.close()
+    bench.until(lambda: elsewhere in bench.driver.partitions)
+    bench.until(lambda: elsewhere in bench.pump._report._kept and bench.pump._report.is_told)
+    shown_at = bench.group.clock()
+    bench.catalogue.reads_fail = False
+    bench.until(lambda: not bench.catalogue.shown_stops().partitions)
+    assert bench.group.clock() - shown_at < 15
