@@ -12,6 +12,7 @@ what has to be read again.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -293,9 +294,14 @@ class Driver:
         if not event.is_own:
             event = replace(event, runs=self.pulse.completed(event.runs, event.batch_ids))
             yield from self._feel_pulse(event.runs, now)
+        runs = defaultdict[str, list[RunSeen]](list)
+        for run in event.runs:
+            runs[run.batch_id].append(run)
         for owned in self.partitions.busy:
             if owned.ledger is not None:
-                news = taken_in(owned, owned.ledger, event, self.settings, now)
+                news = taken_in(
+                    owned, owned.ledger, event.batch_ids, runs, settings=self.settings, now=now
+                )
                 yield from map(do.Note, news.notes)
                 self.partitions[owned.partition] = news.owned
                 is_known = event.with_live and news.covers_all

@@ -19,9 +19,11 @@ from dagster_rebalance.core.runs import (
 )
 
 if TYPE_CHECKING:
-    from dagster_rebalance.core.events import RunsRead
+    from collections.abc import Mapping, Sequence
+
     from dagster_rebalance.core.ledger import OffsetLedger
     from dagster_rebalance.core.owned_partition import OwnedPartition
+    from dagster_rebalance.core.runs import RunSeen
     from dagster_rebalance.core.settings import DriverSettings
 
 
@@ -45,23 +47,38 @@ class RunNews(NamedTuple):
 def taken_in(
     owned: OwnedPartition,
     ledger: OffsetLedger,
-    event: RunsRead,
+    batch_ids: frozenset[str],
+    runs: Mapping[str, Sequence[RunSeen]],
+    *,
     settings: DriverSettings,
     now: float,
 ) -> RunNews:
-    """Note what the runs say of the claimed ranges of a partition; `ledger` is its ledger."""
+    """Note what the runs say of the claimed ranges of a partition.
+
+    Args:
+        owned: The partition.
+        ledger: Its ledger.
+        batch_ids: The batches whose runs were read.
+        runs: The runs of each batch that has some, oldest first.
+        settings: How often a range is tried, and how fast.
+        now: On the member's clock.
+    """
     refused: set[str] = set()
     notes = []
     for entry in ledger.entries:
-        if not event.batch_ids.issuperset(entry.looked_up_as):
+        if not batch_ids.issuperset(entry.looked_up_as):
             continue
+        mine = runs.get(entry.batch_id, ())
         progress = progress_of(
-            entry.range, entry.batch_id, event.runs, max_attempts=settings.max_attempts
+            entry.range, entry.batch_id, mine, max_attempts=settings.max_attempts
         )
         if entry.taken_from:
             # A run that had looked at the claim before it was taken may work on the range.
             before = progress_of(
-                entry.range, entry.taken_from, event.runs, max_attempts=settings.max_attempts
+                entry.range,
+                entry.taken_from,
+                runs.get(entry.taken_from, ()),
+                max_attempts=settings.max_attempts,
             )
             if isinstance(before, InFlight | Succeeded):
                 progress = before
@@ -73,11 +90,11 @@ def taken_in(
         )
         ledger = ledger.note(owned.epoch, entry.range, settled, due_at=now + wait_s)
         if isinstance(progress, ToRequest | Exhausted):
-            refused |= refused_last(entry.range, entry.batch_id, event.runs)
+            refused |= refused_last(entry.range, entry.batch_id, mine)
         obsolete = dead_letters.obsolete(owned, entry, progress)
         if obsolete is not None:
             notes.append(obsolete)
-    covers_all = event.batch_ids >= {
+    covers_all = batch_ids >= {
         batch_id for entry in ledger.entries for batch_id in entry.looked_up_as
     }
     known = replace(owned, ledger=ledger, runs_are_known=owned.runs_are_known or covers_all)

@@ -359,10 +359,12 @@ def _without_live(
 ) -> ToRequest | Exhausted:
     """What the runs that have ended say.
 
-    People delete runs, so the next number is not the count of those that are left.
+    People delete runs, so the next number is not the count of those that are left. A run that is
+    executed again has the number of the first one, and its key: Dagster starts nothing for that
+    key as long as either is there.
     """
     first_runs = [run for run in ended if not run.is_retry]
-    attempt = max([len(first_runs), *(run.attempt for run in first_runs)]) + 1
+    attempt = max([len(first_runs), *(run.attempt for run in ended)]) + 1
     failed = [run for run in first_runs if setback_of(run) is Setback.FAILED]
     if ended and ended[-1].is_retry and ended[-1].is_refused and not ended[-1].is_automatic:
         return ToRequest(attempt, len(failed), left_out=left_out)

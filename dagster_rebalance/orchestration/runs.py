@@ -70,6 +70,9 @@ _STOP_AGAIN_S = 5.0
 """How soon a launcher that could not stop a run is asked again; it adds to the run's log each
 time."""
 _STOPS_KEPT = 1_000
+_MARKS_KEPT = 20_000
+"""Of runs that are over, so that a look asks only for the marks of new ones: a stopped range gets
+a run every few minutes, for days."""
 _LONGEST_SILENCE = timedelta(days=2)
 RETRY_PATIENCE_S = 300.0
 """How long a failed run that Dagster announced to retry counts as live: a retry that never comes
@@ -101,7 +104,7 @@ class RunLedger:
         self._notes = WorkNotes(instance)
         self._left = LeftClaims(instance)
         self._noted: dict[str, list[Claimed]] = {}
-        self._final_marks: dict[str, frozenset[Mark]] = {}
+        self._final_marks: OrderedDict[str, frozenset[Mark]] = OrderedDict()
         self._ask_again_at: OrderedDict[str, float] = OrderedDict()
         self._own_jobs = OwnJobs(instance, group_id, own_job)
         self._coverage = Coverage(instance)
@@ -145,11 +148,12 @@ class RunLedger:
             for run_id, record in unique.items()
             if record.dagster_run.status in _ENDED
         }
-        self._final_marks = {
-            run_id: found
-            for run_id, found in marks.items()
-            if found & _FINAL or unique[run_id].dagster_run.status is dg.DagsterRunStatus.SUCCESS
-        }
+        for run_id, known in marks.items():
+            if known & _FINAL or unique[run_id].dagster_run.status is dg.DagsterRunStatus.SUCCESS:
+                self._final_marks[run_id] = known
+                self._final_marks.move_to_end(run_id)
+        while len(self._final_marks) > _MARKS_KEPT:
+            self._final_marks.popitem(last=False)
         watched = {
             run_id: record.storage_id
             for run_id, record in unique.items()

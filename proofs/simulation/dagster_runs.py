@@ -55,11 +55,15 @@ class SimulatedDagster(RunLife):
 
     def request(self, offer: Offer) -> None:
         """A run request of a tick; a key of which there is a run starts no other."""
-        run_id = self._keys.get(offer.run_key)
-        if run_id is None or run_id in self.deleted:
-            run_id = self._keys[offer.run_key] = self.create(
-                offer.batch_id, offer.ranges, attempt=offer.attempt
-            )
+        keyed = (
+            run_id
+            for run_id in self._by_batch.get(offer.batch_id, ())
+            if self._keys.get(run_id) == offer.run_key and run_id not in self.deleted
+        )
+        run_id = next(keyed, "")
+        if not run_id:
+            run_id = self.create(offer.batch_id, offer.ranges, attempt=offer.attempt)
+            self._keys[run_id] = offer.run_key
         if self.runs[run_id].state is RunState.CREATED and not self._clockwork.happens(
             self._weather.requests_break
         ):
@@ -94,8 +98,14 @@ class SimulatedDagster(RunLife):
         is_automatic: bool = False,
         assets: tuple[str, ...] = (),
     ) -> str:
-        """A run is created, and not submitted yet. Returns its id."""
+        """A run is created, and not submitted yet. Returns its id.
+
+        A run that is executed again has the tags of the first one: its attempt, and its key.
+        """
         run_id = f"r{len(self.runs) + 1}"
+        if parent_id:
+            attempt = self.runs[parent_id].attempt
+            self._keys[run_id] = self._keys.get(parent_id, "")
         left_out = tuple(asset for asset in self._weather.assets if assets and asset not in assets)
         self.runs[run_id] = RunSeen(
             run_id,

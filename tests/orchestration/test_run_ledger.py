@@ -224,6 +224,25 @@ def test_marks_of_a_run_do_not_count_for_its_retry(
     assert (after.is_refused, after.is_taken_back, after.is_retry) == (False, False, True)
 
 
+def test_the_marks_of_a_run_that_is_over_are_read_once(
+    instance: dg.DagsterInstance, batch_id: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A range that is stopped for days has thousands of runs, and other looks come in between."""
+    run = make_run(instance, offer(batch_id), Status.FAILURE)
+    set_mark(instance, run, Mark.OVER)
+    asked = []
+
+    def watched(of: dg.DagsterInstance, run_id: str) -> frozenset[Mark]:
+        asked.append(run_id)
+        return marks_of(of, run_id)
+
+    monkeypatch.setattr(runs_module, "marks_of", watched)
+    ledger = RunLedger(instance, "etl")
+    for read in ([batch_id], [], [batch_id]):
+        ledger.read(read)
+    assert asked == [run.run_id]
+
+
 def test_marks_outlast_whoever_rewrites_the_tags_of_the_run(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
