@@ -65,7 +65,8 @@ LONG = Column("BIGINT", _arrow("int64"))
 FLOAT = Column("FLOAT", _arrow("float32"))
 DOUBLE = Column("DOUBLE", _arrow("float64"))
 DATE = Column("DATE", _arrow("date32"))
-TIMESTAMP = Column("TIMESTAMP", _arrow("timestamp", "us", "UTC"))
+# Plain TIMESTAMP is another type where spark.sql.timestampType says so.
+TIMESTAMP = Column("TIMESTAMP_LTZ", _arrow("timestamp", "us", "UTC"))
 LOCAL_TIMESTAMP = Column("TIMESTAMP_NTZ", _arrow("timestamp", "us"))
 JSON_TEXT = STRING.by(json_text)
 

@@ -20,7 +20,7 @@ from dagster_rebalance.decoding.batches import (
     batch_decoder,
     letter_maker,
 )
-from dagster_rebalance.decoding.columns import quoted
+from dagster_rebalance.decoding.columns import TIMESTAMP, quoted
 from dagster_rebalance.spark.options import OPTIONS_REDACTION, hidden, spark_kafka_options
 from dagster_rebalance.spark.ranges import explained_read_errors
 
@@ -77,6 +77,7 @@ def decoded_frame(
         on_undecodable: What becomes of records that cannot be decoded.
     """
     types = {field.name: field.dataType.simpleString() for field in frame.schema}
+    types["timestamp"] = TIMESTAMP.ddl  # a bare `timestamp` is what the session takes it for
     types |= {decoder.part: decoder.open().column.ddl for decoder in decoders}
     if on_undecodable == "keep":
         types[UNDECODABLE] = UNDECODABLE_DDL

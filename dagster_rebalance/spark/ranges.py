@@ -175,7 +175,7 @@ def given_records(
     """
     columns = (
         "key binary, value binary, topic string, partition int, offset bigint, "
-        "timestamp timestamp, timestampType int, headers array<struct<key string, value binary>>, "
+        "timestamp timestamp_ltz, timestampType int, headers array<struct<key string, value binary>>, "
         "range_start bigint, range_until bigint"
     )
     frame = session.createDataFrame(list(records), columns)

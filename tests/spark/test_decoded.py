@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 from contextlib import closing
+from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,14 @@ from dagster_rebalance import (
     UndecodableError,
     plain_json,
 )
+from dagster_rebalance.core.schemas import SchemaText
+from dagster_rebalance.decoding.decoder import Decoder, KnownSchemas
 from dagster_rebalance.orchestration.tags import spelled
+from dagster_rebalance.spark.decoded import decoded_frame
 from dagster_rebalance.spark.delta import write_delta
 from dagster_rebalance.spark.iceberg import write_iceberg
 from dagster_rebalance.spark.output import write_parquet_by_range
+from dagster_rebalance.spark.ranges import given_records
 from tests.decoding.http_registry import PASSWORD, USER, HttpRegistry, http_registry
 from tests.decoding.records import ORDER, avro, framed, proto_file, proto_message
 
@@ -193,6 +198,24 @@ def test_plain_json_is_decoded_by_a_schema(
     (bad,) = frame.where("undecodable IS NOT NULL").collect()
     assert (bad.partition, bad.offset) == (1, 5)
     assert bad.undecodable.reason == "value: it does not fit its schema: $.id against the rule type"
+
+
+def test_a_time_keeps_its_type_whatever_a_session_takes_timestamp_for(
+    session: SparkSession,
+) -> None:
+    """An output would else have columns of two types, one for each session."""
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    records = [(b"k", b"{}", "orders", 0, 0, at, 0, None, 0, 1)]
+    decoder = Decoder("value", "plain_json", SchemaText('{"type": "object"}'), KnownSchemas())
+    session.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
+    try:
+        ranges = [OffsetRange("orders", 0, 0, 1)]
+        frame = given_records(session, records, ranges, {"includeHeaders": "true"})
+        decoded = decoded_frame(frame, [decoder], "fail")
+        assert dict(frame.dtypes)["timestamp"] == dict(decoded.dtypes)["timestamp"] == "timestamp"
+        assert decoded.selectExpr("CAST(timestamp AS DOUBLE) AS at").first().at == at.timestamp()
+    finally:
+        session.conf.unset("spark.sql.timestampType")
 
 
 def test_json_schema_and_protobuf_are_decoded_too(
