@@ -163,7 +163,8 @@ def _field(field: Any, inside: frozenset[str]) -> Column:
     if field.message_type is not None:
         return _message(field.message_type, inside)
     if field.enum_type is not None:
-        names = {one.number: one.name for one in field.enum_type.values}
+        # Of several names of one number (allow_alias), the first one counts, as in Protobuf's JSON.
+        names = {one.number: one.name for one in reversed(field.enum_type.values)}
         return columns.STRING.by(lambda number: names.get(number, str(number)))
     return _SCALARS[_kind(field)]
 

@@ -124,6 +124,18 @@ def test_a_message_becomes_a_struct(registry: HttpRegistry) -> None:
     assert parent(framed(schema_id, family, b"\x02\x04")) == {"name": "a", "child": '{"name": "b"}'}
 
 
+def test_the_first_of_two_names_of_a_number_is_its_name(registry: HttpRegistry) -> None:
+    """As in the JSON of Protobuf: a later alias changes no value."""
+    file = shop()
+    state = file.message_type[1].enum_type[0]
+    state.options.allow_alias = True
+    state.value.add(name="FRESH", number=0)
+    schema_id = registered(registry, "orders", file)
+    opened = decoder(registry, "orders", "shop.Order").open()
+    data = written(file, "shop.Order", id=1)
+    assert opened(framed(schema_id, data, b"\x02\x02"))["state"] == "NEW"
+
+
 def test_older_and_newer_messages_are_read_by_the_readers(registry: HttpRegistry) -> None:
     """Protobuf's own rule: what is missing has its default, what is new is left out."""
     old = proto_file("shop", [proto_message("Order", id="int64")])
