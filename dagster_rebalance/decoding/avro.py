@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding.avro_columns import branches_of, column_of, type_of
-from dagster_rebalance.decoding.avro_decimals import exact
+from dagster_rebalance.decoding.avro_logical import exact
 from dagster_rebalance.decoding.avro_names import NAMED, names_of
 from dagster_rebalance.decoding.avro_resolution import register, resolved
 from dagster_rebalance.decoding.avro_size import check_size, needs_check

@@ -6,7 +6,6 @@ from ctypes import c_float
 from datetime import date, datetime, time, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.decoding import columns
@@ -51,7 +50,6 @@ _LOGICAL = {
     ("long", "timestamp-micros"): columns.TIMESTAMP,
     ("long", "local-timestamp-millis"): columns.LOCAL_TIMESTAMP.by(_of_millis),
     ("long", "local-timestamp-micros"): columns.LOCAL_TIMESTAMP,
-    ("string", "uuid"): columns.STRING.by(str),
 }
 _NUMBERS = ({"int", "long"}, {"float", "double"})
 """Unions of these have the larger one's type."""
@@ -75,7 +73,6 @@ _LOGICAL_PYTHON: dict[tuple[str, str], type] = {
     ("long", "local-timestamp-millis"): datetime,
     ("long", "local-timestamp-micros"): datetime,
     ("bytes", "decimal"): Decimal,
-    ("string", "uuid"): UUID,
 }
 _TIMES = {"time-millis", "time-micros"}
 _INT_ENDS = 1 << 31

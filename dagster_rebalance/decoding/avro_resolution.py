@@ -11,7 +11,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.decoding.avro_columns import branches_of, type_of
-from dagster_rebalance.decoding.avro_decimals import exact, register_decimals
+from dagster_rebalance.decoding.avro_logical import exact, register_exact
 from dagster_rebalance.decoding.avro_names import NAMED, names_of, shared_names, simple_name
 
 if TYPE_CHECKING:
@@ -30,13 +30,15 @@ _PROMOTIONS = {
 }
 """What each type may be read as, what keeps its digits first."""
 _LEFT_OUT = {"aliases", "doc", "namespace"}
+_NANOS = {"timestamp-nanos", "local-timestamp-nanos"}
+"""Times that fastavro gives as numbers."""
 
 
 def register() -> None:
     """Let fastavro read the logical types that these schemas have."""
     from fastavro.read import LOGICAL_READERS
 
-    register_decimals()
+    register_exact()
     LOGICAL_READERS[f"record-{_BRANCH}"] = _read_branch
 
 
@@ -92,7 +94,7 @@ class _Resolution:
         written, wanted = _found(written, self._written), _found(wanted, self._wanted)
         if isinstance(written, list) or isinstance(wanted, list):
             return self._union(written, wanted)
-        if self._distance(written, wanted) is None:
+        if self._distance(written, wanted) is None or _has_other_unit(written, wanted):
             return self._refused(written, wanted)
         kind = type_of(written)
         if kind in NAMED:
@@ -204,8 +206,8 @@ class _Resolution:
 
     def _refused(self, written: Any, wanted: Any) -> tuple[Any, Any]:
         """A type that the reader has no place for: a value of it cannot be read."""
-        kinds = [type_of(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
-        why = f"the reader's schema has {' or '.join(kinds)} where it has {type_of(written)}"
+        kinds = [_said(one) for one in (wanted if isinstance(wanted, list) else [wanted])]
+        why = f"the reader's schema has {' or '.join(kinds)} where it has {_said(written)}"
         alone = self._alone(written, "refused")
         return self.around((alone, alone), "refused", logicalType=_BRANCH, refused=why)
 
@@ -238,6 +240,19 @@ class _Resolution:
 
 def _found(schema: Any, names: Mapping[str, Any]) -> Any:
     return names.get(schema, schema) if isinstance(schema, str) else schema
+
+
+def _logical(schema: Any) -> str:
+    return str(schema.get("logicalType", "")) if isinstance(schema, dict) else ""
+
+
+def _has_other_unit(written: Any, wanted: Any) -> bool:
+    """Whether the reader would take a writer's nanoseconds for what it has itself."""
+    return _logical(written) in _NANOS and bool(_logical(wanted)) and _logical(wanted) not in _NANOS
+
+
+def _said(schema: Any) -> str:
+    return _logical(schema) if _logical(schema) in _NANOS else str(type_of(schema))
 
 
 def _plain(schema: Any) -> Any:

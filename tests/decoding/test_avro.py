@@ -66,7 +66,7 @@ def read(reader: Any, value: object, writer: Any = None) -> Any:  # noqa: ANN401
         ({"type": "bytes", "logicalType": "decimal", "precision": 60, "scale": 8},
          Decimal(0), "0.00000000", "STRING"),
         ({"type": "int", "logicalType": "date"}, AT.date(), AT.date(), "DATE"),
-        ({"type": "long", "logicalType": "timestamp-micros"}, AT, AT, "TIMESTAMP"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, AT, AT, "TIMESTAMP_LTZ"),
         ({"type": "long", "logicalType": "local-timestamp-micros"},
          AT.replace(tzinfo=None), AT.replace(tzinfo=None), "TIMESTAMP_NTZ"),
         ({"type": "int", "logicalType": "time-millis"}, time(0, 0, 1), 1000, "INT"),
@@ -647,6 +647,60 @@ def test_a_decimal_with_more_digits_than_its_precision_is_refused(
         value, why = opened.decoded(framed(1, b"\x40" + larger))
         assert value is None
         assert f"more digits than its precision of {precision}" in str(why)
+
+
+UUID = {"type": "string", "logicalType": "uuid"}
+
+
+@pytest.mark.parametrize("as_python", [True, False])
+@pytest.mark.parametrize(
+    ("reader", "writer"), [(UUID, UUID), ("string", UUID), (UUID, "string"), (["null", UUID], UUID)]
+)
+def test_a_uuid_stays_the_text_that_it_was_written_as(
+    reader: Any,  # noqa: ANN401 - JSON
+    writer: Any,  # noqa: ANN401 - JSON
+    as_python: bool,  # noqa: FBT001 - of the table
+) -> None:
+    """Another spelling would be another key; and a reader's plain string takes it, too."""
+    for text in ("{0000000A-0000-0000-0000-00000000000F}", "0000000a0000000000000000000000ff"):
+        payload = avro(1, record(id="string"), {"id": text})
+        opened = decoder(record(id=reader), record(id=writer)).open(as_python=as_python)
+        assert opened.decoded(payload) == ({"id": text}, None)
+
+
+@pytest.mark.parametrize("as_python", [True, False])
+@pytest.mark.parametrize("kind", ["timestamp", "local-timestamp"])
+def test_nanoseconds_are_not_read_in_another_unit(
+    kind: str,
+    as_python: bool,  # noqa: FBT001 - of the table
+) -> None:
+    """A reader's microseconds would be a thousand times too many; its own nanoseconds are right."""
+    nanos = {"type": "long", "logicalType": f"{kind}-nanos"}
+    payload = avro(1, record(t="long"), {"t": 5_000})
+    for unit in ("micros", "millis"):
+        wanted = {"type": "long", "logicalType": f"{kind}-{unit}"}
+        for reader in (wanted, ["null", wanted]):
+            opened = decoder(record(t=reader), record(t=nanos)).open(as_python=as_python)
+            value, why = opened.decoded(payload)
+            assert value is None
+            assert f"{kind}-nanos" in str(why)
+    for reader in (nanos, "long"):
+        opened = decoder(record(t=reader), record(t=nanos)).open(as_python=as_python)
+        assert opened.decoded(payload) == ({"t": 5_000}, None)
+
+
+@pytest.mark.parametrize(
+    ("plain", "logical", "day"),
+    [("int", "time-millis", 86_400_000), ("long", "time-micros", 86_400_000_000)],
+)
+def test_a_time_outside_of_a_day_is_refused(plain: str, logical: str, day: int) -> None:
+    """The millisecond before midnight is no 999 of the same day."""
+    opened = decoder(record(t={"type": plain, "logicalType": logical})).open()
+    for inside in (0, day - 1):
+        assert opened(avro(1, record(t=plain), {"t": inside})) == {"t": inside}
+    for outside in (-1, day):
+        _, why = opened.decoded(avro(1, record(t=plain), {"t": outside}))
+        assert "outside of one day" in str(why)
 
 
 def test_no_two_records_share_a_default() -> None:
