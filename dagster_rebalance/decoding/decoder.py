@@ -92,9 +92,11 @@ class Decoder:
             column, decode = protobuf.reader(self.schema, self.writer, self.message)
         else:
             writer = None if self.format == "plain_json" else self.writer
-            column, decode = json_schema.reader(self.schema, writer)
+            column, decode = json_schema.reader(self.schema, writer, as_python=as_python)
         header = "" if self.format == "plain_json" else GUID_HEADERS[self.part]
-        convert = None if as_python else column.convert
+        # Of JSON, the library knows nothing of the reader's schema: the column has its checks.
+        is_as_read = as_python and self.format in {"avro", "protobuf"}
+        convert = None if is_as_read else column.convert
         return OpenDecoder(self.part, column, decode, convert, header)
 
 

@@ -80,13 +80,14 @@ _DESCRIBING = {"properties", "$ref", *_CHOICES}
 
 
 def reader(
-    schema: SchemaText, writer: Callable[[int], SchemaText] | None
+    schema: SchemaText, writer: Callable[[int], SchemaText] | None, *, as_python: bool = False
 ) -> tuple[Column, Callable[[bytes], Any]]:
     """The column of a schema, and what decodes a payload into it.
 
     Args:
         schema: The reader's.
         writer: Finds the schema with an id; None for JSON without a frame.
+        as_python: Whether the values are for people: with dicts wherever JSON has objects.
 
     Raises:
         UndecodableError: The schema cannot be used.
@@ -98,7 +99,7 @@ def reader(
         root = referencing.Resource.from_contents(own.schema, default_specification=_draft())
         # Of draft-07 and those before it. From 2019-09 on, they have no such name.
         is_ref_alone = "/draft-0" in own.META_SCHEMA["$schema"]
-        column = _Columns(is_ref_alone=is_ref_alone).of(
+        column = _Columns(is_ref_alone=is_ref_alone, as_python=as_python).of(
             own.schema, registry.resolver_with_root(root)
         )
     except Exception as problem:
@@ -203,10 +204,13 @@ class _Columns:
 
     Args:
         is_ref_alone: Whether what stands beside a `$ref` counts for nothing, as up to draft 7.
+        as_python: Whether what has no type of its own stays as it is, and is not text.
     """
 
-    def __init__(self, *, is_ref_alone: bool) -> None:
+    def __init__(self, *, is_ref_alone: bool, as_python: bool) -> None:
         self._is_ref_alone = is_ref_alone
+        self._as_python = as_python
+        self._free = columns.STRING if as_python else _JSON_TEXT
 
     def of(self, schema: Any, resolver: Any, inside: tuple[int, ...] = ()) -> Column:
         """The column of a schema.
@@ -217,7 +221,7 @@ class _Columns:
             inside: The schemas that it stands in.
         """
         if not isinstance(schema, dict) or id(schema) in inside:
-            return _JSON_TEXT
+            return self._free
         inside = (*inside, id(schema))
         column = self._of_one(schema, resolver, inside)
         if not column.ddl.startswith("STRUCT") or len(_DESCRIBING & set(schema)) == 1:
@@ -232,10 +236,10 @@ class _Columns:
         for choice in _CHOICES:
             if choice in schema and "type" not in schema:
                 others = _others(schema[choice])
-                return self.of(others[0], resolver, inside) if len(others) == 1 else _JSON_TEXT
+                return self.of(others[0], resolver, inside) if len(others) == 1 else self._free
         given = schema.get("type")
         kinds = [one for one in (given if isinstance(given, list) else [given]) if one != "null"]
-        return self._of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else _JSON_TEXT
+        return self._of_kind(kinds[0], schema, resolver, inside) if len(kinds) == 1 else self._free
 
     def _of_all(self, schema: Any, resolver: Any, inside: tuple[int, ...], first: Column) -> Column:
         """The column of an object with the properties of all schemas that describe it.
@@ -249,15 +253,14 @@ class _Columns:
                 found.setdefault(name, (one, its_resolver))
         for part, _ in self._parts(schema, resolver, with_choices=True):
             if not found.keys() >= part.get("properties", {}).keys():
-                return _JSON_TEXT
+                return self._free
         within = (*inside, *(id(part) for part, _ in parts))
         fields = [(name, self.of(one, its, within)) for name, (one, its) in found.items()]
         column = columns.struct(fields)
         if column.ddl == first.ddl:
             return first
-        return _of_type(
-            column, dict, {one for part, _ in parts for one in part.get("required", ())}
-        )
+        required = {one for part, _ in parts for one in part.get("required", ())}
+        return _of_type(_without_others(column, found), dict, required)
 
     def _parts(
         self, schema: Any, resolver: Any, seen: tuple[int, ...] = (), *, with_choices: bool = False
@@ -302,16 +305,32 @@ class _Columns:
             fields = [
                 (name, self.of(one, resolver, inside)) for name, one in schema["properties"].items()
             ]
-            return _of_type(columns.struct(fields), dict, schema.get("required", ()))
+            column = _without_others(columns.struct(fields), schema["properties"])
+            return _of_type(column, dict, schema.get("required", ()))
         if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
             values = self.of(schema["additionalProperties"], resolver, inside)
-            return _of_type(columns.mapping(columns.STRING, values), dict)
-        return _JSON_TEXT
+            column = columns.mapping(columns.STRING, values)
+            pairs = column.convert
+            if self._as_python and pairs is not None:
+                column = column.by(lambda value: dict(pairs(value)))
+            return _of_type(column, dict)
+        return self._free
 
 
 def _others(choices: Iterable[Any]) -> list[Any]:
     """The choices besides null."""
     return [one for one in choices if not (isinstance(one, dict) and one.get("type") == "null")]
+
+
+def _without_others(column: Column, names: Collection[str]) -> Column:
+    """A column of objects without the properties that the reader's schema has not."""
+    inner = column.convert
+
+    def convert(value: dict[str, Any]) -> Any:
+        kept = {name: one for name, one in value.items() if name in names}
+        return kept if inner is None else inner(kept)
+
+    return column.by(convert)
 
 
 def _of_type(column: Column, kind: type, required: Collection[str] = ()) -> Column:

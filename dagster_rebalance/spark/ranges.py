@@ -175,8 +175,8 @@ def given_records(
     """
     columns = (
         "key binary, value binary, topic string, partition int, offset bigint, "
-        "timestamp timestamp_ltz, timestampType int, headers array<struct<key string, value binary>>, "
-        "range_start bigint, range_until bigint"
+        "timestamp timestamp_ltz, timestampType int, "
+        "headers array<struct<key string, value binary>>, range_start bigint, range_until bigint"
     )
     frame = session.createDataFrame(list(records), columns)
     options = {key.lower(): value for key, value in _checked(connector_options or {}).items()}

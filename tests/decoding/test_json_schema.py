@@ -254,6 +254,37 @@ def test_a_record_of_another_type_is_refused_and_does_not_become_nulls() -> None
         opened(payload({"refund": "secret"}, 2))
 
 
+def test_the_readers_schema_holds_for_messages_as_it_does_for_columns() -> None:
+    """Without Spark, a record of another type would pass, and be a dict that lacks its id."""
+    reader = text(
+        {
+            "type": "object",
+            "required": ["id"],
+            "properties": {
+                "id": {"type": "integer"},
+                "tags": {"type": "object", "additionalProperties": {"type": "integer"}},
+                "line": {"type": "object", "properties": {"sub": {"type": "string"}}},
+                "free": {"type": "object"},
+                "either": {"type": ["string", "integer"]},
+            },
+        }
+    )
+    opened = decoder(reader, text({})).open(as_python=True)
+    value = {"id": 5, "tags": {"a": 1}, "line": {"sub": "s"}, "free": {"b": [1.5]}, "either": 7}
+    more = value | {"secret": "x", "line": {"sub": "s", "secret": "x"}}
+    assert opened.decoded(payload(more)) == (value, None)
+    assert opened.decoded(payload({"id": 1.0})) == ({"id": 1}, None)
+    for wrong, why in (
+        ({"tags": {}}, "it lacks id, which the reader's schema requires"),
+        ({"id": "x"}, "integer where it has str"),
+        ([1], "dict where it has list"),
+        (value | {"tags": {"a": "x"}}, "integer where it has str"),
+    ):
+        found, reason = opened.decoded(payload(wrong))
+        assert found is None
+        assert why in str(reason)
+
+
 @pytest.mark.parametrize("own", [None, "http://shop.example.com/order.json"])
 def test_references_are_found_and_never_fetched(own: str | None) -> None:
     """By their names, also where the schema has an address of its own."""
