@@ -10,7 +10,7 @@ that Kafka has deleted would leave a hole in the output, so the whole rerun is r
 from __future__ import annotations
 
 import re
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -155,10 +155,14 @@ class Apart:
 
     def shared(self, other: OffsetRange) -> OffsetRange | None:
         """The first range that has an offset in common with another one; None when none has."""
+        return next(iter(self.all_shared(other)), None)
+
+    def all_shared(self, other: OffsetRange) -> list[OffsetRange]:
+        """The ranges that have an offset in common with another one, in order."""
         known = self._of.get(other.topic_partition, [])
-        place = bisect_right(known, other.start, key=lambda one: one.start)
-        near = known[max(0, place - 1) : place + 1]
-        return next((one for one in near if one.overlaps(other)), None)
+        first = bisect_right(known, other.start, key=lambda one: one.start) - 1
+        behind = bisect_left(known, other.until, key=lambda one: one.start)
+        return [one for one in known[max(0, first) : behind] if one.overlaps(other)]
 
 
 def parts_of(commit: OffsetRange, shown: Iterable[str]) -> tuple[OffsetRange, ...]:
@@ -232,7 +236,9 @@ def _chosen(
         for run in live
         if not rerun_of(run.batch_id) and any(r.topic_partition == partition for r in run.ranges)
     ]
-    meant = sorted((one for one in newest if span.takes(one)), key=lambda one: one.range)
+    # A range may have been processed twice with the same bounds: each of its times counts.
+    taken = {one.range for one in past.processed if span.takes(one)}
+    meant = sorted((one for one in newest if one.range in taken), key=lambda one: one.range)
     chosen, left = [], []
     for one in meant:
         why = _why_left_out(one, past.committed, at_work)
@@ -240,29 +246,35 @@ def _chosen(
             left.append(LeftOut(one.range, why))
         else:
             chosen.append(one.range)
-    left += [
-        LeftOut(one.range, "its offsets were processed again later, in ranges with other bounds")
-        for one in replaced
-        if span.takes(one)
-    ]
-    known = [one.range for one in (*meant, *replaced)]
+    left += [_replaced(one.range, by) for one, by in replaced if span.takes(one)]
+    known = [one.range for one in (*meant, *(one for one, _ in replaced))]
     left += _unknown(partition, span, past.committed or 0, known)
     return chosen, sorted(left, key=lambda one: one.range)
 
 
-def _newest(processed: Iterable[Processed]) -> tuple[list[Processed], list[Processed]]:
-    """What was processed last at each offset, and what other ranges have taken the place of."""
+def _newest(
+    processed: Iterable[Processed],
+) -> tuple[list[Processed], list[tuple[Processed, list[OffsetRange]]]]:
+    """What was processed last at each offset; and what else was, each with its newer ranges."""
     newest: list[Processed] = []
-    replaced: list[Processed] = []
+    replaced: list[tuple[Processed, list[OffsetRange]]] = []
     known = Apart()
     for one in processed:
-        over = known.shared(one.range)
-        if over is None:
+        newer = known.all_shared(one.range)
+        if not newer:
             newest.append(one)
             known.add(one.range)
-        elif over != one.range:
-            replaced.append(one)
+        elif newer != [one.range]:
+            replaced.append((one, newer))
     return newest, replaced
+
+
+def _replaced(range_: OffsetRange, newer: Sequence[OffsetRange]) -> LeftOut:
+    named = ", ".join(map(str, newer[:_SHOWN]))
+    more = f" and {len(newer) - _SHOWN} more" if len(newer) > _SHOWN else ""
+    return LeftOut(
+        range_, f"offsets of it were processed again later, with other bounds: {named}{more}"
+    )
 
 
 def _why_left_out(one: Processed, committed: int | None, live: Iterable[RunSeen]) -> str:

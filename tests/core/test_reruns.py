@@ -121,19 +121,29 @@ def test_a_range_that_is_recorded_twice_is_repeated_once() -> None:
     assert chosen(Span(0), past([*THREE, THREE[1]])).ranges == tuple(THREE)
 
 
+def test_a_range_is_repeated_for_each_time_at_which_it_was_processed() -> None:
+    """Its newer record lies outside of the hour that is asked for; its output is that of both."""
+    twice = past([*THREE, THREE[1]])
+    for hour in (Span(since=101.0, before=102.0), Span(since=103.0)):
+        assert chosen(hour, twice).ranges == (THREE[1],)
+
+
 def test_what_was_processed_later_in_other_ranges_is_not_repeated_in_the_old_ones() -> None:
     """Somebody has moved the offset back to 10. The output of the old ranges was removed then."""
     again = [span(0, 10, 15), span(0, 15, 30)]
     selection = chosen(Span(0), past([*THREE, *again]))
     assert selection.ranges == (THREE[0], *again)
+    again_later = "offsets of it were processed again later, with other bounds"
     assert left(selection) == [
-        f"{old}: its offsets were processed again later, in ranges with other bounds"
-        for old in THREE[1:]
+        f"{THREE[1]}: {again_later}: {again[0]}, {again[1]}",
+        f"{THREE[2]}: {again_later}: {again[1]}",
     ]
     # An old one that reaches back behind the new ones cannot be repeated either.
     selection = chosen(Span(0), past([span(0, 0, 20), span(0, 10, 30)]))
     assert selection.ranges == (span(0, 10, 30),)
-    assert left(selection)[0].startswith("orders-0 [0, 20): its offsets were processed again")
+    assert left(selection)[0] == f"orders-0 [0, 20): {again_later}: orders-0 [10, 30)"
+    selection = chosen(Span(0), past([span(0, 0, 20), *(span(0, n, n + 1) for n in range(7))]))
+    assert left(selection)[0].endswith(f", {span(0, 4, 5)} and 2 more")
     # By times, only what was committed then is told.
     assert left(chosen(Span(since=103.0), past([*THREE, *again]))) == []
 
@@ -259,6 +269,8 @@ def test_ranges_are_found_by_their_offsets() -> None:
     assert apart.shared(span(0, 10, 99)) == span(0, 20, 30)
     assert apart.shared(span(0, 29, 99)) == span(0, 20, 30)
     assert apart.shared(span(0, 30, 99)) is None
+    assert apart.all_shared(span(0, 9, 25)) == [span(0, 0, 10), span(0, 20, 30)]
+    assert apart.all_shared(span(0, 10, 20)) == []
 
 
 lengths = st.lists(st.integers(1, 9), min_size=1, max_size=12)
