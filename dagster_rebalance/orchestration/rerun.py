@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from dagster_rebalance.core.control import selection
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.rerun_batches import Rerun, RerunBatch, batches_of
+from dagster_rebalance.core.rerun_steps import steps
 from dagster_rebalance.core.reruns import Apart, Past, Selection, Span, select
 from dagster_rebalance.orchestration.bounds import read_bounds
 from dagster_rebalance.orchestration.catalogue import Catalogue
@@ -26,7 +27,7 @@ from dagster_rebalance.orchestration.rerun_book import RerunBook
 from dagster_rebalance.orchestration.runs import RunLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     import dagster as dg
 
@@ -143,7 +144,7 @@ class Reruns:
                 )
                 raise ConfigurationError(msg)
         ranges = planned.selection.ranges
-        self._show("rerun", rerun, f"processes {len(ranges)} ranges again", ranges)
+        self._show_rerun("rerun", rerun, f"processes {len(ranges)} ranges again", ranges)
         return (
             f"{rerun}: {rerun.batches} run{'s' * (rerun.batches > 1)}, at most "
             f"{rerun.runs_at_once} at once. The sensor of the group starts them as long as it is "
@@ -167,8 +168,12 @@ class Reruns:
         runs = self._runs.read([batch.batch_id for batch in mine])
         live = [run.run_id for run in runs if run.is_live]
         left = {run_id: why for run_id in live if (why := self._why_not_cancelled(run_id))}
-        ranges = [range_ for batch in mine for range_ in batch.ranges]
-        self._show(
+        # No tick shows those that have succeeded since the last one: they are out of the book.
+        finished = dict(steps(mine, runs, ()).done)
+        for batch, run_id in finished.items():
+            self._show(batch.rerun, self._catalogue.record_reprocessed, batch, run_id)
+        ranges = [range_ for batch in mine if batch not in finished for range_ in batch.ranges]
+        self._show_rerun(
             "rerun_cancelled", mine[0].rerun, f"cancelled, {len(ranges)} ranges left", ranges
         )
         if left:
@@ -177,7 +182,7 @@ class Reruns:
                 f"in Dagster: {'; '.join(f'{run_id}: {why}' for run_id, why in left.items())}"
             )
             raise ConfigurationError(msg)
-        done = mine[0].rerun.batches - len(mine)
+        done = mine[0].rerun.batches - len(mine) + len(finished)
         return (
             f"{mine[0].rerun} is cancelled: {done} of {mine[0].rerun.batches} runs were done, "
             f"{len(live)} at work are cancelled. What they have written stays"
@@ -232,9 +237,14 @@ class Reruns:
             for partition in those
         }
 
-    def _show(self, event: str, rerun: Rerun, what: str, ranges: Sequence[OffsetRange]) -> None:
+    def _show_rerun(
+        self, event: str, rerun: Rerun, what: str, ranges: Sequence[OffsetRange]
+    ) -> None:
+        self._show(rerun, self._catalogue.record_rerun, event, rerun, what, ranges)
+
+    def _show(self, rerun: Rerun, record: Callable[..., None], *what: object) -> None:
         try:
-            self._catalogue.record_rerun(event, rerun, what, ranges)
+            record(*what)
         except Exception:  # of any database; the book says what counts
             logger.warning("%s could not be shown", rerun, exc_info=True)
 

@@ -96,7 +96,7 @@ def _tick(
     found = steps(batches, runs, catalogue.orders())
     for cancel in found.cancels:
         _cancel(context, ledger, cancel)
-    _finish(book, catalogue, found.done)
+    _finish(book, catalogue, batches, found.done)
     of = {batch.batch_id: batch.rerun for batch in batches}
     requests = tuple(
         dg.RunRequest(
@@ -126,12 +126,26 @@ def _cancel(context: dg.SensorEvaluationContext, ledger: RunLedger, cancel: Canc
         context.log.exception("run %s could not be cancelled", cancel.run_id)
 
 
-def _finish(book: RerunBook, catalogue: Catalogue, done: Sequence[tuple[RerunBatch, str]]) -> None:
-    """Show what is done, and take it out of the book: in this order, so that it is shown."""
+def _finish(
+    book: RerunBook,
+    catalogue: Catalogue,
+    known: Sequence[RerunBatch],
+    done: Sequence[tuple[RerunBatch, str]],
+) -> None:
+    """Show what is done, and take it out of the book: in this order, so that it is shown.
+
+    Args:
+        book: The book.
+        catalogue: Where it is shown.
+        known: What the tick has found in the book. A rerun that lacks some of them by now may have
+            been cancelled, and is not done for that.
+        done: Those that are done, each with its run.
+    """
     for batch, run_id in done:
         catalogue.record_reprocessed(batch, run_id)
         book.remove([batch])
-    left = {batch.rerun for batch in book.read()} if done else set()
-    for rerun in dict.fromkeys(batch.rerun for batch, _ in done):
+    finished = {batch for batch, _ in done}
+    left = {batch.rerun for batch in known if batch not in finished}
+    for rerun in dict.fromkeys(batch.rerun for batch in finished):
         if rerun not in left:
             catalogue.record_rerun("rerun_done", rerun, "all runs are done")

@@ -393,6 +393,41 @@ def test_a_cancelled_rerun_ends_its_runs(ground: Ground) -> None:
     ground.begin()
 
 
+def test_a_cancelled_rerun_counts_the_runs_that_were_done_since_the_last_tick(
+    ground: Ground,
+) -> None:
+    """They are out of the book then, so that no tick shows them any more."""
+    rerun_id = ground.begin(records_per_run=10)
+    succeeded, said, run_id = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    assert succeeded, said
+    assert "1 of 3 runs were done, 0 at work are cancelled" in ground.reruns.cancel(rerun_id)
+    event = ground.shown(ground.assets.offsets)[0]
+    assert (event["event"], event["run"]) == ("reprocessed", run_id)
+    observed = ground.instance.fetch_observations(ground.assets.group, limit=1).records[0]
+    assert observed.asset_observation is not None
+    assert "cancelled, 2 ranges left" in str(observed.asset_observation.description)
+
+
+def test_a_tick_does_not_call_a_rerun_done_that_was_cancelled_meanwhile(ground: Ground) -> None:
+    """It had read the book before."""
+    rerun_id = ground.begin(records_per_run=10)
+    succeeded, said, _ = ground.run(offer(f"r.{rerun_id}.1", span(0, 0, 10)))
+    assert succeeded, said
+    real = Catalogue.record_reprocessed
+
+    def cancelled_first(catalogue: Catalogue, batch: RerunBatch, run_id: str) -> None:
+        ground.monkeypatch.setattr(Catalogue, "record_reprocessed", real)
+        ground.reruns.cancel(rerun_id)
+        real(catalogue, batch, run_id)
+
+    ground.monkeypatch.setattr(Catalogue, "record_reprocessed", cancelled_first)
+    ground.tick()
+    assert [shown["event"] for shown in ground.shown(ground.assets.group)] == [
+        "rerun_cancelled",
+        "rerun",
+    ]
+
+
 def test_a_time_may_have_a_zone() -> None:
     """Without one it is UTC, as in all that is shown."""
     assert time_of("2026-11-23T14:00+01:00") == time_of("2026-11-23T13:00Z")
