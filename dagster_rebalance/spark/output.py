@@ -74,7 +74,8 @@ def write_parquet_by_range(frame: DataFrame, path: str) -> int:
     Each file is replaced in one step: a reader sees the old one or the new one. Runs may write to
     the same path at the same time, also the same range. A range of which no record is left (all
     were filtered out) replaces nothing: keep what is filtered out a function of the record alone,
-    so that a replay gives the same records.
+    so that a replay gives the same records. So after a rerun with code that filters more, the file
+    of such a range has to be deleted by hand.
 
     Write what you read to one path in one call: a second call would replace the first one's files,
     and is refused. Filter into several paths, not into several calls for one path.
