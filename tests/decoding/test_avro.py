@@ -679,8 +679,8 @@ def test_nanoseconds_are_not_read_in_another_unit(
     payload = avro(1, record(t="long"), {"t": 5_000})
     for unit in ("micros", "millis"):
         wanted = {"type": "long", "logicalType": f"{kind}-{unit}"}
-        for reader in (wanted, ["null", wanted]):
-            opened = decoder(record(t=reader), record(t=nanos)).open(as_python=as_python)
+        for unlike in (wanted, ["null", wanted]):
+            opened = decoder(record(t=unlike), record(t=nanos)).open(as_python=as_python)
             value, why = opened.decoded(payload)
             assert value is None
             assert f"{kind}-nanos" in str(why)

@@ -213,7 +213,8 @@ def test_a_time_keeps_its_type_whatever_a_session_takes_timestamp_for(
         frame = given_records(session, records, ranges, {"includeHeaders": "true"})
         decoded = decoded_frame(frame, [decoder], "fail")
         assert dict(frame.dtypes)["timestamp"] == dict(decoded.dtypes)["timestamp"] == "timestamp"
-        assert decoded.selectExpr("CAST(timestamp AS DOUBLE) AS at").first().at == at.timestamp()
+        (row,) = decoded.selectExpr("CAST(timestamp AS DOUBLE) AS at").collect()
+        assert row.at == at.timestamp()
     finally:
         session.conf.unset("spark.sql.timestampType")
 
