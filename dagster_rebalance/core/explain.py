@@ -218,9 +218,8 @@ def _state(owned: OwnedPartition, member: _Member) -> str:
             return _work(owned, member) or _backlog(owned, member)
         case Phase.STOPPED:
             reason = f"stopped: {owned.stop_reason.removeprefix(f'{owned.partition}: ')}"
-            return "; ".join(
-                (reason, *(text for entry in owned.entries if (text := _of_stopped(entry, member))))
-            )
+            texts = (_of_stopped(entry, owned, member) for entry in owned.entries)
+            return "; ".join((reason, *filter(None, texts)))
         case Phase.DRAINING:
             return f"has to be given up, waits for {', '.join(map(str, waits_of(owned)))}"
         case Phase.DRAINED:
@@ -268,11 +267,15 @@ def _work(owned: OwnedPartition, member: _Member) -> str:
     return "; ".join(texts)
 
 
-def _of_stopped(entry: Entry, member: _Member) -> str:
+def _of_stopped(entry: Entry, owned: OwnedPartition, member: _Member) -> str:
     """What is done about a range of a stopped partition; empty when a person has to act."""
     if isinstance(entry.progress, InFlight):
         return _entry(entry, member)
-    is_tried = isinstance(entry.progress, Exhausted | ToRequest) and entry.due_at != NEVER
+    is_tried = (
+        isinstance(entry.progress, Exhausted | ToRequest)
+        and entry.due_at != NEVER
+        and not (owned.pending is not None and owned.pending.refused)
+    )
     return f"{_span(entry.range)} is tried again{_when(entry, member)}" if is_tried else ""
 
 

@@ -172,9 +172,11 @@ def _has_failed(entry: Entry) -> bool:
 def _requestable(owned: OwnedPartition, now: float) -> Iterable[Entry]:
     """The ranges of a partition that a run may be asked for.
 
-    Of a stopped one that is the first that is not done; of one that a person has paused, none.
+    Of a stopped one that is the first that is not done; of one that a person has paused, none, and
+    of one for which Kafka refuses what is to be stored, none: nothing could be committed, and who
+    works on the claims could not be stored.
     """
-    if owned.order is not None:
+    if owned.order is not None or (owned.pending is not None and owned.pending.refused):
         return []
     undone = [entry for entry in owned.entries if entry.done_by is None]
     if owned.phase is Phase.STOPPED:

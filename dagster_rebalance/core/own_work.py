@@ -67,6 +67,9 @@ class OwnWork:
     ) -> BegunBatch | None:
         """Begin the first batch that is offered, if none is at work.
 
+        A batch whose ranges were begun already is passed over, whatever the member has heard last:
+        an answer that was asked for before the batch began may come after its end.
+
         Args:
             offers: What the member offers.
             claimed: All batches that the member has claimed. What is known of others is forgotten.
@@ -76,7 +79,7 @@ class OwnWork:
             return None
         kept = {*claimed, *(batch_id for batch_id, _ in self._left)}
         self._begun = {known: parts for known, parts in self._begun.items() if known in kept}
-        offer = next(iter(offers), None)
+        offer = next((offer for offer in offers if not self._has_begun(offer)), None)
         if offer is not None:
             partitions = {range_.topic_partition for range_ in offer.ranges}
             logs = {partition: log_of(partition) for partition in partitions}
@@ -138,6 +141,10 @@ class OwnWork:
             elif begun.outcome is not None:
                 ended[claim] = begun.outcome
         return ended
+
+    def _has_begun(self, offer: Offer) -> bool:
+        begun = {range_ for part in self._parts(offer.batch_id) for range_ in part.ranges}
+        return not begun.isdisjoint(offer.ranges)
 
     def _parts(self, batch_id: str) -> tuple[BegunBatch, ...]:
         """What was begun of a batch."""

@@ -124,9 +124,10 @@ class WorkPort(Protocol):
         """Whether others have heard something else than on which partitions it may work."""
 
     def say(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell others that it may work on these partitions, and on those of the batch at work.
+        """Tell others how work ended, and then on what the worker may still work.
 
-        Called in the thread of the storage: before anything of a partition is claimed.
+        That are these partitions, and those of the batch at work. Called in the thread of the
+        storage: before anything of a partition is claimed.
         """
 
     def leave(self, claims: Iterable[Claimed]) -> None:
@@ -135,9 +136,6 @@ class WorkPort(Protocol):
     @property
     def untold(self) -> Mapping[Claimed, Outcome]:
         """What others have to be told of claims that they may find."""
-
-    def told(self, claims: Iterable[Claimed]) -> None:
-        """Others know."""
 
 
 class GroupRecords(Protocol):

@@ -172,18 +172,12 @@ class Pump:
         """
         untold = work.untold
         if untold or work.says_all_but(assigned):
-
-            def tell() -> None:
-                if untold:
-                    self.parts.runs.tell(untold)
-                work.say(assigned)  # last: who hears this looks for what was told before
-
             what = "telling others what this run works on"
             self._storage.ask(
                 Job(
                     what,
-                    tell,
-                    lambda _: work.told(untold),
+                    partial(work.say, assigned),
+                    lambda _: None,
                     slot="left",
                     subject=(what, dict(untold), assigned),
                     is_repeated=True,

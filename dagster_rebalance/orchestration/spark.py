@@ -156,6 +156,11 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.remote:
             stop_abandoned_work(self.remote, run_id)
 
+    def interrupt_work(self) -> None:
+        """Stop all Spark work of this process that has begun by now; the session stays."""
+        if self._session is not None:
+            jobs.interrupt(self._session, self._tag)
+
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Remember the run. Starts nothing: a sensor sets its resources up at every tick."""
         self._run_id = context.run.run_id if context.run else None

@@ -52,8 +52,8 @@ class Body:
 
         Raises:
             ConfigurationError: It cannot be called for each batch: it is made of several ops, takes
-                another asset's value or run config, does not take the batch, or has a pool or a
-                retry policy.
+                another asset's value or run config, does not take the batch, or has a pool, a
+                retry policy or hooks.
         """
         name = _name_of(asset)
         op = asset.node_def
@@ -74,6 +74,12 @@ class Body:
                 name,
                 "has a retry_policy, which no batch would be tried again by: remove it, and say "
                 "how often by `max_attempts` of the group, whose `retry_delay_s` is the wait",
+            )
+        if asset.hook_defs:
+            raise _refused(
+                name,
+                "has hooks, which no batch would call: remove them, and let an alert on the check "
+                "`no_partition_stopped` or the body itself tell of failures",
             )
         has_context = bool(compute.has_context_arg())
         parameters = list(inspect.signature(function).parameters)[int(has_context) :]

@@ -121,6 +121,7 @@ class StreamRun:
         self._lag_limit = lag_limit
         self._kafka = kafka
         self._bodies = bodies
+        self._spark = spark
         self._reader = kafka.reader()
         self._logs = KnownLogs()
         self._run = context.run
@@ -179,6 +180,8 @@ class StreamRun:
                 self._mailbox.tell(LeaveRequested("its run ends", self._kafka.shutdown_timeout_s))
                 self._wake()
                 member.join(_JOIN_LIMIT_S)
+                if self._work.untold:  # the last batch may have ended when the member had left
+                    self._say_at_last(partial(self._work.say, ()))
         if self._is_cancelled and self._failure is None and self._is_unwanted():
             self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
@@ -226,14 +229,16 @@ class StreamRun:
             progress.batches += 1
             progress.offsets += given.records
         except BatchInterruptedError:
+            self._is_in_body = False
             self._say(self._context.log.warning, "batch %s was interrupted", batch.batch_id)
         except dg.DagsterExecutionInterruptedError:
             raise
         # Extensions in Rust and a cancelled task of asyncio raise what is no Exception.
         except BaseException as problem:  # noqa: BLE001 - whatever the user's code raises
+            self._is_in_body = False  # first: an interrupt must not hit what follows
             shown = ", ".join(map(str, batch.ranges))
             if not self._is_interrupted:  # else it failed to end: the records are not at fault
-                outcome, error = Outcome.FAILED, f"{type(problem).__name__}: {problem}"
+                outcome, error = Outcome.FAILED, _text_of(problem)
             self._say(self._context.log.exception, "batch %s failed on %s", batch.batch_id, shown)
         finally:
             self._is_in_body = False
@@ -329,6 +334,9 @@ class StreamRun:
     def _settle_spark(self, batch_id: str, *, is_done: bool) -> None:
         try:
             settle_batch(batch_id, is_done=is_done)
+            if self._spark is not None and not is_done:
+                # Also what the body began from records that it did not read through the batch.
+                self._spark.interrupt_work()
         except Exception:
             logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
 
@@ -388,15 +396,18 @@ class StreamRun:
         while self._is_at_work and not self._is_over:
             if time.monotonic() > until and run_process.is_of_one_run():
                 logger.critical("run %s does not end: its process is killed", self._run.run_id)
-                self._say_taken_back()
+                # The batch at work is no failed attempt.
+                self._say_at_last(
+                    partial(set_mark, self._context.instance, self._run, Mark.TAKEN_BACK)
+                )
                 run_process.end_hard()
             time.sleep(_WAIT_S)
             self._interrupt()
 
-    def _say_taken_back(self) -> None:
-        """Say that the batch at work is no failed attempt; a storage that hangs changes nothing."""
-        args = (self._context.instance, self._run, Mark.TAKEN_BACK)
-        last_word = threading.Thread(target=set_mark, args=args, daemon=True)
+    @staticmethod
+    def _say_at_last(say: Callable[[], None]) -> None:
+        """Say something before the run ends; a storage that hangs keeps nobody."""
+        last_word = threading.Thread(target=say, daemon=True)
         last_word.start()
         last_word.join(LAST_WORD_LIMIT_S)
 
@@ -489,6 +500,15 @@ class StreamRun:
         is_there = self._main is threading.main_thread() and self._main.ident is not None
         if is_there and not self._is_over:
             signal.pthread_kill(self._main.ident or 0, signal.SIGUSR2)
+
+
+def _text_of(problem: BaseException) -> str:
+    """What a body raised. To ask an error of a JVM that has died for its text is an error, too."""
+    name = type(problem).__name__
+    try:
+        return f"{name}: {problem}"
+    except Exception:  # noqa: BLE001 - of any library
+        return f"{name}, which has no text"
 
 
 class StreamCatalogue(Catalogue):

@@ -120,8 +120,18 @@ class StreamWork:
         return self._said != self._with_work(partitions)
 
     def say(self, partitions: Collection[TopicPartition]) -> None:
-        """Tell others that it may work on these partitions, and on those of the batch at work."""
-        self.may_work_on = says = self._with_work(partitions)
+        """Tell others that it may work on these partitions, and on those of the batch at work.
+
+        They are told first how the work ended that they must know of: whoever hears that the run
+        does not work on a partition any more, and finds nothing of its claims, does them again.
+        """
+        says = self._with_work(partitions)
+        ended = self.untold  # later than `says`: what is not at work there has ended by now
+        if ended:
+            self._others.tell(ended)
+            with self._lock:
+                self._own.told(ended)
+        self.may_work_on = says
         self._beat()
         self._said = says
 
@@ -141,11 +151,6 @@ class StreamWork:
         """What others have to be told of claims that they may find."""
         with self._lock:
             return self._own.untold
-
-    def told(self, claims: Iterable[Claimed]) -> None:
-        """Others know."""
-        with self._lock:
-            self._own.told(claims)
 
     # RunsPort
 

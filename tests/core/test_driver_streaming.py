@@ -534,6 +534,46 @@ def test_a_partition_whose_claim_is_refused_keeps_no_other_back() -> None:
     assert stream.driver.partitions[tp(1)].phase is Phase.STOPPED
 
 
+@pytest.mark.parametrize("has_left", [True, False])
+def test_a_claim_that_cannot_be_taken_over_keeps_no_other_partition_back(*, has_left: bool) -> None:
+    """Kafka refuses to store the name of the run that is to work on it next.
+
+    The claim is one of a run that has left, or an attempt on it has failed.
+    """
+    world = World(records=0, partitions=3)
+    for number in range(1 if has_left else 3):
+        world.kafka.produce(tp(number), 5)
+    stream = Stream(world, "r1", owns=range(3))
+    assert stream.turn() is not None
+    if has_left:
+        world.streams["r1"] = replace(world.streams["r1"], state=RunState.SUCCEEDED)
+        stream = Stream(world, "r2")
+    stored = stream._written
+
+    def written(writes: tuple[do.OffsetWrite, ...]) -> seen.Event | None:
+        bad = tuple(write for write in writes if write.partition == tp(0))
+        answer = stored(tuple(write for write in writes if write not in bad))
+        assert isinstance(answer, seen.OffsetsWritten)
+        return replace(answer, refused=tuple((write, "no right") for write in bad))
+
+    stream._written = written  # type: ignore[method-assign]
+    if has_left:
+        stream.feed(seen.PartitionsAssigned(tuple(map(tp, range(3)))))
+        for _ in range(5):
+            assert stream.turn(1.0) is None
+        for number in (1, 2):
+            world.kafka.produce(tp(number), 5)
+    else:
+        stream.end(Outcome.FAILED)
+    for _ in range(20):
+        if stream.turn(1.0):
+            stream.end()
+    assert [world.kafka.offset(number) for number in (1, 2)] == [5, 5]
+    assert stream.driver.partitions[tp(0)].phase is Phase.STOPPED
+    (said,) = [line for line in summary(stream.driver, world.now) if "no right" in line]
+    assert "when the batch at work has ended" not in said
+
+
 def test_many_bad_ranges_do_not_keep_new_records_back() -> None:
     """They take turns, however long the bad ones take."""
     world = World(records=5, partitions=5)

@@ -28,6 +28,19 @@ def test_one_batch_is_at_work_at_a_time() -> None:
     assert work.begin([Offer(SECOND, 1, (OTHER,))], {FIRST, SECOND}, LOGS.__getitem__) is None
 
 
+def test_no_batch_is_begun_twice() -> None:
+    """What the member has heard last may be older than the end of the batch."""
+    work = OwnWork("r1")
+    stale = Offer(FIRST, 1, (RANGE,))
+    work.begin([stale], {FIRST}, LOGS.__getitem__)
+    work.end(Outcome.SUCCEEDED)
+    assert work.begin([stale], {FIRST}, LOGS.__getitem__) is None
+    later = Offer(FIRST, 1, (OTHER,))  # Kafka has stored this claim later
+    begun = work.begin([stale, later], {FIRST}, LOGS.__getitem__)
+    assert begun is not None
+    assert begun.ranges == (OTHER,)
+
+
 def test_an_end_without_a_batch_changes_nothing() -> None:
     """An interrupt may come when the body has just ended."""
     assert OwnWork("r1").end(Outcome.SUCCEEDED) is None

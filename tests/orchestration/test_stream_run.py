@@ -297,11 +297,20 @@ def test_a_report_that_dagster_refuses_is_a_failed_attempt(
     assert stage.committed(0) == 3
 
 
+class NamelessError(Exception):
+    """Its text cannot be had, as that of an error of a JVM that has died."""
+
+    def __str__(self) -> str:
+        raise ConnectionError
+
+
 class PanicError(BaseException):
     """What extensions in Rust raise: they derive it so that nobody catches it by accident."""
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), PanicError(), asyncio.CancelledError()])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), PanicError(), asyncio.CancelledError(), NamelessError()]
+)
 def test_a_body_that_ends_the_process_or_panics_has_failed(
     instance: dg.DagsterInstance, error: BaseException
 ) -> None:
@@ -465,6 +474,32 @@ def test_a_second_interrupt_does_not_hit_what_handles_the_first(
     assert stage.committed(0) == 3
 
 
+def test_an_interrupt_does_not_hit_what_tells_of_a_failure(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch has failed by itself, and the run goes on."""
+    tell = StreamRun._say
+
+    def interrupted(run: StreamRun, write: Callable[..., None], text: str, *given: object) -> None:
+        if "failed" in text:
+            os.kill(os.getpid(), signal.SIGUSR2)
+        tell(run, write, text, *given)
+
+    monkeypatch.setattr(StreamRun, "_say", interrupted)
+
+    def body(stage: Stage, _batch: KafkaBatch) -> None:
+        if len(stage.batches) > 1:
+            leave()
+            return
+        message = "the test wants this batch to fail"
+        raise ValueError(message)
+
+    stage = Stage(instance, body, retry_delay_s=0.01, retry_delay_limit_s=0.05)
+    stage.produce(0, 3)
+    stage.run()
+    assert stage.committed(0) == 3
+
+
 def test_an_asset_may_take_a_resource_from_its_context(instance: dg.DagsterInstance) -> None:
     """As in a run of its own."""
     kafka = kafka_in_memory()
@@ -621,6 +656,16 @@ def with_retries(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: A
     """Is to be begun again in the same run."""
 
 
+@dg.failure_hook
+def _alert(_context: dg.HookContext) -> None:
+    """Is to be called when the asset fails."""
+
+
+@dg.asset(hooks={_alert})
+def with_hooks(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Has a hook, which Dagster calls at the end of a step."""
+
+
 @dg.op
 def _nothing() -> None:
     """Does nothing."""
@@ -640,6 +685,7 @@ def of_ops() -> None:
         (of_ops, "of_ops is not made by one decorated function"),
         (in_a_pool, "in_a_pool has a pool, .* by the argument `runs`"),
         (with_retries, "with_retries has a retry_policy, .* `max_attempts` of the group"),
+        (with_hooks, "with_hooks has hooks, which no batch would call"),
     ],
 )
 def test_what_cannot_be_called_for_each_batch_is_refused_where_it_is_defined(

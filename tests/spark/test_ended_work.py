@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql.connect.session import SparkSession
 
-from dagster_rebalance.orchestration.spark import stop_abandoned_work
+from dagster_rebalance.orchestration.spark import KafkaSparkResource, stop_abandoned_work
 from dagster_rebalance.spark import jobs
 from dagster_rebalance.spark.sessions import connect_session_id, remote_with_session, stop_session
 from tests.spark.slow_write import (
@@ -153,6 +153,27 @@ def test_a_batch_whose_asset_read_it_in_a_thread_of_its_own_is_interrupted(
     wait_until_stopped(tmp_path / "out")
     thread.join(STOP_LIMIT_S)
     session.stop()
+
+
+def test_work_on_what_was_not_read_through_the_batch_is_interrupted_too(
+    spark_connect_server: SparkConnectServer, tmp_path: Path
+) -> None:
+    """A body may make a frame of its own, of messages for example; the session goes on."""
+    spark = KafkaSparkResource(remote=spark_connect_server.remote)
+    session = spark.spark_session
+    stopper = threading.Thread(target=_interrupt, args=(spark, tmp_path / "out"), daemon=True)
+    stopper.start()
+    with pytest.raises(Exception, match="OPERATION_CANCELED"):
+        write_slowly(session, tmp_path / "out")
+    stopper.join(STOP_LIMIT_S)
+    wait_until_stopped(tmp_path / "out")
+    assert session.range(3).count() == 3
+    session.stop()
+
+
+def _interrupt(spark: KafkaSparkResource, out: Path) -> None:
+    wait_until_working(out)
+    spark.interrupt_work()
 
 
 @pytest.mark.parametrize(
