@@ -29,12 +29,12 @@ from dagster_rebalance.orchestration.group_settings import GroupSettings
 from dagster_rebalance.orchestration.history_checks import (
     DRAINED_CHECK,
     GAP_CHECK,
-    drained_result,
+    drained_by_now,
     gap_result,
 )
 from dagster_rebalance.orchestration.host import Seat
 from dagster_rebalance.orchestration.order_book import OrderBook
-from dagster_rebalance.orchestration.roster import history_of, said_in, tables_of
+from dagster_rebalance.orchestration.roster import said_in, tables_of
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, evaluation, shown_in
 
 if TYPE_CHECKING:
@@ -73,7 +73,6 @@ class Catalogue:
         self._host = host
         self._known: set[str] = set()
         self._newest_event: int | None = None
-        self._is_lag_within: bool | None = None
         self._is_gap_check_told = self._is_drained_told = False
         self._seat = Seat(instance, assets, host.location, host.sensor)
         self._order_book = OrderBook(instance, assets.order_book_name)
@@ -113,18 +112,18 @@ class Catalogue:
         rest = commit.without(known)
         if rest is not None:
             self._record(rest)
-            self._tell_gaps(
-                leaves_gap=bool(known) and max(e for _, e, _ in known) < rest.range.start
-            )
+            leaves_gap = bool(known) and max(e for _, e, _ in known) < rest.range.start
+            self._tell_gaps(rest.range.topic_partition if leaves_gap else None)
 
-    def _tell_gaps(self, *, leaves_gap: bool) -> None:
-        """Evaluate the check when a commit leaves a gap, and once when there is none.
+    def _tell_gaps(self, leaves_gap: TopicPartition | None) -> None:
+        """Evaluate the check when a commit of a partition leaves a gap, and once when none does.
 
         What this member finds of earlier gaps was told when they came about.
         """
         if leaves_gap or not self._is_gap_check_told:
             self._is_gap_check_told = True
-            result = gap_result(self._instance, self._assets.offsets, self._assets.group)
+            assets = self._assets
+            result = gap_result(self._instance, assets.offsets, assets.group, leaves_gap)
             if leaves_gap or result.passed:
                 self._tell(result, GAP_CHECK, self._assets.offsets)
 
@@ -178,7 +177,7 @@ class Catalogue:
         """Evaluate the check when a hold did not drain, and once when all have."""
         if outcome.is_drained and self._is_drained_told:
             return
-        result = drained_result(history_of(self._instance, self._assets.group), time.time())
+        result = drained_by_now(self._instance, self._assets.group)
         if result.passed or not outcome.is_drained:
             self._tell(result, DRAINED_CHECK, self._assets.group)
         self._is_drained_told = result.passed
@@ -210,15 +209,22 @@ class Catalogue:
     def show_lag(self, lag: GroupLag, limit: LagLimit) -> None:
         """Observe the lag; the check is evaluated when it passes and did not, or the reverse.
 
-        An evaluation each time would alert people each time.
+        An evaluation each time would alert people each time. Whoever has evaluated it last, another
+        member or a person, what Dagster shows is compared.
         """
         self._instance.report_runless_asset_event(lag_asset.observation(lag, self._assets.lag))
         is_within = not limit.exceeded(lag)
-        if limit and is_within is not self._is_lag_within:
+        if limit and self._shows_lag_within() is not is_within:
             self._instance.report_runless_asset_event(
                 lag_asset.evaluation(lag, limit, self._assets.lag)
             )
-            self._is_lag_within = is_within
+
+    def _shows_lag_within(self) -> bool | None:
+        """Whether the check has passed as Dagster shows it; None when nobody has evaluated it."""
+        check = dg.AssetCheckKey(self._assets.lag, lag_asset.LAG_CHECK)
+        record = self._instance.get_latest_asset_check_evaluation_record(check)
+        evaluation = record.evaluation if record is not None else None
+        return None if evaluation is None else evaluation.passed
 
     def record_joined(self) -> None:
         """Record that this process is a member from now on.

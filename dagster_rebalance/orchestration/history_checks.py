@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import dagster as dg
 
 from dagster_rebalance.core.gaps import Recorded, gaps
-from dagster_rebalance.core.partition import OffsetRange, partitions_named
+from dagster_rebalance.core.partition import OffsetRange, TopicPartition, partitions_named
 from dagster_rebalance.core.receipts import Outcome
 from dagster_rebalance.core.roster import Kind, Said
 from dagster_rebalance.orchestration.checks import group_check
@@ -22,13 +22,17 @@ from dagster_rebalance.orchestration.run_links import run_links
 GAP_CHECK = "no_offset_gap"
 DRAINED_CHECK = "drained_before_release"
 _COMMITS_READ = 500
+_ITS_COMMITS_READ = 10
 _SHOWN = 5
 _DAY_S = 86_400.0
 _UNDRAINED = {outcome.value for outcome in Outcome if not outcome.is_drained}
 
 
 def gap_result(
-    instance: dg.DagsterInstance, offsets: dg.AssetKey, group: dg.AssetKey
+    instance: dg.DagsterInstance,
+    offsets: dg.AssetKey,
+    group: dg.AssetKey,
+    of: TopicPartition | None = None,
 ) -> dg.AssetCheckResult:
     """Whether the newest recorded commits of each partition join.
 
@@ -36,12 +40,18 @@ def gap_result(
         instance: Where they are recorded.
         offsets: The offsets asset of the group.
         group: The asset of its members, where it is recorded what people have skipped.
+        of: A partition whose own last commits are looked at as well: it may have stood still while
+            the others filled what is read of the group.
     """
-    records = instance.fetch_materializations(offsets, limit=_COMMITS_READ).records
-    commits = [found for record in reversed(records) if (found := _recorded(record)) is not None]
+    newest = [*instance.fetch_materializations(offsets, limit=_COMMITS_READ).records]
+    if of is not None:
+        its_own = dg.AssetRecordsFilter(offsets, asset_partitions=[str(of)])
+        newest += instance.fetch_materializations(its_own, limit=_ITS_COMMITS_READ).records
+    records = sorted({one.storage_id: one for one in newest}.values(), key=lambda r: r.storage_id)
+    commits = [found for record in records if (found := _recorded(record)) is not None]
     missing = gaps(commits)
     if missing:  # what people have skipped lies between commits, and is seldom asked for
-        missing = gaps(commits, skips_of(instance, group, records[-1].timestamp))
+        missing = gaps(commits, skips_of(instance, group, min(r.timestamp for r in records)))
     texts = [str(gap) for gap in missing[:_SHOWN]]
     if len(missing) > _SHOWN:
         texts.append(f"and {len(missing) - _SHOWN} more")
@@ -64,17 +74,25 @@ def gap_result(
     )
 
 
-def drained_result(
-    history: Iterable[Said], now: float, since_s: float = _DAY_S
-) -> dg.AssetCheckResult:
+def drained_by_now(instance: dg.DagsterInstance, group: dg.AssetKey) -> dg.AssetCheckResult:
     """Whether each hold of the last day drained its partitions before they were released.
 
     Args:
-        history: What the members have said.
-        now: The time, in seconds since 1970.
-        since_s: How long a hold counts.
+        instance: Where the holds are recorded.
+        group: The asset of the members and holds.
     """
-    holds = [said for said in history if said.kind is Kind.HOLD and now - said.at <= since_s]
+    now = time.time()
+    return drained_result(history_of(instance, group, now - _DAY_S), now)
+
+
+def drained_result(history: Iterable[Said], now: float) -> dg.AssetCheckResult:
+    """Whether each hold of the last day drained, as the members have said.
+
+    Args:
+        history: What they have said.
+        now: The time, in seconds since 1970.
+    """
+    holds = [said for said in history if said.kind is Kind.HOLD and now - said.at <= _DAY_S]
     bad = [said for said in holds if said.outcome in _UNDRAINED]
     texts = [f"{said.name}: {said.text}" for said in reversed(bad[-_SHOWN:])]
     if len(bad) > _SHOWN:
@@ -107,7 +125,7 @@ def build_history_checks(
         return gap_result(context.instance, offsets, group)
 
     def drained_before_release(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        return drained_result(history_of(context.instance, group), time.time())
+        return drained_by_now(context.instance, group)
 
     return [
         group_check(

@@ -47,15 +47,23 @@ def said_in(description: str, metadata: Mapping[str, Any], at: float) -> Said | 
     )
 
 
-def history_of(instance: dg.DagsterInstance, group: dg.AssetKey) -> list[Said]:
+def history_of(
+    instance: dg.DagsterInstance, group: dg.AssetKey, since: float | None = None
+) -> list[Said]:
     """What the members of a group have said last, oldest first.
 
     Args:
         instance: Where it is recorded.
         group: The group asset.
+        since: How far back to look, in seconds since 1970; None for the newest events alone.
     """
     history = []
-    for record in reversed(instance.fetch_observations(group, limit=_HISTORY_READ).records):
+    newest = (
+        instance.fetch_observations(group, limit=_HISTORY_READ).records
+        if since is None
+        else list(_observed(instance, group, since))
+    )
+    for record in reversed(newest):
         event = record.asset_observation
         if event is not None:
             metadata = {name: value.value for name, value in event.metadata.items()}

@@ -13,6 +13,7 @@ from dagster_rebalance.core.partition import OffsetAndMetadata
 from dagster_rebalance.core.receipts import Cause, Outcome, Receipt
 from dagster_rebalance.core.reset import Move
 from dagster_rebalance.core.roster import Kind, Said
+from dagster_rebalance.orchestration import history_checks
 from dagster_rebalance.orchestration.catalogue import Catalogue
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import (
@@ -101,7 +102,7 @@ def test_what_a_person_has_skipped_with_reset_fails_no_check(
     for _ in range(events):
         instance.report_runless_asset_event(dg.AssetObservation(assets.group))
     catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30)))
-    assert all(told(instance, assets.offsets, GAP_CHECK))
+    assert told(instance, assets.offsets, GAP_CHECK) == [True, True]
     assert by_hand(instance, "etl", GAP_CHECK).passed
 
 
@@ -124,6 +125,20 @@ def test_a_gap_fails_the_check_at_once_and_links_the_runs_beside_it(
     assert said.metadata["run 9a0f22c1"] == dg.MetadataValue.dagster_run("9a0f22c1-2")
 
 
+def test_a_gap_behind_many_commits_of_other_partitions_is_told(
+    instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A partition that stood still for hours is the one whose offset people move."""
+    monkeypatch.setattr(history_checks, "_COMMITS_READ", 5)
+    assets = GroupAssets.of("etl")
+    catalogue = member(instance, assets)
+    catalogue.record_commit(COMMIT)
+    for start in range(0, 100, 10):
+        catalogue.record_commit(replace(COMMIT, range=span(1, start, start + 10)))
+    catalogue.record_commit(replace(COMMIT, range=span(0, 25, 30)))
+    assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
+
+
 def test_an_old_gap_is_not_told_again_by_each_new_member(instance: dg.DagsterInstance) -> None:
     """A streaming run is replaced each hour, and each failure alerts somebody."""
     assets = GroupAssets.of("etl")
@@ -133,12 +148,15 @@ def test_an_old_gap_is_not_told_again_by_each_new_member(instance: dg.DagsterIns
     assert told(instance, assets.offsets, GAP_CHECK) == [True, False]
 
 
+@pytest.mark.parametrize("events", [0, 250])
 def test_an_undrained_hold_is_not_told_again_by_other_members(
-    instance: dg.DagsterInstance,
+    instance: dg.DagsterInstance, events: int
 ) -> None:
-    """Theirs drain."""
+    """Theirs drain; each dead letter is an event of the group, too."""
     assets = GroupAssets.of("etl")
     member(instance, assets).record_receipt(replace(RECEIPT, outcome=Outcome.LOST))
+    for _ in range(events):
+        instance.report_runless_asset_event(dg.AssetObservation(assets.group))
     member(instance, assets, "green").record_receipt(RECEIPT)
     assert told(instance, assets.group, DRAINED_CHECK) == [False]
 

@@ -240,6 +240,18 @@ def test_the_check_is_evaluated_when_it_changes(instance: dg.DagsterInstance) ->
     assert len(observed(instance, assets.lag)) == 5
 
 
+def test_the_check_is_evaluated_whoever_has_shown_something_else(
+    instance: dg.DagsterInstance,
+) -> None:
+    """Members take turns as the first partition moves, and a person may execute the check."""
+    assets = GroupAssets.of("etl")
+    one, other = (Catalogue(instance, assets, NOBODY) for _ in range(2))
+    for catalogue, waiting in ((one, 11), (one, 12), (other, 5), (one, 11)):
+        lag = GroupLag((PartitionLag(tp(0), 0, waiting, waiting),))
+        catalogue.show_lag(lag, LagLimit(10))
+    assert evaluations(instance, assets.lag) == [False, True, False]
+
+
 def test_without_a_limit_there_is_no_check(instance: dg.DagsterInstance) -> None:
     """Nobody said what is too much."""
     bench = Bench(instance)
