@@ -83,8 +83,8 @@ class Order:
 
     def __str__(self) -> str:
         at = datetime.fromtimestamp(self.at, timezone.utc)
-        why = f": {' '.join(self.reason.split())}" if self.reason else ""
-        return f"{_DONE[self.action]} by {self.by} since {at:%Y-%m-%d %H:%M:%S} UTC{why}"
+        why = f": {one_line(self.reason)}" if self.reason else ""
+        return f"{_DONE[self.action]} by {one_line(self.by)} since {at:%Y-%m-%d %H:%M:%S} UTC{why}"
 
     def covers(self, partition: TopicPartition) -> bool:
         """Whether the order is about a partition."""
@@ -104,6 +104,11 @@ def check_lengths(by: str, reason: str) -> None:
         if len(text) > most:
             msg = f"a {what} may have {most} characters, and this one has {len(text)}"
             raise ConfigurationError(msg)
+
+
+def one_line(text: str) -> str:
+    """What a person has written, as no terminal or log is changed by it."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def covers(selector: str, partition: TopicPartition) -> bool:

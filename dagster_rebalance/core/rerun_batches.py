@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from dagster_rebalance.core.control import check_lengths
+from dagster_rebalance.core.control import check_lengths, one_line
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.partition import OffsetRange
 
@@ -65,7 +65,7 @@ class Rerun:
             raise ConfigurationError(msg)
 
     def __str__(self) -> str:
-        return f"rerun {self.rerun_id} by {self.by}: {' '.join(self.reason.split())}"
+        return f"rerun {self.rerun_id} by {one_line(self.by)}: {one_line(self.reason)}"
 
 
 @dataclass(frozen=True, slots=True)

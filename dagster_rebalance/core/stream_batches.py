@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _ID = re.compile(
     r"s\.(?P<run>[A-Za-z0-9-]{1,40})\.(?P<number>[0-9]{1,12})\.(?P<attempt>[0-9]{1,6})"
 )
+_ATTEMPTS_SHOWN = 1_000
+"""Whoever may commit for the group could ask for a million of them in each claim."""
 
 
 class Outcome(enum.Enum):
@@ -78,9 +80,10 @@ class StreamBatch:
     ) -> tuple[RunSeen, ...]:
         """Tell what is known of the batch in the words that are used for runs.
 
-        The attempts that failed before come first. Then comes the run itself: as its note says; at
-        work, as long as it may work on the partition; dropped, where it does not any more, or has
-        ended in order; or failed, since its process died with the batch in hand.
+        The attempts that failed before come first, the last ones of very many. Then comes the run
+        itself: as its note says; at work, as long as it may work on the partition; dropped, where
+        it does not any more, or has ended in order; or failed, since its process died with the
+        batch in hand.
 
         Args:
             ranges: What the batch has claimed.
@@ -106,7 +109,7 @@ class StreamBatch:
             mine = self._ended(mine, Outcome.DROPPED)
         before = (
             replace(self._ended(mine, Outcome.FAILED), attempt=attempt)
-            for attempt in range(1, self.attempt)
+            for attempt in range(max(1, self.attempt - _ATTEMPTS_SHOWN), self.attempt)
         )
         return (*before, mine)
 
@@ -143,5 +146,5 @@ def is_claimed_by(offer: Offer, run_id: str) -> bool:
         batch is not None
         and offer.is_own
         and batch.run_id == run_id
-        and batch.attempt == offer.failures + 1 == offer.attempt  # no id is begun twice
+        and batch.attempt == offer.attempt  # no id is begun twice
     )

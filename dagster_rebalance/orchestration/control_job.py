@@ -10,6 +10,7 @@ from pydantic import Field
 from dagster_rebalance.core.control import Action
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.orchestration.control import Wanted, give
+from dagster_rebalance.orchestration.plain_config import plain_schema
 from dagster_rebalance.orchestration.tags import USER_TAG
 
 if TYPE_CHECKING:
@@ -43,9 +44,11 @@ def build_kafka_control_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDef
     @dg.op(
         name=f"{name}_order",
         required_resource_keys={kafka_key},
+        config_schema=plain_schema(ControlConfig),
         description="Tells all members of the group, and those that join later.",
     )
-    def order(context: dg.OpExecutionContext, config: ControlConfig) -> None:
+    def order(context: dg.OpExecutionContext) -> None:
+        config = ControlConfig(**context.op_config)
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         wanted = Wanted(
             Action(config.action),

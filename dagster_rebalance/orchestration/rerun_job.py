@@ -8,6 +8,7 @@ import dagster as dg
 from pydantic import Field
 
 from dagster_rebalance.core.errors import DagsterRebalanceError
+from dagster_rebalance.orchestration.plain_config import plain_schema
 from dagster_rebalance.orchestration.rerun import (
     RECORDS_PER_RUN,
     RUNS_AT_ONCE,
@@ -81,9 +82,11 @@ def build_kafka_rerun_job(*, name: str, kafka_key: str = "kafka") -> dg.JobDefin
     @dg.op(
         name=f"{name}_order",
         required_resource_keys={kafka_key},
+        config_schema=plain_schema(RerunConfig),
         description="Says which past ranges are to be processed again.",
     )
-    def order(context: dg.OpExecutionContext, config: RerunConfig) -> None:
+    def order(context: dg.OpExecutionContext) -> None:
+        config = RerunConfig(**context.op_config)
         kafka: KafkaConsumerResource = getattr(context.resources, kafka_key)
         reruns = Reruns(context.instance, kafka)
         try:

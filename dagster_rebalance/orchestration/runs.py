@@ -7,6 +7,7 @@ milliseconds.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import OrderedDict
 from datetime import datetime, timedelta, timezone
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
+from dagster_rebalance.core.control import one_line
 from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.runs import LIVE, WORKING, RunSeen, RunState
 from dagster_rebalance.orchestration.coverage import Coverage
@@ -26,6 +28,7 @@ from dagster_rebalance.orchestration.tags import (
     ATTEMPT_TAG,
     BATCH_TAG,
     GROUP_TAG,
+    MOST_REFUSAL_CHARACTERS,
     OLD_HEARTBEAT_TAG,
     OLD_TAKEN_BACK_TAG,
     REFUSAL_TAG,
@@ -65,6 +68,7 @@ _WILL_RETRY_TAG = "dagster/will_retry"
 _RETRY_NUMBER_TAG = "dagster/retry_number"
 """Of runs that Dagster executed again by itself. It leaves the tag out when a person executes one
 of them again."""
+_NUMBER = re.compile("[0-9]{1,12}")
 _BATCHES_PER_QUERY = 100
 _STOP_AGAIN_S = 5.0
 """How soon a launcher that could not stop a run is asked again; it adds to the run's log each
@@ -460,7 +464,7 @@ class RunLedger:
             or (sign != "" and is_gone(sign.rpartition(" ")[2], run.run_id)),
             is_written_off=Mark.OVER in marks,
             is_over=run.status not in _UNSURE or bool(marks & _FINAL) or not has_begun,
-            refusal=run.tags.get(REFUSAL_TAG, ""),
+            refusal=one_line(run.tags.get(REFUSAL_TAG, ""))[:MOST_REFUSAL_CHARACTERS],
             ended_at=record.end_time if run.status in _ENDED else None,
         )
 
@@ -491,4 +495,4 @@ def _old_sign(record: dg.RunRecord) -> str:
 
 def _number(text: str) -> int:
     """The number in a tag; 0 when a person has spoilt it."""
-    return int(text) if text.isdecimal() else 0
+    return int(text) if _NUMBER.fullmatch(text) else 0

@@ -103,7 +103,7 @@ class SimulatedDagster(RunLife):
         A run that is executed again has the tags of the first one: its attempt, and its key.
         """
         run_id = f"r{len(self.runs) + 1}"
-        if parent_id:
+        if parent_id in self.runs:
             attempt = self.runs[parent_id].attempt
             self._keys[run_id] = self._keys.get(parent_id, "")
         left_out = tuple(asset for asset in self._weather.assets if assets and asset not in assets)

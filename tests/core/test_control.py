@@ -30,6 +30,15 @@ def order(action: Action, partitions: str = EVERYTHING) -> Order:
     return Order(action, partitions, "ada", 1_700_000_000.0, "the warehouse is away")
 
 
+def test_what_a_person_writes_changes_no_terminal() -> None:
+    """Whoever may launch runs writes it, and operators read it in a terminal and in logs."""
+    evil = "a\x1b]52;c;aGk=\x07\nCRITICAL\u202e x"
+    said = str(Order(Action.PAUSE, "orders", evil, 0.0, evil))
+    assert said == (
+        "paused by a ]52;c;aGk= CRITICAL x since 1970-01-01 00:00:00 UTC: a ]52;c;aGk= CRITICAL x"
+    )
+
+
 @pytest.mark.parametrize(
     ("selector", "covered"),
     [

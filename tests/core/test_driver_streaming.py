@@ -411,6 +411,22 @@ def test_a_sensor_takes_over_the_batches_of_a_streaming_run() -> None:
     assert world.kafka.offset(0) == 5
 
 
+def test_a_claim_of_very_many_attempts_costs_a_thousand_of_them_and_is_worked_on() -> None:
+    """A range that is stopped for months has them, and whoever may commit can write them."""
+    world = World(records=5)
+    Stream(world, "r0").die()
+    world.kafka.stored[tp(0)] = encode(StoredPartition(0, (Claim(5, "s.r0.7.4000"),)))
+    stream = Stream(world, "r1", owns=range(1), pace=RetryPace(1.0, 5.0))
+    seen_as = stream.stream_runs(["s.r0.7.4000"], [("s.r0.7.4000", span(0, 0, 5))])
+    assert len(seen_as) == 1001
+    for outcome in (Outcome.FAILED, Outcome.FAILED, Outcome.SUCCEEDED):
+        while stream.turn(1.0) is None:
+            assert world.now < 2_000
+        stream.end(outcome)
+    stream.turn()
+    assert world.kafka.offset(0) == 5
+
+
 def test_a_streaming_run_needs_no_ticks() -> None:
     """Dagster's daemon may be away for hours."""
     world = World()

@@ -17,13 +17,14 @@ from dagster_rebalance.orchestration.control_job import build_kafka_control_job
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.host import NOBODY
 from dagster_rebalance.orchestration.order_book import OrderBook
+from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
 from dagster_rebalance.orchestration.stopped import STOPPED_CHECK, build_stopped_check
 from dagster_rebalance.testing.fixtures import unique_name
 from tests.orchestration.bench import SETTINGS, Bench
 from tests.orchestration.parts import EACH_STORAGE, kafka_in_memory, tp
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dagster_rebalance.core.claims import Claim
     from dagster_rebalance.orchestration.resource import KafkaConsumerResource
@@ -245,6 +246,33 @@ def test_the_job_gives_an_order(instance: dg.DagsterInstance) -> None:
     refused = launch(instance, kafka, config)
     (failed,) = [event for event in refused.all_events if event.is_step_failure]
     assert "say who you are" in str(failed.event_specific_data)
+
+
+@pytest.mark.parametrize(
+    ("build", "config"),
+    [
+        (build_kafka_control_job, {"action": "stop", "partitions": ["orders"]}),
+        (build_kafka_rerun_job, {"partitions": ["orders"]}),
+    ],
+)
+@pytest.mark.parametrize("name", ["by", "reason", "partitions", "runs_at_once", "cancel", "since"])
+def test_a_form_looks_up_no_variable(
+    instance: dg.DagsterInstance,
+    build: Callable[..., dg.JobDefinition],
+    config: dict[str, object],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whoever may launch runs could read each secret of a run in what is shown of its form."""
+    monkeypatch.setenv("KAFKA_PASSWORD", "hunter2")
+    job = dg.Definitions(jobs=[build(name="form")], resources={"kafka": kafka_in_memory()})
+    variable = {"env": "KAFKA_PASSWORD"}
+    given = {**config, name: [variable] if name == "partitions" else variable}
+    with pytest.raises(dg.DagsterInvalidConfigError) as refused:
+        job.resolve_job_def("form").execute_in_process(
+            instance=instance, run_config={"ops": {"form_order": {"config": given}}}
+        )
+    assert "hunter2" not in str(refused.value)
 
 
 # Members

@@ -277,6 +277,18 @@ def test_attempt_parent_and_start_of_a_run_are_read(
     assert (after.attempt, after.parent_id, after.has_started) == (0, first.run_id, False)
 
 
+@pytest.mark.parametrize("spoilt", ["9" * 5_000, "9" * 4_300, "-1", "1_0", "x"])
+def test_an_attempt_that_a_person_has_spoilt_stops_nobody(
+    instance: dg.DagsterInstance, batch_id: str, spoilt: str
+) -> None:
+    """Python reads no number of 5,000 digits, and writes none of 4,301."""
+    run = make_run(instance, offer(batch_id), Status.STARTED)
+    instance.add_run_tags(run.run_id, {ATTEMPT_TAG: spoilt, REFUSAL_TAG: "\x1b[2J" + "x" * 999})
+    seen = look(instance, batch_id)
+    assert seen.attempt == 0
+    assert seen.refusal == "[2J" + "x" * 397
+
+
 def test_a_run_that_ended_before_it_looked_whether_it_may_work_has_not_started(
     instance: dg.DagsterInstance, batch_id: str
 ) -> None:
