@@ -19,7 +19,7 @@ from dagster_rebalance.core.errors import BrokerError, PartitionLostError, Rebal
 from dagster_rebalance.core.events import PartitionsLost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator
+    from collections.abc import Callable, Collection, Iterator
     from collections.abc import Set as AbstractSet
 
     from dagster_rebalance.consumer.events import MemberEvent, Offsets
@@ -40,14 +40,20 @@ class CallerCommits:
     Args:
         member: The member of the group.
         assigned: What counts as assigned; seen live.
+        told: What the member has told and nobody has carried out yet; seen live.
         carried: The pause marks that commits have to carry, if they do; seen live.
     """
 
     def __init__(
-        self, member: GroupMember, assigned: AbstractSet[TopicPartition], carried: PauseMarks | None
+        self,
+        member: GroupMember,
+        assigned: AbstractSet[TopicPartition],
+        told: Collection[MemberEvent],
+        carried: PauseMarks | None,
     ) -> None:
         self._member = member
         self._assigned = assigned
+        self._told = told
         self._carried = carried
         self._waiting: dict[int, tuple[Offsets, Callable[[CommitResult], None]]] = {}
         self._events: list[MemberEvent] = []
@@ -90,8 +96,16 @@ class CallerCommits:
 
     @property
     def lost(self) -> frozenset[TopicPartition]:
-        """Partitions that were lost while a commit was waited for; the next poll tells it."""
-        return lost_in(self._events)
+        """Partitions whose loss the member has told, and the caller has not heard of.
+
+        They may be assigned again behind it.
+        """
+        return frozenset(
+            tp
+            for event in (*self._told, *self._events)
+            if isinstance(event, PartitionsLost)
+            for tp in event.partitions
+        )
 
     def take_events(self) -> list[MemberEvent]:
         """What else the member told while a commit was waited for."""
@@ -126,6 +140,8 @@ class CallerCommits:
         }
 
     def _commit_within(self, offsets: Offsets, timeout_s: float) -> CommitResult:
+        # Before anything is sent: where it cannot be waited for, this refuses.
+        self._member.settle(0)
         outcome: list[CommitResult] = []
         self._waiting[self._member.commit_async(offsets)] = (offsets, outcome.append)
         self._settle(timeout_s)
@@ -160,13 +176,6 @@ class CallerCommits:
                 if self.stored_marks.get(tp) is not (tp in marked):
                     self.stored_marks.pop(tp, None)
         return kept, refused
-
-
-def lost_in(events: Iterable[MemberEvent]) -> frozenset[TopicPartition]:
-    """The partitions that some events tell as lost."""
-    return frozenset(
-        tp for event in events if isinstance(event, PartitionsLost) for tp in event.partitions
-    )
 
 
 def worst_error(result: CommitResult) -> BrokerError | None:

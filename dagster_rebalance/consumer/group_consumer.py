@@ -10,17 +10,14 @@ lists.
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.callbacks import Callbacks
-from dagster_rebalance.consumer.caller_commits import lost_in
 from dagster_rebalance.consumer.carried_marks import PATIENCE_S
 from dagster_rebalance.consumer.events import (
     CallbackFailed,
     CommitAnswered,
-    MemberEvent,
     RequestFailed,
 )
 from dagster_rebalance.consumer.revokes import PollStarted, RevokeLists
@@ -38,6 +35,7 @@ from dagster_rebalance.core.partition import named
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+    from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.operations import ConsumerGroupMetadata
     from dagster_rebalance.consumer.pauses import PauseMarksPolicy
@@ -72,7 +70,6 @@ class GroupConsumer(WakingConsumer):
         super().__init__(member, cluster, fetcher, settings, pause_marks, clock=clock)
         self._clock = clock
         self._lists = RevokeLists()
-        self._told: deque[MemberEvent] = deque()
         self._events: list[AssignmentEvent] = []
         self._callbacks = Callbacks(self._turn)
 
@@ -80,7 +77,7 @@ class GroupConsumer(WakingConsumer):
     def group_metadata(self) -> ConsumerGroupMetadata:
         """As `ConsumerOperations.group_metadata`, which cannot see what a poll has not told."""
         metadata = super().group_metadata()
-        lost = self._assigned.intersection(self._commits.lost | lost_in(self._told))
+        lost = self._assigned & self._commits.lost
         # In a callback the listener has been told of what is carried out.
         if not (self._is_told or self._turn.in_callback):
             lost |= self._lists.lost

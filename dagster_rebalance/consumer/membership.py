@@ -242,7 +242,7 @@ class Member:
 
         What happens meanwhile is told by the next poll.
         """
-        self._check_usable("settle")
+        self._check_usable("a commit with a time-out")
         return self._wait(lambda: not self._open, self._clock() + timeout_s)
 
     def committed(

@@ -7,6 +7,7 @@ Owns what counts as assigned for the API. Must never take part in the group: tha
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from dagster_rebalance.consumer.caller_commits import CommitCallback
-    from dagster_rebalance.consumer.events import CommitResult
+    from dagster_rebalance.consumer.events import CommitResult, MemberEvent
     from dagster_rebalance.consumer.fetcher import Fetcher
     from dagster_rebalance.consumer.pausing import PauseMarks
     from dagster_rebalance.consumer.port import (
@@ -87,8 +88,9 @@ class ConsumerOperations:
         self._starts = Starts(member, cluster, settings.offset_reset)
         self._turn = Turn()
         self._assigned: set[TopicPartition] = set()
+        self._told: deque[MemberEvent] = deque()
         self._carries_marks = carried is not None
-        self._commits = CallerCommits(member, self._assigned, carried)
+        self._commits = CallerCommits(member, self._assigned, self._told, carried)
 
     @property
     def member_id(self) -> str:

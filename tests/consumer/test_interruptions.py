@@ -336,6 +336,44 @@ def test_a_commit_for_a_loss_that_a_timed_commit_has_found_is_refused(group: Fak
     assert blue.consumer.commit_offsets({P0: OffsetAndMetadata(1)}).committed == {P0}
 
 
+class CommitLate(RebalanceListener):
+    """Commits what was read of P0 in each callback of an assignment."""
+
+    def __init__(self) -> None:
+        self.results: list[CommitResult] = []
+
+    def on_partitions_assigned(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Commit, as a listener does that knows nothing of the loss."""
+        try:
+            consumer.commit_sync({P0: OffsetAndMetadata(10)})
+        except PartitionLostError as error:
+            self.results.append(CommitResult(frozenset(), {P0: error}))
+        else:
+            self.results.append(CommitResult(frozenset({P0})))
+
+    def on_partitions_revoked(
+        self, partitions: Collection[TopicPartition], consumer: RebalanceConsumer
+    ) -> None:
+        """Nothing to do."""
+
+
+def test_a_commit_in_a_callback_is_refused_for_a_loss_that_is_told_behind_it(
+    group: FakeGroup,
+) -> None:
+    """The partition is back in the same poll, and another owner has committed in between."""
+    blue, listener = Side(group), CommitLate()
+    blue.consumer.poll(0.1)
+    group.committed[P0] = OffsetAndMetadata(50)
+    blue.consumer.set_rebalance_listener(listener)
+    blue.member.told(PartitionsAssigned((P1,)))
+    blue.member.told(PartitionsLost((P0,), LostReason.FENCED))
+    blue.member.told(PartitionsAssigned((P0,)))
+    blue.consumer.poll(0.1)
+    assert [result.committed for result in listener.results] == [frozenset(), {P0}]
+
+
 def test_nobody_gets_the_metadata_of_the_group_after_a_loss_that_a_timed_commit_has_found(
     group: FakeGroup,
 ) -> None:

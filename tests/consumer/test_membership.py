@@ -17,6 +17,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from dagster_rebalance.consumer import leaving
 from dagster_rebalance.consumer import session as session_module
+from dagster_rebalance.consumer.caller_commits import CallerCommits
 from dagster_rebalance.consumer.events import CallbackFailed, CommitAnswered, RequestFailed
 from dagster_rebalance.core.errors import (
     BrokerError,
@@ -721,6 +722,27 @@ def test_a_poll_inside_of_a_callback_of_the_settings_is_refused(
     scene.do(lambda: scene.session._on_statistics("{}"))
     scene.until(lambda: refused, "the refusal")
     assert "inside a callback" in refused[0]
+
+
+def test_a_commit_that_cannot_be_waited_for_in_a_callback_is_not_sent(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """Refused and stored all the same, it would be taken for one that was not made."""
+    refused: list[str] = []
+
+    def commit(_raw: str) -> None:
+        try:
+            commits.commit({P0: OffsetAndMetadata(1)}, timeout_s=2.0)
+        except IllegalStateError as problem:
+            refused.append(str(problem))
+
+    scene = scripted(stats_cb=commit)
+    commits = CallerCommits(scene.member, {P0, P1}, told=(), carried=None)
+    scene.do(lambda: scene.session._on_statistics("{}"))
+    scene.until(lambda: refused, "the refusal")
+    scene.pass_time()
+    assert "a commit with a time-out inside a callback" in refused[0]
+    assert scene.client.asked == []
 
 
 def test_a_topic_that_is_missing_is_told_once_until_it_was_there(
