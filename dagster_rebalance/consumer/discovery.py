@@ -43,6 +43,7 @@ class Discovery:
         self._interval_s = interval_s
         self.wanted: Collection[str] | re.Pattern[str] = ()
         self._subscribed: frozenset[str] = frozenset()
+        self._seen: Collection[str] | re.Pattern[str] = ()
         self._look_at = clock()
 
     def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
@@ -52,13 +53,18 @@ class Discovery:
             self._look_at = self._clock()
 
     def look(self, session: SessionView) -> None:
-        """Subscribe to the wanted topics, and look for new topics and partitions at intervals."""
+        """Subscribe to the wanted topics, and look for new topics and partitions at intervals.
+
+        Topics that vanish from a pattern stay subscribed to: a list may lack them for a moment. A
+        new pattern that matches none gives up those of the one before.
+        """
         now = self._clock()
         if now < self._look_at or not self.wanted:
             return
         self._look_at = now + self._interval_s
+        wanted = self.wanted
         try:
-            topics = self._topics(session)
+            topics = self._topics(session, wanted)
         except KafkaException as problem:
             logger.info(
                 "group '%s': listing topics failed: %s",
@@ -67,18 +73,21 @@ class Discovery:
             )
             self._look_at = now + min(_LOOKUP_RETRY_S, self._interval_s)
             return
-        if topics and topics != self._subscribed:
+        if topics != self._subscribed and (topics or wanted != self._seen):
             session.subscribe(sorted(topics))
             self._subscribed = topics
+        self._seen = wanted
 
-    def _topics(self, session: SessionView) -> frozenset[str]:
-        if isinstance(self.wanted, re.Pattern):
+    def _topics(
+        self, session: SessionView, wanted: Collection[str] | re.Pattern[str]
+    ) -> frozenset[str]:
+        if isinstance(wanted, re.Pattern):
             listed = session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S).topics
             return frozenset(
-                name for name in listed if not name.startswith("__") and self.wanted.fullmatch(name)
+                name for name in listed if not name.startswith("__") and wanted.fullmatch(name)
             )
         if self._subscribed and self._settings.is_classic:
             # A list of all topics is the one request whose answer makes librdkafka compare its
             # subscription (rd_kafka_metadata: cgrp_update), and rejoin if partitions were added.
             session.consumer.list_topics(timeout=_LOOKUP_TIMEOUT_S)
-        return frozenset(self.wanted)
+        return frozenset(wanted)

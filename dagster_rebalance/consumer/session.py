@@ -115,6 +115,7 @@ class Session:
         self._ends: deque[LostReason] = deque()
         self._is_leaving = False
         self._is_settling = False
+        self._has_unsubscribed = False
         self._has_joined = False
         self._statistics = ""
         self._missing = MissingTopics()
@@ -259,7 +260,11 @@ class Session:
             self.tell(UserCallback(function, arguments))
 
     def subscribe(self, topics: list[str]) -> None:
-        """Join the group for these topics, or change them."""
+        """Join the group for these topics, or change them; with none, leave it by a revoke."""
+        self._has_unsubscribed = not topics
+        if not topics:
+            self.consumer.unsubscribe()
+            return
         self._attempt = Attempt(
             f"membership in group '{self._settings.group_id}' for {_listed(topics)}",
             self._settings.brokers,
@@ -285,7 +290,8 @@ class Session:
             self.end(LostReason.SUPERSEDED)
             return
         self._disown(hold.partitions)
-        self._is_settling = True
+        # No rebalance follows the release of a client that leaves.
+        self._is_settling = not self._has_unsubscribed
         self.hold = None
 
     # The thread

@@ -70,4 +70,4 @@ class SessionView(Protocol):
         """Let the caller's next poll call back what the user has set, if anything."""
 
     def subscribe(self, topics: list[str]) -> None:
-        """Join the group for these topics, or change them."""
+        """Join the group for these topics, or change them; with none, leave it by a revoke."""

@@ -349,3 +349,21 @@ def test_a_pattern_subscribes_to_topics_whose_whole_name_matches(
     blue = actor()
     blue.member.subscribe(re.compile(re.escape(stage.topic[:-1]) + "."))
     play(lambda: blue.owns == everything(stage), blue, what="the topic to be found")
+
+
+def test_a_new_pattern_that_matches_nothing_gives_the_topics_before_up(
+    stage: Stage, actor: NewActor
+) -> None:
+    """By a revoke like any other, and the member comes back for topics that exist."""
+    blue = alone(stage, actor)
+    blue.member.subscribe(re.compile("no-topic-has-this-name"))
+    play(lambda: blue.member.held == everything(stage), blue, what="the revoke")
+    partition = min(blue.owns)
+    stored = blue.member.commit({partition: OffsetAndMetadata(3)})
+    assert stored.committed == {partition}
+    blue.member.release()
+    pass_time(blue)
+    assert blue.owns == frozenset()
+    assert blue.all_told(PartitionsLost) == []
+    blue.subscribe()
+    play(lambda: blue.owns == everything(stage), blue, what="the topic to be read again")
