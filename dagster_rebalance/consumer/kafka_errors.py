@@ -181,6 +181,10 @@ _ADVICE: dict[int, str] = {
     KafkaError.GROUP_MAX_SIZE_REACHED: (
         "the group is full: run fewer members, or raise the broker's limit for the size of a group"
     ),
+    KafkaError.INVALID_REQUEST: (
+        "the broker cannot take what the client sends, and its log says why: use a version of "
+        "confluent-kafka that fits the broker or, for a member, 'group.protocol' 'classic'"
+    ),
     KafkaError.INVALID_SESSION_TIMEOUT: (
         "set 'session.timeout.ms' to what the broker allows (its group.min/max.session.timeout.ms)"
     ),
@@ -208,9 +212,12 @@ _ADVICE: dict[int, str] = {
 
 
 _FATAL_IN_WORDS = {
+    "version range is not supported": KafkaError.UNSUPPORTED_ASSIGNOR,
     "not supported": KafkaError.UNSUPPORTED_VERSION,
     "Group authorization failed": KafkaError.GROUP_AUTHORIZATION_FAILED,
     "Topic authorization failed": KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    "maximum size": KafkaError.GROUP_MAX_SIZE_REACHED,
+    "Invalid request": KafkaError.INVALID_REQUEST,
 }
 
 

@@ -4,9 +4,9 @@ It heartbeats, holds, probes, commits and releases.
 
 The member is the caller's side of a `Session`, which lives in a thread of its own. A poll tells the
 caller what happened. Until then the member does not hold the caller to it: the assigned, held and
-lost partitions are those that it has told. A hold that went wrong (fenced, superseded, expired)
-ends the membership: the member reports all of its partitions lost exactly once, and joins anew with
-a new client.
+lost partitions are those that it has told. A hold that went wrong (fenced, superseded, expired) and
+a client that reports a fatal error end the membership: the member reports all of its partitions
+lost exactly once, and joins anew with a new client.
 
 Must only be used by one thread at a time.
 """
@@ -78,7 +78,7 @@ _ASKED_S = 0.2
 """How much longer than the client the caller waits, so that it hears the client's own reason."""
 _CALLBACKS_S = 0.2
 _AGAIN_S = 1.0
-"""How long after a failure the next client is tried to be made again."""
+"""How long after a failure, or a fatal error of its client, a member tries to join again."""
 _OVERDUE_S = 1.0
 """How much later than itself the member sees that its session has missed the end of a hold: its
 thread waits for a broker."""
@@ -183,15 +183,14 @@ class Member:
         Returns early when something did, and after `wake`.
         """
         self._check_usable("poll")
-        if self._session.was_left:  # and the next one could not be made
+        if self._session.was_left:  # broken, or the next one could not be made
             self._try_again()
         self._session.want(self._subscription)
         self._wait(lambda: self._has_news() or self._woken, self._clock() + timeout_s)
         self._woken = False
         self._heard = self._session.heard
         told, self._carried = self._carried, []
-        # A client that reported a fatal error does nothing any more, and says no more about it.
-        return [*told, RequestFailed(self._session.broken)] if self._session.broken else told
+        return told
 
     def wake(self) -> None:
         """Let the poll that waits, or else the next one, return at once."""
@@ -378,7 +377,7 @@ class Member:
                     self._carried.append(CallbackFailed(problem))
         finally:
             self._busy = False
-        return bool(self._carried or self._session.broken)
+        return bool(self._carried)
 
     def _end_membership(self, reason: LostReason) -> None:
         lost = frozenset(self._owned)
@@ -393,15 +392,24 @@ class Member:
         if lost:
             self._carried.append(PartitionsLost(tuple(sorted(lost)), reason))
             self._owned, self._held = set(), frozenset()
-        self._join_anew()
+        if self._session.broken is None:
+            self._join_anew()
+        else:
+            # What the next client does at once, the broker would most likely refuse again.
+            self._session.leave()
+            self._join_later(self._session.broken)
 
     def _join_anew(self) -> None:
         """Start a new session. Why there is none is told behind what has happened before."""
         try:
             self._start_over()
         except (BrokerError, ConfigurationError) as problem:
-            self._again_at = math.inf
-            self._carried.append(RequestFailed(problem))
+            self._join_later(problem)
+
+    def _join_later(self, problem: BrokerError | ConfigurationError) -> None:
+        """Tell why there is no session, and leave it to `_try_again` to make one."""
+        self._again_at = math.inf
+        self._carried.append(RequestFailed(problem))
 
     def _try_again(self) -> None:
         """Join anew, but not in the poll behind the one that told the failure.

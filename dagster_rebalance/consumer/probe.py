@@ -18,6 +18,7 @@ from confluent_kafka import KafkaException
 from dagster_rebalance.consumer.kafka_errors import (
     FENCED_IN_A_HOLD,
     METADATA_TOO_LARGE,
+    is_final,
     kafka_error,
 )
 from dagster_rebalance.consumer.translation import to_commit
@@ -122,6 +123,8 @@ class Probe:
     def _hear(self, session: SessionView, error: KafkaError) -> None:
         if error.code() in FENCED_IN_A_HOLD:
             session.end(LostReason.FENCED)
+        elif is_final(error):
+            session.end_broken(error)
         else:
             logger.info(
                 "group '%s': a probe during a hold got no answer: %s",

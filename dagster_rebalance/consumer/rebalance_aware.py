@@ -301,7 +301,8 @@ class RebalanceAwareConsumer(GroupConsumer):
 
         Raises:
             BrokerError: Something does not mend itself, with what to do about it. The consumer
-                stays usable.
+                stays usable: after a fatal error of the client its partitions are lost, and it
+                joins the group anew.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
         records = self._poll_once(patience_s(timeout_s, timeout), max_records)
@@ -326,7 +327,8 @@ class RebalanceAwareConsumer(GroupConsumer):
 
         Raises:
             BrokerError: Something does not mend itself, with what to do about it. The consumer
-                stays usable.
+                stays usable: after a fatal error of the client its partitions are lost, and it
+                joins the group anew.
             IllegalStateError: Called inside a callback, by two threads at a time, or after `close`.
         """
         records = self._poll(patience_s(timeout_s, timeout), max_records, same_poll=False)

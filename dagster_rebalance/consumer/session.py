@@ -92,7 +92,8 @@ class Session:
         consumer: The client. Only to be called by this session's thread.
         member_id: The id the broker knows this member by; empty while it is not known there.
         hold: The revoke that was requested and is not released yet.
-        broken: The fatal error after which the client does nothing any more.
+        broken: The fatal error after which the client does nothing any more. It ended the
+            membership.
         seen_at: When the caller polled last. Must be kept up to date by the caller.
         heard: How many of its events were taken.
 
@@ -150,6 +151,11 @@ class Session:
         """
         self._ends.append(reason)
         self.ring()
+
+    def end_broken(self, error: KafkaError) -> None:
+        """End the membership, because the client does nothing any more. The first error stays."""
+        self.broken = self.broken or broker_error(error, self._attempt)
+        self.end(LostReason.SESSION)
 
     def want(self, subscription: Collection[str] | re.Pattern[str]) -> None:
         """Take part for these topics."""
@@ -458,8 +464,7 @@ class Session:
     def _note(self, error: KafkaError) -> None:
         self.troubles.append(error)
         if is_final(error):
-            self.broken = broker_error(error, self._attempt)
-            self.ring()
+            self.end_broken(error)
         elif error.code() == POLLED_TOO_LATE:
             # The client tells of the loss by itself, and joins again.
             logger.warning("group '%s': %s", self._settings.group_id, self._attempt.explain(error))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     import confluent_kafka
+    from confluent_kafka import KafkaError
 
     from dagster_rebalance.consumer.events import MemberEvent
     from dagster_rebalance.core.events import LostReason
@@ -62,6 +63,9 @@ class SessionView(Protocol):
 
     def end(self, reason: LostReason) -> None:
         """End the membership. The first reason stays."""
+
+    def end_broken(self, error: KafkaError) -> None:
+        """End the membership, because the client does nothing any more."""
 
     def tell(self, event: MemberEvent | UserCallback) -> None:
         """Let the caller's next poll return an event."""

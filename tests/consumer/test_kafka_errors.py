@@ -6,6 +6,7 @@ The class of each error says what has become of the ownership.
 from __future__ import annotations
 
 import math
+import re
 import traceback
 
 import pytest
@@ -134,6 +135,23 @@ def test_a_fatal_heartbeat_without_a_right_names_the_acl(resource: str) -> None:
     assert f"ACL READ, which includes DESCRIBE, on the {resource}" in str(
         broker_error(KafkaError(code("_FATAL"), text), COMMIT)
     )
+
+
+@pytest.mark.parametrize(
+    ("refusal", "advice"),
+    [
+        ("GROUP_MAX_SIZE_REACHED", "the group is full"),
+        ("INVALID_REQUEST", "its log says why"),
+        ("UNSUPPORTED_ASSIGNOR", r"set 'group\.remote\.assignor'"),
+        ("UNSUPPORTED_VERSION", "group_protocol: classic"),
+    ],
+)
+def test_a_fatal_heartbeat_says_what_to_do(refusal: str, advice: str) -> None:
+    """In the callback of errors it has the code of the reason, in a poll only its words."""
+    words = f"ConsumerGroupHeartbeat fatal error: {KafkaError(code(refusal)).str()}"
+    for error in (KafkaError(code("_FATAL"), words), KafkaError(code(refusal), words, fatal=True)):
+        assert is_final(error)
+        assert re.search(advice, str(broker_error(error, COMMIT)))
 
 
 def test_the_cause_of_a_time_out_is_what_the_client_was_refused() -> None:

@@ -775,19 +775,41 @@ def test_other_errors_of_a_topic_are_told_each_time(
     assert len([event for event in scene.poll() if isinstance(event, RequestFailed)]) == 2
 
 
-def test_a_client_that_is_broken_says_so_in_each_poll(
+def test_a_client_that_is_broken_is_told_once_with_the_loss_and_replaced_later(
     scripted: Callable[..., ScriptedMember],
 ) -> None:
-    """It does nothing any more."""
-    scene = scripted()
+    """It does nothing any more.
+
+    Polls that raised without a wait kept a core busy; and the next client may be refused likewise.
+    """
+    clock = ManualClock()
+    scene = scripted(clock)
 
     def fail() -> Message | None:
-        raise KafkaException(KafkaError(KafkaError._FATAL, "the end", True))  # noqa: FBT003 - fatal
+        raise KafkaException(KafkaError(KafkaError._FATAL, "the end", fatal=True))
 
     scene.do(fail)
-    for _ in range(2):
-        (told,) = scene.poll()
-        assert isinstance(told, RequestFailed)
+    loss, failure = scene.poll()
+    assert loss == PartitionsLost((P0, P1), LostReason.SESSION)
+    assert isinstance(failure, RequestFailed)
+    assert "the end" in str(failure.error)
+    assert scene.member.assignment() == frozenset()
+    assert scene.poll() == scene.poll() == []
+    assert len(scene.clients) == 1
+    clock.advance(5.0)
+    assert scene.poll() == []
+    assert len(scene.clients) == 2
+
+
+def test_a_fatal_answer_to_a_probe_ends_the_ownership(
+    scripted: Callable[..., ScriptedMember],
+) -> None:
+    """In a hold the client calls nobody back, and the group has given the partitions away."""
+    scene = scripted()
+    scene.client.stored = KafkaError._FATAL
+    scene.ask_for(P1)
+    assert lost(scene) == [PartitionsLost((P0, P1), LostReason.SESSION)]
+    assert isinstance(scene.told[-1], RequestFailed)
 
 
 def test_a_client_that_breaks_ends_a_poll_that_waits(
@@ -799,8 +821,7 @@ def test_a_client_that_breaks_ends_a_poll_that_waits(
     poll = partial(scene.member.poll, 10 * LIMIT_S)
     threading.Thread(target=lambda: told.put(poll()), daemon=True).start()
     scene.do(partial(trouble, KafkaError._FATAL))
-    (event,) = told.get(timeout=LIMIT_S)
-    assert isinstance(event, RequestFailed)
+    assert isinstance(told.get(timeout=LIMIT_S)[-1], RequestFailed)
 
 
 def test_a_classic_member_looks_for_no_topics_before_the_rebalance_of_its_release_is_over(
