@@ -166,7 +166,9 @@ class ConsumerOperations:
         self, partitions: Collection[AnyPartition], timeout_s: float = _TIMEOUT_S
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:
         """What the group has committed for any partitions; None where it has nothing."""
-        return self._commits.committed(given_partitions("committed", partitions), timeout_s)
+        return self._commits.committed(
+            given_partitions("committed", partitions), given_seconds("committed", timeout_s)
+        )
 
     @in_turn
     def position(self, partition: AnyPartition, timeout_s: float = _TIMEOUT_S) -> int:
@@ -176,12 +178,12 @@ class ConsumerOperations:
             IllegalStateError: The partition is not assigned.
             BrokerError: There is no committed offset and `auto.offset.reset` forbids to choose one.
         """
-        tp = given_partition("position", partition)
+        tp, limit_s = given_partition("position", partition), given_seconds("position", timeout_s)
         self._check_assigned("position", [tp])
         at = self._fetcher.position(tp) if self._fetcher else None
         if at is not None and at.offset is not None:
             return at.offset
-        found, problem = self._starts.find({tp: at.start if at else "committed"}, timeout_s)
+        found, problem = self._starts.find({tp: at.start if at else "committed"}, limit_s)
         if problem is not None:
             raise problem
         if self._fetcher:
@@ -220,7 +222,8 @@ class ConsumerOperations:
     ) -> dict[TopicPartition, int]:
         """The first offsets that exist, of any partitions, in one request."""
         return self._cluster.beginning_offsets(
-            given_partitions("beginning_offsets", partitions), timeout_s
+            given_partitions("beginning_offsets", partitions),
+            given_seconds("beginning_offsets", timeout_s),
         )
 
     @in_turn
@@ -232,7 +235,9 @@ class ConsumerOperations:
         With `isolation.level` `read_committed`, the default, it is the first offset of the oldest
         open transaction.
         """
-        return self._cluster.end_offsets(given_partitions("end_offsets", partitions), timeout_s)
+        return self._cluster.end_offsets(
+            given_partitions("end_offsets", partitions), given_seconds("end_offsets", timeout_s)
+        )
 
     @in_turn
     def offsets_for_times(
@@ -240,7 +245,8 @@ class ConsumerOperations:
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """The first records at or after a time in milliseconds; None where there is none."""
         return self._cluster.offsets_for_times(
-            given_times("offsets_for_times", timestamps), timeout_s
+            given_times("offsets_for_times", timestamps),
+            given_seconds("offsets_for_times", timeout_s),
         )
 
     @in_turn
@@ -250,12 +256,12 @@ class ConsumerOperations:
         Raises:
             BrokerError: There is no such topic, or the principal may not see it.
         """
-        return self._cluster.partitions_for(topic, timeout_s)
+        return self._cluster.partitions_for(topic, given_seconds("partitions_for", timeout_s))
 
     @in_turn
     def list_topics(self, timeout_s: float = _TIMEOUT_S) -> dict[str, list[PartitionInfo]]:
         """All topics that the principal may see."""
-        return self._cluster.list_topics(timeout_s)
+        return self._cluster.list_topics(given_seconds("list_topics", timeout_s))
 
     @in_turn
     def current_lag(self, partition: AnyPartition) -> int | None:
@@ -277,8 +283,8 @@ class ConsumerOperations:
         """Return the latest statistics of librdkafka.
 
         The `member` takes part in the group, and the `fetcher` reads. The statistics of each are
-        empty before the first `statistics.interval.ms` is over, and while that setting is off: the
-        default, but for a member in the classic protocol.
+        empty before the first `statistics.interval.ms` is over, and while that setting is off,
+        which is the default.
         """
         return {
             "member": self._member.metrics(),

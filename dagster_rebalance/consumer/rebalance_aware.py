@@ -179,6 +179,7 @@ class RebalanceAwareConsumer(GroupConsumer):
             listener: Deprecated (KAFKA-20385): use `set_rebalance_listener`. Told when partitions
                 come and go.
         """
+        wanted = given_topics("subscribe", topics)
         if listener is not None:
             warnings.warn(
                 "subscribe(..., listener) is deprecated: use set_rebalance_listener",
@@ -186,7 +187,6 @@ class RebalanceAwareConsumer(GroupConsumer):
                 stacklevel=2,
             )
             self.set_rebalance_listener(listener)
-        wanted = given_topics("subscribe", topics)
         if not wanted:
             self.unsubscribe()
             return
@@ -253,7 +253,7 @@ class RebalanceAwareConsumer(GroupConsumer):
         Raises:
             BrokerError: What is wrong, and what to do about it.
         """
-        self._cluster.check(self._subscription, timeout_s)
+        self._cluster.check(self._subscription, given_seconds("check", timeout_s))
 
     @in_turn
     def get_to_be_revoked_partitions(self) -> frozenset[TopicPartition]:

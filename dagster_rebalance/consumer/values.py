@@ -181,13 +181,13 @@ def given_pattern(call: str, pattern: object) -> re.Pattern[str]:
 
 
 def given_seconds(call: str, value: object) -> float:
-    """How long a caller wants to wait.
+    """How long a caller wants to wait; below 0 is without end, as in confluent-kafka.
 
     Raises:
         TypeError: It is no number.
     """
     if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
-        return value
+        return math.inf if value < 0 else value
     raise _unexpected(call, "a number of seconds as time-out", value)
 
 

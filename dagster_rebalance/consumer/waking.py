@@ -6,11 +6,11 @@ other threads and by signal handlers.
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.consumer.pauses import PausingConsumer
+from dagster_rebalance.consumer.values import given_seconds
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -85,8 +85,6 @@ class WakingConsumer(PausingConsumer):
 def patience_s(timeout_s: float | None, timeout: float | None) -> float:
     """Return how long a poll waits, by this package's name or by confluent-kafka's.
 
-    A time below 0 is without end, as in confluent-kafka.
-
     Raises:
         TypeError: Both are given, or it is no number.
     """
@@ -94,8 +92,4 @@ def patience_s(timeout_s: float | None, timeout: float | None) -> float:
         msg = "give timeout_s or timeout, not both: they mean the same"
         raise TypeError(msg)
     given: object = timeout if timeout_s is None else timeout_s
-    chosen = DEFAULT_POLL_S if given is None else given
-    if not isinstance(chosen, int | float) or math.isnan(chosen):
-        msg = f"a time-out is a number of seconds, not {chosen!r}"
-        raise TypeError(msg)
-    return math.inf if chosen < 0 else chosen
+    return given_seconds("poll", DEFAULT_POLL_S if given is None else given)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dagster_rebalance.consumer.listener import CompositeRebalanceListener
 from dagster_rebalance.consumer.rebalance_aware import RebalanceAwareConsumer
 from dagster_rebalance.consumer.settings import validated
 from dagster_rebalance.core.errors import ConfigurationError
@@ -23,6 +24,20 @@ if TYPE_CHECKING:
 CONFIG = {"bootstrap.servers": "nobody:9092", "group.id": "etl"}
 P0 = TopicPartition("orders", 0)
 ONE = {P0: OffsetAndMetadata(1)}
+
+TIMED: dict[str, Callable[[Any, Any], object]] = {
+    "commit_sync": lambda it, timeout_s: it.commit_sync(ONE, timeout_s),
+    "commit_offsets": lambda it, timeout_s: it.commit_offsets(ONE, timeout_s),
+    "committed": lambda it, timeout_s: it.committed([P0], timeout_s),
+    "position": lambda it, timeout_s: it.position(P0, timeout_s),
+    "beginning_offsets": lambda it, timeout_s: it.beginning_offsets([P0], timeout_s),
+    "end_offsets": lambda it, timeout_s: it.end_offsets([P0], timeout_s),
+    "offsets_for_times": lambda it, timeout_s: it.offsets_for_times({P0: 0}, timeout_s),
+    "partitions_for": lambda it, timeout_s: it.partitions_for("orders", timeout_s),
+    "list_topics": lambda it, timeout_s: it.list_topics(timeout_s),
+    "check": lambda it, timeout_s: it.check(timeout_s),
+    "close": lambda it, timeout_s: it.close(timeout_s),
+}
 
 REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
     "pause_pattern(None)": (
@@ -88,6 +103,14 @@ REFUSED: dict[str, tuple[Callable[[Any], object], str]] = {
         lambda it: it.commit_sync(ONE, math.nan),
         "commit_sync expects a number of seconds",
     ),
+    "poll(text)": (lambda it: it.poll("1"), "poll expects a number of seconds"),
+    **{
+        f"{name}(.., text)": (
+            lambda it, name=name: TIMED[name](it, "orders"),  # type: ignore[misc]
+            f"{name} expects a number of seconds",
+        )
+        for name in TIMED
+    },
     "commit_async(.., 5)": (lambda it: it.commit_async(ONE, 5), "commit_async expects a function"),
     "poll(0, None)": (lambda it: it.poll(0, None), "poll expects a whole number as max_records"),
     "poll(0, 2.5)": (lambda it: it.poll(0, 2.5), "poll expects a whole number as max_records"),
@@ -114,6 +137,59 @@ def test_a_call_with_a_wrong_value_is_refused_and_changes_nothing(name: str) -> 
     assert not consumer.paused()
     assert not group.committed
     consumer.close()
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_a_time_out_below_0_is_without_end(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in confluent-kafka; some calls gave up at once, and others took it for an error."""
+    group = FakeGroup({"orders": 1})
+    member = group.member()
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=member, cluster=group, clock=group.clock
+    )
+    consumer.subscribe(["orders"])
+    consumer.poll(0)
+    limits: list[float] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:  # noqa: ANN401 - any of them
+            limits.extend(given for given in arguments if isinstance(given, int | float))
+            return call(*arguments)
+
+        return noted
+
+    for of, calls in (
+        (member, ("settle", "committed", "close")),
+        (
+            group,
+            (
+                "beginning_offsets",
+                "end_offsets",
+                "offsets_for_times",
+                "partitions_for",
+                "list_topics",
+                "check",
+            ),
+        ),
+    ):
+        for call in calls:
+            monkeypatch.setattr(of, call, noting(getattr(of, call)))
+    TIMED[name](consumer, -1)
+    assert math.inf in limits
+    assert min(limits) >= 0
+
+
+def test_a_refused_subscription_sets_no_listener() -> None:
+    """It would be told of the partitions of the subscription before."""
+    group, listener = FakeGroup({"orders": 1}), CompositeRebalanceListener()
+    consumer = RebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+    listeners: list[object] = []
+    consumer.set_rebalance_listener = listeners.append  # type: ignore[method-assign,assignment]
+    with pytest.raises(TypeError, match="subscribe expects names of topics"):
+        consumer.subscribe("orders", listener)
+    assert listeners == []
 
 
 def test_topics_that_can_be_gone_through_only_once_are_taken() -> None:
