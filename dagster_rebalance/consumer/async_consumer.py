@@ -153,6 +153,9 @@ class AsyncRebalanceAwareConsumer(AsyncOperations):
         """
         refuse_in_callback("close")
         limit_s = given_seconds("close", timeout_s)
+        if self._consumer.is_elsewhere:
+            self._consumer.close()
+            return
         if self._closing is None:
             self._closing = asyncio.ensure_future(
                 self._take_turn("close", lambda: self._consumer.close(limit_s))

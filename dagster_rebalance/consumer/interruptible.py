@@ -73,6 +73,11 @@ class InterruptibleConsumer(RebalanceAwareConsumer):
         """Whether `close` has given everything up."""
         return self._turn.is_over
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether another process has made it, of which this one is a fork."""
+        return self._turn.is_elsewhere
+
     def poll_for(self, caller: Caller, poll: Callable[[], T]) -> T:
         """Poll for as long as the caller waits."""
         self._caller = caller

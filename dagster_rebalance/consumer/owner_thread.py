@@ -7,6 +7,7 @@ Must never run two things at a time.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -46,14 +47,21 @@ class OwnerThread:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._kept: deque[_Job] = deque()
         self._stopped = False
+        self._process = os.getpid()
         threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def submit(self, function: Callable[[], T], *, nested: bool = True) -> Future[T]:
         """Have something run; a `nested` one also in the middle of one that is not.
 
         Raises:
-            IllegalStateError: The thread was stopped.
+            IllegalStateError: The thread was stopped, or is not in this process: it was forked.
         """
+        if os.getpid() != self._process:
+            msg = (
+                "the consumer was made by another process, of which this one is a fork: "
+                "make one here"
+            )
+            raise IllegalStateError(msg)
         if self._stopped:
             msg = "the consumer is closed: make a new one"
             raise IllegalStateError(msg)

@@ -224,9 +224,13 @@ class RebalanceAwareConsumer(GroupConsumer):
         """Give all partitions up and leave the group; may be called again.
 
         The leave takes at most `timeout_s` on the network's side. The consumer releases the
-        partitions that it still holds: drain and commit before.
+        partitions that it still holds: drain and commit before. In a fork of the process that made
+        the consumer nothing is given up.
         """
         if self._turn.is_over:
+            return
+        if self._turn.is_elsewhere:
+            self._turn.is_over = True
             return
         with self._turn.of("close"):
             left_s = given_seconds("close", timeout_s)

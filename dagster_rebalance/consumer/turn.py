@@ -1,5 +1,7 @@
 """Whose turn it is: one thread at a time, no poll inside of a poll, and nobody after the end.
 
+A process that was forked has no turn at all: the threads behind the consumer are not in it.
+
 Owns the refusal, and its reason. Must never wait: a second caller is told at once what is wrong.
 """
 
@@ -7,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar, cast
@@ -65,14 +68,21 @@ class Turn:
         """Whether the one who has the turn is running a callback; to be set by it."""
         self.is_over = False
         """Whether there is no turn any more; to be set by the one who has it."""
+        self._process = os.getpid()
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the consumer was made by another process, of which this one is a fork."""
+        return os.getpid() != self._process
 
     def of(self, call: str) -> AbstractContextManager[object]:
         """Take the turn for a call, and give it back at the end of the `with`.
 
         Raises:
             IllegalStateError: It is taken, by another thread or by an outer call of the same; or
-                there is none any more.
+                there is none any more, or none in this process.
         """
+        self._refuse_elsewhere(call)
         outer = self._outer_call()
         if outer is not None:
             inside = (
@@ -89,11 +99,21 @@ class Turn:
         """Take the turn like `of`, or share it with an outer call of the same thread.
 
         Raises:
-            IllegalStateError: Another thread has it, or there is none any more.
+            IllegalStateError: Another thread has it, or there is none any more, or none in this
+                process.
         """
+        self._refuse_elsewhere(call)
         if self._outer_call() is not None:
             return nullcontext()
         return self._take(call, _caller())
+
+    def _refuse_elsewhere(self, call: str) -> None:
+        if self.is_elsewhere:
+            msg = (
+                f"{call} on a consumer that another process has made: its threads are not in this "
+                "one, which was forked; make a consumer here"
+            )
+            raise IllegalStateError(msg)
 
     def _outer_call(self) -> str | None:
         """The call of this thread that has the turn.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from typing import TYPE_CHECKING
@@ -341,6 +342,49 @@ def test_after_the_end_each_call_says_that_it_is_over(group: FakeGroup, name: st
     else:
         with pytest.raises(IllegalStateError, match=f"{name} on a closed consumer"):
             OPERATIONS[name](consumer)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.usefixtures("log")
+def test_in_a_fork_each_call_says_to_make_a_consumer_there(
+    group: FakeGroup, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fork lacks the threads that would answer, so the calls waited for ever.
+
+    A close there leaves the membership of the other process alone.
+    """
+    consumer = consumer_of(group)
+    consumer.poll(0)
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(IllegalStateError, match=r"poll on .* make a consumer here"):
+            consumer.poll(0)
+        if name == "close":
+            consumer.close()
+        else:
+            with pytest.raises(IllegalStateError, match=rf"{name} on .* make a consumer here"):
+                OPERATIONS[name](consumer)
+    assert group.members
+
+
+def test_in_a_fork_a_consumer_of_asyncio_refuses_likewise(
+    group: FakeGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own thread is not there either."""
+    consumer = AsyncRebalanceAwareConsumer(
+        CONFIG, fetch=False, member=group.member(), cluster=group, clock=group.clock
+    )
+
+    async def use() -> None:
+        with pytest.raises(IllegalStateError, match="make one here"):
+            await consumer.poll(0)
+        with pytest.raises(IllegalStateError, match="make one here"):
+            await consumer.assignment()
+        await consumer.close()
+
+    with monkeypatch.context() as fork:
+        fork.setattr(os, "getpid", lambda: -1)
+        asyncio.run(asyncio.wait_for(use(), 20))
 
 
 def test_a_close_in_a_signal_handler_says_what_to_do_there(group: FakeGroup, log: FakeLog) -> None:
