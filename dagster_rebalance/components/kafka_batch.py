@@ -36,10 +36,7 @@ RegistrySettings = settings_of(SchemaRegistryResource)
 def _kafka(context: dg.ResolutionContext, model: Any) -> KafkaConsumerResource:
     kafka = KafkaConsumerResource(**KafkaSettings.resolve_from_model(context, model).given())
     kafka.driver_settings()
-    # What a variable says may be another thing where the code runs.
-    judged = (kafka.security_protocol, *kafka.client_config.values())
-    if not any(isinstance(value, dg.EnvVar) for value in judged):
-        kafka.consumer_config()
+    kafka.check_client()
     return kafka
 
 

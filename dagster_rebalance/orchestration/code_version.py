@@ -42,14 +42,18 @@ def _files(function: Callable[..., object]) -> Iterator[tuple[str, Path]]:
 
     The names are relative: a deploy may put the same files elsewhere.
     """
-    source = inspect.getsourcefile(inspect.unwrap(function))
+    found = inspect.unwrap(function)
+    source = inspect.getsourcefile(found)
     if source is None or not Path(source).is_file():
         return
     own = Path(source).resolve()
-    folder = own.parent
+    # What `dg scaffold` writes are folders without an __init__.py, inside of a package: the name of
+    # the module tells how deep they are.
+    names = tuple(found.__module__.split("."))
+    is_named = len(names) > 1 and own.with_suffix("").parts[-len(names) :] == names
+    folder = own.parents[len(names) - 2] if is_named else own.parent
     while (folder.parent / "__init__.py").exists():
         folder = folder.parent
-    # What `dg scaffold` writes is a folder without an __init__.py, inside of a package.
-    is_package = (folder / "__init__.py").exists()
+    is_package = is_named or (folder / "__init__.py").exists()
     for file in {own, *(folder.rglob("*.py") if is_package else folder.glob("*.py"))}:
         yield str(file.relative_to(folder)), file

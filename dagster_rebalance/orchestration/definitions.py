@@ -7,6 +7,7 @@ the group in the catalogue.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +124,7 @@ def build_kafka_batch_defs(
     check_steps(name, nodes, batch_key)
     if external_work:
         check_retries(name, nodes)
+    _check_keys(name, kafka_key, spark_key, batch_key)
     provided = _resources(
         name,
         {kafka_key: kafka, spark_key: spark},
@@ -235,6 +237,7 @@ def build_kafka_stream_defs(
             msg = f"{setting}={value:g} of {name} must be at least {least:g}"
             raise ConfigurationError(msg)
     rerun_key = f"{name}_rerun_batch"
+    _check_keys(name, kafka_key, spark_key, batch_key, rerun_key)
     provided = _resources(
         name,
         {kafka_key: kafka, spark_key: spark},
@@ -326,6 +329,7 @@ def _check(
     if kafka.tells_the_driver:
         _named(kafka).driver_settings(streams=streams)
     _check_secrets(name, written_secrets(kafka, spark))
+    _named(kafka).check_client()
 
 
 def _check_secrets(name: str, written: Iterable[str]) -> None:
@@ -336,6 +340,13 @@ def _check_secrets(name: str, written: Iterable[str]) -> None:
             "variable's name (in YAML: '{{ env.NAME }}', and nothing else in the text)"
         )
         raise ConfigurationError(msg)
+
+
+def _check_keys(name: str, *keys: str) -> None:
+    for key, times in Counter(keys).items():
+        if times > 1:
+            msg = f"the resource key {key!r} of {name} stands for two things: choose another one"
+            raise ConfigurationError(msg)
 
 
 def _resources(

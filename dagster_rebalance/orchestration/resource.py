@@ -395,6 +395,18 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             "a branch_group_id"
         )
 
+    def check_client(self) -> None:
+        """Refuse settings of the Kafka client that cannot work, as far as they are known.
+
+        What a variable of the environment says may be another thing where the code runs.
+
+        Raises:
+            ConfigurationError: As `consumer_config`.
+        """
+        judged = (self.security_protocol, *self.client_config.values())
+        if not any(isinstance(value, dg.EnvVar) for value in judged):
+            self.consumer_config()
+
     def consumer_config(self) -> dict[str, Any]:
         """The settings of the Kafka client, secrets included.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from pathlib import Path
@@ -85,6 +86,23 @@ def test_a_folder_that_was_scaffolded_into_a_package_counts_with_it(tmp_path: Pa
     assert edited != before
     (shop / "definitions.py").write_text("RATE = 2\n")
     assert code_version([body], "a") != edited
+
+
+def test_a_folder_that_was_scaffolded_deep_into_a_package_counts_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dg scaffold defs ... kafka/orders` makes two folders without an __init__.py."""
+    shop = tmp_path / "scaffolded_shop"
+    orders = shop / "defs" / "kafka" / "orders"
+    orders.mkdir(parents=True)
+    for file in ("__init__.py", "lib.py", "defs/__init__.py"):
+        (shop / file).touch()
+    (orders / "work.py").write_text("def body(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    body = importlib.import_module("scaffolded_shop.defs.kafka.orders.work").body
+    before = code_version([body], "a")
+    (shop / "lib.py").write_text("RATE = 2\n")
+    assert code_version([body], "a") != before
 
 
 def test_a_file_that_a_link_leads_to_counts_whatever_its_name(project: Path) -> None:

@@ -532,6 +532,16 @@ def test_without_assets_there_is_nothing_to_run() -> None:
 
 
 @pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize("keys", [{"kafka_key": "kafka_batch"}, {"spark_key": "kafka"}])
+def test_one_resource_key_for_two_things_is_refused(
+    build: Callable[..., dg.Definitions], keys: dict[str, str]
+) -> None:
+    """One of the two would be in the place of the other, and each tick would fail."""
+    with pytest.raises(ConfigurationError, match="of orders stands for two things"):
+        build(kafka=kafka(), assets=[streamed], name="orders", **keys)
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
 @pytest.mark.parametrize("given", [dg.AssetSpec("orders"), lambda: None], ids=["spec", "function"])
 def test_what_is_no_asset_with_a_function_is_refused_in_words(
     build: Callable[..., dg.Definitions], given: object
@@ -548,8 +558,11 @@ def test_what_is_no_asset_with_a_function_is_refused_in_words(
         (build_kafka_stream_defs, {"max_attempts": 0}, "max_attempts=0 of group etl"),
         (build_kafka_batch_defs, {"on_failure": "dead_letter"}, "needs a dead_letter_topic"),
         (build_kafka_batch_defs, {"lease_s": 19.0}, r"lease_s=19 .* at least 20 .* orders_sensor"),
+        (build_kafka_batch_defs, {"sasl_mechanism": "PLAIN"}, "security"),
+        (build_kafka_stream_defs, {"client_config": {"enable.auto.commit": True}}, "auto.commit"),
+        (build_kafka_batch_defs, {"client_config": {"session.timeout.ms": 1}}, "session.timeout"),
     ],
-    ids=["limit", "stream", "letters", "lease"],
+    ids=["limit", "stream", "letters", "lease", "login", "auto-commit", "session"],
 )
 def test_settings_that_each_tick_would_refuse_do_not_load(
     monkeypatch: pytest.MonkeyPatch,
@@ -570,7 +583,7 @@ def test_settings_that_each_tick_would_refuse_do_not_load(
     [
         {"max_records_per_range": dg.EnvVar.int("MOST")},
         {"on_failure": "dead_letter", "dead_letter_topic": dg.EnvVar("LETTERS")},
-        {"sasl_password": dg.EnvVar("PASSWORD")},
+        {"sasl_password": dg.EnvVar("PASSWORD"), "security_protocol": dg.EnvVar("PROTOCOL")},
     ],
     ids=["number", "text", "client"],
 )
