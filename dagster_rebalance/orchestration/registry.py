@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import dagster as dg
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from dagster_rebalance.consumer.registry import Registry
 from dagster_rebalance.core.errors import ConfigurationError, UndecodableError
 from dagster_rebalance.core.schemas import SchemaText, SchemaType
 from dagster_rebalance.decoding.decoder import Decoder, Format, KnownSchemas
 from dagster_rebalance.orchestration.client_settings import as_texts
+from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 
 _TYPES: dict[Format, SchemaType] = {"avro": "AVRO", "protobuf": "PROTOBUF", "json": "JSON"}
 _OWN = {
@@ -139,6 +140,11 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     )
 
     _registry: Registry | None = PrivateAttr(default=None)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_settings(cls, values: object) -> object:
+        return refuse_unknown_settings(cls, values, "it has no others than docs/settings.md names")
 
     @field_validator("client_config", mode="before")
     @classmethod

@@ -7,7 +7,6 @@ them.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -37,6 +36,7 @@ from dagster_rebalance.core.topics import Topics
 from dagster_rebalance.core.transport import insecurity
 from dagster_rebalance.orchestration.branch import is_branch_deployment
 from dagster_rebalance.orchestration.client_settings import Function, as_texts, function_named
+from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 
 if TYPE_CHECKING:
     ClientSettings: TypeAlias = dict[str, Any]
@@ -301,17 +301,8 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_settings(cls, values: object) -> object:
-        if isinstance(values, dict):
-            for name in values.keys() - cls.model_fields.keys():
-                near = difflib.get_close_matches(name, cls.model_fields, n=1)
-                hint = (
-                    f"did you mean {near[0]}?"
-                    if near
-                    else "settings of librdkafka belong into client_config"
-                )
-                msg = f"KafkaConsumerResource has no setting {name!r}: {hint}"
-                raise ConfigurationError(msg)
-        return values
+        otherwise = "settings of librdkafka belong into client_config"
+        return refuse_unknown_settings(cls, values, otherwise)
 
     @model_validator(mode="before")
     @classmethod

@@ -14,10 +14,11 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
-from pydantic import ConfigDict, Field, PrivateAttr, field_validator
+from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
 
 from dagster_rebalance.core.errors import ConfigurationError, DagsterRebalanceError
 from dagster_rebalance.orchestration.client_settings import as_text, as_texts
+from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 from dagster_rebalance.spark import jobs, sessions
 from dagster_rebalance.spark.connector import explained_start, kafka_connector_package
 from dagster_rebalance.spark.launch import (
@@ -102,6 +103,11 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if isinstance(settings.get("spark_config"), dict):
             settings["spark_config"] = spark_settings(settings["spark_config"])
         super().__init__(**settings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_settings(cls, values: object) -> object:
+        return refuse_unknown_settings(cls, values, "settings of Spark belong into spark_config")
 
     @field_validator("kafka_options", mode="before")
     @classmethod

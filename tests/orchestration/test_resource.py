@@ -16,7 +16,9 @@ from dagster_rebalance.core.errors import ConfigurationError
 from dagster_rebalance.core.setbacks import RetryPace
 from dagster_rebalance.core.start_from import StartTime
 from dagster_rebalance.orchestration.batch import KafkaBatch
+from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.resource import KafkaConsumerResource
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from tests.orchestration import vault
 
 if TYPE_CHECKING:
@@ -30,6 +32,22 @@ def resource(**settings: Any) -> KafkaConsumerResource:  # noqa: ANN401 - settin
     return KafkaConsumerResource(
         **{"bootstrap_servers": "kafka:9092", "group_id": "etl", "topics": ["orders"], **settings}
     )
+
+
+@pytest.mark.parametrize(
+    ("resource", "settings", "message"),
+    [
+        (KafkaSparkResource, {"remot": "sc://x"}, "KafkaSparkResource has no setting 'remot': did"),
+        (KafkaSparkResource, {"x": 1}, "settings of Spark belong into spark_config"),
+        (SchemaRegistryResource, {"url": "https://x", "ca": "f"}, "has no setting 'ca'"),
+    ],
+)
+def test_other_resources_drop_no_setting_either(
+    resource: type[dg.ConfigurableResource[Any]], settings: dict[str, Any], message: str
+) -> None:
+    """Without its address, Spark would work on the host of the code."""
+    with pytest.raises(ConfigurationError, match=message):
+        resource(**settings)
 
 
 @pytest.mark.parametrize(
