@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DELIVERY_LIMIT_S = 30.0
 """A record that is not confirmed within this time has failed, and may be sent again."""
+_LARGEST_BYTES = 1_000_000_000
+"""The largest `message.max.bytes` of librdkafka. How large a record may be, its topic decides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,7 @@ class DeadLetterProducer:
             "acks": "all",
             "enable.idempotence": True,
             "delivery.timeout.ms": round(DELIVERY_LIMIT_S * 1000),
+            "message.max.bytes": _LARGEST_BYTES,
             "error_cb": self._note_trouble,
         }
         producer = made(self._make_producer, config)

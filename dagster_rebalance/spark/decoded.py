@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _REDACTED_OPTIONS = "spark.sql.redaction.options.regex"
+_LARGEST_RECORD = "kafka.max.request.size"
+_NO_LIMIT = str(2**31 - 1)
+"""How large a letter may be, its topic decides, and not the client, whose default is 1 MiB."""
 _TRAVELLERS = (
     "dagster_rebalance.core.errors",
     "dagster_rebalance.core.record_letters",
@@ -114,8 +117,8 @@ def write_letters(
         for name, value in spark_kafka_options(kafka_options).items()
         if name not in {"kafka.isolation.level", "kafka.client.rack"}
     }
-    # Kafka's own default, which a team may have changed for outputs of less weight.
-    options = hidden({**for_a_producer, "kafka.acks": "all"})
+    # Kafka's own default of acks, which a team may have changed for outputs of less weight.
+    options = hidden({_LARGEST_RECORD: _NO_LIMIT, **for_a_producer, "kafka.acks": "all"})
     _mask_keys(frame.sparkSession)
     try:
         with explained_read_errors():

@@ -68,6 +68,17 @@ def test_every_replica_confirms_a_record_and_none_is_written_twice_by_a_retry() 
     assert not {"group.id", "max.poll.interval.ms"} & config.keys()
 
 
+def test_the_topic_decides_how_large_a_letter_may_be() -> None:
+    """A record of the size that Kafka allows, and its reason, is larger than the client's default.
+
+    Refused by the client itself, it would stop its partition for ever.
+    """
+    letters = DeadLetterProducer({"bootstrap.servers": "127.0.0.1:1", "group.id": "etl"}, "dead")
+    letters.send("k", b"v" * 5_000_000)
+    assert letters.deliveries() == ()
+    letters.close()
+
+
 def test_a_record_is_stored_when_the_broker_said_so_and_not_before() -> None:
     """Asking does not wait."""
     stage = Stage()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from dagster_rebalance.core.errors import ConfigurationError
+from dagster_rebalance.spark.decoded import write_letters
 from dagster_rebalance.spark.options import spark_kafka_options
 
 if TYPE_CHECKING:
@@ -284,3 +286,48 @@ def test_brokers_are_needed() -> None:
     """Spark's own message for it is a stack trace."""
     with pytest.raises(ConfigurationError, match=r"bootstrap\.servers"):
         spark_kafka_options({})
+
+
+class Writes:
+    """A frame and its writer, which keep the options."""
+
+    def __init__(self) -> None:
+        self.options_given: dict[str, str] = {}
+        self.sparkSession = SimpleNamespace(
+            conf=SimpleNamespace(get=lambda _: None, set=lambda *_: None)
+        )
+        self.write = self
+
+    def mapInArrow(self, *_: object) -> Writes:  # noqa: N802 - Spark's name
+        """The letters."""
+        return self
+
+    def format(self, _: str) -> Writes:
+        """That of the connector."""
+        return self
+
+    def options(self, **given: str) -> Writes:
+        """Keep them."""
+        self.options_given |= given
+        return self
+
+    def option(self, *_: str) -> Writes:
+        """The topic."""
+        return self
+
+    def save(self) -> None:
+        """Store nothing."""
+
+
+@pytest.mark.parametrize(
+    ("own", "found"),
+    [({}, str(2**31 - 1)), ({"kafka.max.request.size": "5"}, "5")],
+)
+def test_the_topic_decides_how_large_a_letter_of_spark_may_be(
+    own: dict[str, str], found: str
+) -> None:
+    """A letter is larger than its record, and a client that refuses it stops the partition."""
+    frame: Any = Writes()
+    write_letters(frame, [], "dead", {**BROKERS, **own})
+    assert frame.options_given["kafka.max.request.size"] == found
+    assert frame.options_given["kafka.acks"] == "all"
