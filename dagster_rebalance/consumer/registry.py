@@ -79,12 +79,16 @@ class Registry:
 
         Raises:
             BrokerError: The registry could not be asked.
-            ConfigurationError: The schema has what is not supported.
-            UndecodableError: There is none, or it is one of another format.
+            ConfigurationError: The settings of the registry cannot work.
+            UndecodableError: There is none, it is one of another format, or has what is not
+                supported. A record names any id that it likes, so all of that is its own fault.
         """
         found = self._by_id.get((kind, schema_id))
         if found is None:
-            found = self._by_id[kind, schema_id] = self._fetched(kind, schema_id)
+            try:
+                found = self._by_id[kind, schema_id] = self._fetched(kind, schema_id)
+            except _UnusableError as problem:
+                raise UndecodableError(str(problem)) from problem
         return found
 
     def of_subject(self, kind: SchemaType, subject: str, version: int | None) -> SchemaText:
@@ -92,14 +96,18 @@ class Registry:
 
         Raises:
             BrokerError: The registry could not be asked.
-            ConfigurationError: There is none, or it is one of another format.
+            ConfigurationError: There is none, it is one of another format, or has what is not
+                supported.
         """
         what = f"subject {subject}" if version is None else f"version {version} of {subject}"
-        schema = self._version(kind, subject, version)
-        if _kind(schema) != kind:
-            msg = f"{what} has a schema of {_kind(schema)}, and {kind} is asked for"
-            raise ConfigurationError(msg)
-        return self._whole(kind, schema, what)
+        try:
+            schema = self._version(kind, subject, version)
+            if _kind(schema) != kind:
+                msg = f"{what} has a schema of {_kind(schema)}, and {kind} is asked for"
+                raise ConfigurationError(msg)
+            return self._whole(kind, schema, what)
+        except _UnusableError as problem:
+            raise ConfigurationError(str(problem)) from problem
 
     def close(self) -> None:
         """Close the connections. The next question opens new ones."""
@@ -145,7 +153,7 @@ class Registry:
                 f"{'' if version is None else f'version {version} of subject'} {subject}: name the "
                 "subject, or give the reader's schema"
             )
-            raise ConfigurationError(msg) from problem
+            raise _UnusableError(msg) from problem
         self._versions[kind, subject, version] = found
         return found
 
@@ -160,7 +168,7 @@ class Registry:
                 "are not carried out here: decode kafka_batch.messages() with confluent-kafka's "
                 "own deserializer"
             )
-            raise ConfigurationError(msg)
+            raise _UnusableError(msg)
         references = dict(self._references(kind, schema, set()))
         if kind == "PROTOBUF":
             references = _with_built_in(references, schema.schema_str, f"{what} at {self.name}")
@@ -258,6 +266,10 @@ class _NotThereError(Exception):
     """The registry has answered that there is no such schema."""
 
 
+class _UnusableError(Exception):
+    """The registry has answered with a schema that cannot be used here, or lacks a part of one."""
+
+
 def _kind(schema: Any) -> str:  # noqa: ANN401 - the client's own type
     return schema.schema_type or "AVRO"  # a registry leaves it out
 
@@ -266,7 +278,7 @@ def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[
     """The files that a Protobuf schema needs, each behind those that it needs itself.
 
     Raises:
-        ConfigurationError: The registry has given the schema as a text, or a file is missing.
+        _UnusableError: The registry has given the schema as a text, or a file is missing.
     """
     from google.protobuf import descriptor_pb2, descriptor_pool  # noqa: PLC0415 - optional
 
@@ -281,7 +293,7 @@ def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[
                 f"{what} is not a serialised Protobuf schema: the registry must know "
                 "format=serialized, as Confluent's does"
             )
-            raise ConfigurationError(msg) from problem
+            raise _UnusableError(msg) from problem
         for name in file.dependency:
             if name in found:
                 continue
@@ -297,7 +309,7 @@ def _with_built_in(references: Mapping[str, str], text: str, what: str) -> dict[
             file = descriptor_pool.Default().FindFileByName(name)
         except KeyError as problem:
             msg = f"{what} imports {name}, and has no reference to it"
-            raise ConfigurationError(msg) from problem
+            raise _UnusableError(msg) from problem
         return base64.b64encode(file.serialized_pb).decode()
 
     add_needs(text)

@@ -25,6 +25,7 @@ from dagster_rebalance import (
 from dagster_rebalance.consumer import dead_letters, record_letters
 from dagster_rebalance.consumer.dead_letters import DeadLetterProducer
 from dagster_rebalance.core.record_letters import RecordLetter
+from dagster_rebalance.decoding.decoder import KnownSchemas
 from dagster_rebalance.orchestration import decoded
 from tests.consumer.fake_producer import FakeProducer
 from tests.decoding.records import ORDER, avro, batch
@@ -124,6 +125,22 @@ def test_a_record_that_cannot_be_decoded_fails_the_batch_unless_a_team_says_wher
     assert stored.sent == [("dead", "orders-0-1", poison)] * 2
     assert stored.headers[0] == stored.headers[1]
     assert ("dead_letter.offset", b"1") in (stored.headers[0] or [])
+
+
+def test_a_record_whose_schema_is_not_supported_is_undecodable_alone(
+    registry: HttpRegistry, its: SchemaRegistryResource
+) -> None:
+    """Any record may name the id of a schema with rules: it must not stop all others."""
+    rules = {"domainRules": [{"name": "r", "kind": "TRANSFORM", "mode": "READ", "type": "ENCRYPT"}]}
+    encrypted = registry.register("cards-value", ORDER, ruleSet=rules)
+    given = batch(avro(1, ORDER, PEN), avro(encrypted, ORDER, PEN), avro(1, ORDER, PEN))
+    kept = list(given.decoded_messages(value=its.avro(), keep_undecodable=True))
+    assert [one.value for one in kept] == [PEN, None, PEN]
+    assert "has rules (data contracts)" in str(kept[1].undecodable)
+    decoder = its.avro().decoder("value", frozenset({"orders"}))
+    (known,) = decoded.with_known_schemas([decoder], {"value": [1, encrypted]})
+    assert isinstance(known.writer, KnownSchemas)
+    assert "has rules (data contracts)" in known.writer.problems[encrypted]
 
 
 def test_a_letter_that_cannot_be_stored_fails_the_batch() -> None:

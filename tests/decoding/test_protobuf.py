@@ -168,12 +168,20 @@ def test_references_are_fetched(registry: HttpRegistry) -> None:
 
 def test_a_registry_without_serialised_schemas_is_refused_in_words(registry: HttpRegistry) -> None:
     """Some give the text of the .proto file, which Python cannot compile."""
-    registry.register("orders", 'syntax = "proto3"; message Order {}', "PROTOBUF")
+    as_text = registry.register("orders", 'syntax = "proto3"; message Order {}', "PROTOBUF")
     with pytest.raises(ConfigurationError, match="format=serialized"):
         decoder(registry, "orders")
-    registered(registry, "others", proto_file("shop", [proto_message("A")], "nowhere.proto"))
+    file = proto_file("shop", [proto_message("A")], "nowhere.proto")
+    without_import = registered(registry, "others", file)
     with pytest.raises(ConfigurationError, match=r"imports nowhere\.proto"):
         decoder(registry, "others")
+    client = Registry({"url": registry.url})
+    for schema_id, words in (
+        (as_text, "format=serialized"),
+        (without_import, r"imports nowhere\.proto"),
+    ):
+        with pytest.raises(UndecodableError, match=words):
+            client.by_id("PROTOBUF", schema_id)
     registered(registry, "good", shop())
     with pytest.raises(UndecodableError, match=r"no message shop\.Gone; it has shop\.Refund"):
         decoder(registry, "good", "shop.Gone").open()

@@ -170,7 +170,7 @@ def test_a_login_is_used_and_shown_nowhere(
 
 
 def test_what_the_registry_has_and_is_not_supported_is_refused(registry: HttpRegistry) -> None:
-    """A schema of another format is the record's fault; rules are nobody's, and not carried out."""
+    """A record may name any id, so the schema of an id is its own fault; a subject is a setting."""
     other = registry.register("orders-value", '{"type": "object"}', "JSON")
     rules = {"domainRules": [{"name": "r", "kind": "TRANSFORM", "mode": "READ", "type": "ENCRYPT"}]}
     encrypted = registry.register("cards-value", ORDER, ruleSet=rules)
@@ -179,8 +179,13 @@ def test_what_the_registry_has_and_is_not_supported_is_refused(registry: HttpReg
         client.by_id("AVRO", other)
     with pytest.raises(ConfigurationError, match="has a schema of JSON, and AVRO"):
         client.of_subject("AVRO", "orders-value", None)
-    with pytest.raises(ConfigurationError, match="has rules"):
+    with pytest.raises(UndecodableError, match="has rules"):
         client.by_id("AVRO", encrypted)
+    with pytest.raises(ConfigurationError, match="has rules"):
+        client.of_subject("AVRO", "cards-value", None)
+    broken = registry.register("a-value", ORDER, references=[("Money", "money", 1)])
+    with pytest.raises(UndecodableError, match="no version 1 of subject money"):
+        client.by_id("AVRO", broken)
     with pytest.raises(ConfigurationError, match="has no subject nothing: name the subject"):
         client.of_subject("AVRO", "nothing", None)
     with pytest.raises(ConfigurationError, match="no version 9 of subject orders-value"):
