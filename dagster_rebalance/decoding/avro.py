@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.core.wire_format import frame_of
 from dagster_rebalance.decoding.avro_columns import branches_of, column_of, type_of
-from dagster_rebalance.decoding.avro_logical import exact
+from dagster_rebalance.decoding.avro_logical import check_precision, exact
 from dagster_rebalance.decoding.avro_names import NAMED, names_of
 from dagster_rebalance.decoding.avro_resolution import register, resolved
 from dagster_rebalance.decoding.avro_size import check_size, needs_check
@@ -49,7 +49,10 @@ def parsed(schema: SchemaText) -> Any:
         for _, text in schema.references:
             fastavro.parse_schema(json.loads(text), named_schemas=named)
         root = fastavro.parse_schema(json.loads(schema.text), named_schemas=named)
-        return fastavro.parse_schema(_whole(root, named, set())) if schema.references else root
+        if schema.references:
+            root = fastavro.parse_schema(_whole(root, named, set()))
+        check_precision(root)
+        return root
 
 
 def reader(

@@ -10,12 +10,16 @@ from __future__ import annotations
 from decimal import Context, Decimal
 from typing import TYPE_CHECKING, Any
 
+from dagster_rebalance.decoding.avro_columns import parts_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _OURS = "dagster-rebalance-"
 _DAYS = {("int", "time-millis"): 86_400_000, ("long", "time-micros"): 86_400_000_000}
 """The length of a day in the unit of each time."""
+_MOST_DIGITS = 10_000
+"""Of a decimal: with the 2,000,000,000 that a schema may ask for, one value takes hours."""
 _EXACT = {"decimal", *(logical for _, logical in _DAYS)}
 
 
@@ -29,6 +33,21 @@ def register_exact() -> None:
         LOGICAL_READERS[f"{kind}-{_OURS}{logical}"] = _time(
             LOGICAL_READERS[f"{kind}-{logical}"], logical, day
         )
+
+
+def check_precision(schema: Any) -> None:
+    """Refuse a schema whose decimals may be too long to be read in reasonable time.
+
+    Raises:
+        ValueError: One has too large a precision.
+    """
+    if isinstance(schema, dict) and schema.get("logicalType") == "decimal":
+        precision = schema.get("precision") or 0
+        if precision > _MOST_DIGITS:
+            msg = f"a decimal has a precision of {precision}, and {_MOST_DIGITS} is the most"
+            raise ValueError(msg)
+    for part in parts_of(schema):
+        check_precision(part)
 
 
 def exact(schema: dict[str, Any]) -> dict[str, Any]:

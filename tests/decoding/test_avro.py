@@ -628,6 +628,21 @@ def test_a_number_of_too_many_bytes_is_refused_where_it_begins(rest: bytes) -> N
     assert "a number of more than 10 bytes" in str(why)
 
 
+@pytest.mark.parametrize("kind", ["bytes", "fixed"])
+def test_a_decimal_of_very_many_digits_is_refused_with_its_schema(kind: str) -> None:
+    """With 2,000,000,000 digits a single value takes hours, in which the run does nothing else."""
+    one = {"type": kind, "name": "D", "size": 1 << 30, "logicalType": "decimal"}
+    small, large = ({**one, "precision": digits} for digits in (10_000, 10_001))
+    for within in (large, {"type": "array", "items": ["null", {"type": "map", "values": large}]}):
+        opened = decoder(record(), record(d=within)).open()
+        value, why = opened.decoded(framed(1, b"\x02\x05"))
+        assert value is None
+        assert "a decimal has a precision of 10001, and 10000 is the most" in str(why)
+        with pytest.raises(UndecodableError, match="precision of 10001"):
+            decoder(record(d=within)).open()
+    assert decoder(record(d=small)).open().column.ddl == "STRUCT<`d`: STRING>"
+
+
 @pytest.mark.parametrize("as_python", [True, False])
 @pytest.mark.parametrize("precision", [4, 60])
 def test_a_decimal_with_more_digits_than_its_precision_is_refused(
