@@ -17,7 +17,7 @@ from dagster_rebalance.decoding.avro_columns import branches_of, column_of, type
 from dagster_rebalance.decoding.avro_logical import check_precision, exact
 from dagster_rebalance.decoding.avro_names import NAMED, names_of
 from dagster_rebalance.decoding.avro_resolution import register, resolved
-from dagster_rebalance.decoding.avro_size import check_size, needs_check
+from dagster_rebalance.decoding.avro_size import SizeCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -88,8 +88,8 @@ def reader(
                     written, wanted, defaults, with_branches=not as_python
                 )
         its = writers[frame.schema_id]
-        if its.walked is not None:
-            check_size(payload, frame.starts_at, *its.walked)
+        if its.check_size is not None:
+            its.check_size(payload, frame.starts_at)
         data = io.BytesIO(payload)
         data.seek(frame.starts_at)
         try:
@@ -113,23 +113,23 @@ class _Writer:
     Attributes:
         schema: The writer's, as fastavro gets it: a record with the value as its field.
         asked: The reader's in the same form; None if it is the same.
-        walked: The writer's as it is, if its payloads have to be looked at before, and its names.
+        check_size: Looks at its payloads before, if that is needed.
         shares_defaults: Whether values may have a list or a dict in common.
     """
 
     schema: Any
     asked: Any
-    walked: tuple[Any, Mapping[str, Any]] | None
+    check_size: SizeCheck | None
     shares_defaults: bool
 
     @classmethod
     def of(cls, written: Any, wanted: Any, defaults: Defaults, *, with_branches: bool) -> _Writer:
         """What a writer's schema needs."""
         schema, asked = resolved(written, wanted, defaults, with_branches=with_branches)
-        names = names_of(written)
-        walked = (written, names) if needs_check(written, names) else None
+        size = SizeCheck(written, names_of(written))
         shares_defaults = any(isinstance(one, (dict, list)) for one in defaults.values())
-        return cls(schema, asked, walked, shares_defaults and asked is not None)
+        check_size = size if size.is_needed() else None
+        return cls(schema, asked, check_size, shares_defaults and asked is not None)
 
 
 def _whole(schema: Any, named: Mapping[str, Any], seen: set[str]) -> Any:

@@ -2,19 +2,20 @@
 
 Owns that no payload ends the process: fastavro reads in C and does not look how deep it is, so a
 few thousand levels run over the end of the stack, and take the run or Spark's executor along. Nor
-does it look how many items an array has that take no byte, which a payload of 12 bytes may have
-without end.
+does it look how many items take no byte, which a payload of 12 bytes may have without end: in an
+array, or in records of records that double with each level.
 """
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from dagster_rebalance.core.errors import UndecodableError
 from dagster_rebalance.decoding.avro_columns import parts_of, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 MOST_LEVELS = 100
 """Of records in each other: as many as Protobuf allows messages."""
@@ -28,73 +29,98 @@ _NUMBERS = {"int", "long", "enum"}
 _OF_A_LENGTH = {"bytes", "string"}
 
 
-def is_recursive(
-    schema: Any, names: Mapping[str, Any], inside: frozenset[str] = frozenset()
-) -> bool:
-    """Whether a schema, as fastavro has parsed it, has a record inside of itself."""
-    if isinstance(schema, str):
-        if schema in inside:
-            return True
-        return schema in names and is_recursive(names[schema], names, inside)
-    is_record = isinstance(schema, dict) and "fields" in schema
-    within = inside | {schema["name"]} if is_record else inside
-    return any(is_recursive(part, names, within) for part in parts_of(schema))
+class SizeCheck:
+    """Looks at the payloads of a schema before they are read.
 
-
-def needs_check(schema: Any, names: Mapping[str, Any]) -> bool:
-    """Whether payloads of a schema, as fastavro has parsed it, may be without end."""
-    return is_recursive(schema, names) or any(
-        _has_empty_items(one, names) for one in (schema, *names.values())
-    )
-
-
-def _has_empty_items(schema: Any, names: Mapping[str, Any]) -> bool:
-    if isinstance(schema, dict) and "items" in schema and _takes_no_byte(schema["items"], names):
-        return True
-    return any(_has_empty_items(part, names) for part in parts_of(schema))
-
-
-def _takes_no_byte(
-    schema: Any, names: Mapping[str, Any], inside: frozenset[str] = frozenset()
-) -> bool:
-    if isinstance(schema, list) or (isinstance(schema, str) and schema in inside):
-        return False
-    if isinstance(schema, str) and schema in names:
-        return _takes_no_byte(names[schema], names, inside | {schema})
-    if isinstance(schema, dict) and "fields" in schema:
-        return all(_takes_no_byte(field["type"], names, inside) for field in schema["fields"])
-    kind = type_of(schema)
-    return bool(kind == "null" or (kind == "fixed" and schema["size"] == 0))
-
-
-def check_size(payload: bytes, starts_at: int, schema: Any, names: Mapping[str, Any]) -> None:
-    """Refuse a payload without end. What else is wrong with it, fastavro says.
+    What it knows of a part it finds out once: a type may be named at very many places.
 
     Args:
-        payload: With its frame.
-        starts_at: Where its data begins.
-        schema: That it was written with.
-        names: The named types of the schema.
-
-    Raises:
-        UndecodableError: It nests too deeply, has too many items that take no byte, or a number
-            that no type can hold.
+        schema: As fastavro has parsed it.
+        names: Its named types.
     """
-    try:
-        _Walk(payload, starts_at, names).over(schema, 0)
-    except IndexError:  # it ends too early, or has a branch that there is not
-        return
-    except RecursionError:
-        raise UndecodableError(_TOO_DEEP) from None
+
+    def __init__(self, schema: Any, names: Mapping[str, Any]) -> None:
+        self._schema = schema
+        self._names = names
+        self._levels: dict[str | int, float] = {}
+        self._empties: dict[str | int, int] = {}
+
+    def is_needed(self) -> bool:
+        """Whether a payload may be without end."""
+        return self._levels_of(self._schema) > MOST_LEVELS or any(
+            self._has_empties(one) for one in (self._schema, *self._names.values())
+        )
+
+    def __call__(self, payload: bytes, starts_at: int) -> None:
+        """Refuse a payload without end. What else is wrong with it, fastavro says.
+
+        Args:
+            payload: With its frame.
+            starts_at: Where its data begins.
+
+        Raises:
+            UndecodableError: It nests too deeply, has too many items that take no byte, or a number
+                that no type can hold.
+        """
+        try:
+            _Walk(payload, starts_at, self._names, self._empties_of).over(self._schema, 0)
+        except IndexError:  # it ends too early, or has a branch that there is not
+            return
+        except RecursionError:
+            raise UndecodableError(_TOO_DEEP) from None
+
+    def _levels_of(self, schema: Any) -> float:
+        """How deep a value may be: without end where a type is inside of itself."""
+        at = _place(schema)
+        if at not in self._levels:
+            self._levels[at] = inf  # should it be inside of itself
+            named = self._names.get(schema) if isinstance(schema, str) else None
+            parts = parts_of(schema) if named is None else [named]
+            self._levels[at] = 1 + max(map(self._levels_of, parts), default=0)
+        return self._levels[at]
+
+    def _has_empties(self, schema: Any) -> bool:
+        if isinstance(schema, dict):
+            items = [schema["items"]] if "items" in schema else []
+            inner = items + [field["type"] for field in schema.get("fields", ())]
+            if any(map(self._empties_of, inner)):
+                return True
+        return any(map(self._has_empties, parts_of(schema)))
+
+    def _empties_of(self, schema: Any) -> int:
+        """How many values a part has, itself among them, if it takes no byte; 0 if it takes one."""
+        at = _place(schema)
+        if at not in self._empties:
+            self._empties[at] = 0  # should it be inside of itself, as no value that ends can be
+            self._empties[at] = self._counted(schema)
+        return self._empties[at]
+
+    def _counted(self, schema: Any) -> int:
+        if isinstance(schema, list):
+            return 0
+        if isinstance(schema, str) and schema in self._names:
+            return self._empties_of(self._names[schema])
+        if isinstance(schema, dict) and "fields" in schema:
+            counts = [self._empties_of(field["type"]) for field in schema["fields"]]
+            return 1 + sum(counts) if all(counts) else 0
+        kind = type_of(schema)
+        return int(kind == "null" or (kind == "fixed" and schema["size"] == 0))
+
+
+def _place(schema: Any) -> str | int:
+    return schema if isinstance(schema, str) else id(schema)
 
 
 class _Walk:
     """Passes over the data of a payload, and reads what decides where the next part begins."""
 
-    def __init__(self, payload: bytes, at: int, names: Mapping[str, Any]) -> None:
+    def __init__(
+        self, payload: bytes, at: int, names: Mapping[str, Any], empties_of: Callable[[Any], int]
+    ) -> None:
         self._payload = payload
         self._at = at
         self._names = names
+        self._empties_of = empties_of
         self._empty_items = 0
 
     def over(self, schema: Any, level: int) -> None:
@@ -128,23 +154,30 @@ class _Walk:
         if level == MOST_LEVELS:
             raise UndecodableError(_TOO_DEEP)
         for field in schema["fields"]:
-            self.over(field["type"], level + 1)
+            if empties := self._empties_of(field["type"]):
+                self._add(empties)
+            else:
+                self.over(field["type"], level + 1)
 
     def _blocks(self, inner: Any, level: int, *, has_keys: bool) -> None:
-        is_empty = not has_keys and _takes_no_byte(inner, self._names)
+        empties = 0 if has_keys else self._empties_of(inner)
         while count := self._number():
             if count < 0:
                 self._number()  # the bytes of the block
-            if is_empty:
-                self._empty_items += abs(count)
-                if self._empty_items > MOST_EMPTY_ITEMS:
-                    msg = f"it has more than {MOST_EMPTY_ITEMS} items that take no byte"
-                    raise UndecodableError(msg)
+            if empties:
+                self._add(abs(count) * empties)
                 continue
             for _ in range(abs(count)):
                 if has_keys:
                     self._pass(self._number())
                 self.over(inner, level)
+
+    def _add(self, empties: int) -> None:
+        self._empty_items += empties
+        # A large payload may have some beside each of its other values.
+        if self._empty_items > max(MOST_EMPTY_ITEMS, len(self._payload)):
+            msg = f"it has more than {MOST_EMPTY_ITEMS} items that take no byte"
+            raise UndecodableError(msg)
 
     def _pass(self, length: int) -> None:
         if not 0 <= length <= len(self._payload) - self._at:

@@ -591,6 +591,58 @@ def test_items_that_take_no_byte_do_not_take_all_memory(items: Any, reader: Any)
     assert opened.decoded(framed(1, b"\x06\x03\x00\x00"))[1] is None
 
 
+def doubling(levels: int, *leaf: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Optional records, each of twice as many values as the one before."""
+    fields: list[Any] = [{"name": "leaf", "type": one} for one in leaf]
+    parts: list[Any] = []
+    for level in range(levels):
+        parts.append({"type": "record", "name": f"R{level}", "fields": fields})
+        fields = [{"name": name, "type": f"R{level}"} for name in "ab"]
+    return record(**{f"f{at}": ["null", part] for at, part in enumerate(parts)})
+
+
+@pytest.mark.parametrize("leaf", [(), ("null",), ({"type": "fixed", "name": "F", "size": 0},)])
+def test_records_that_double_and_take_no_byte_do_not_take_all_memory(leaf: tuple[Any, ...]) -> None:
+    """60 records of two fields, in a payload of 60 bytes, may be more values than fit anywhere."""
+    opened = decoder(record(), doubling(60, *leaf)).open()
+    value, why = opened.decoded(framed(1, b"\x00" * 59 + b"\x02"))
+    assert value is None
+    assert why == "value: it has more than 10000 items that take no byte"
+    assert opened.decoded(framed(1, b"\x00" * 10 + b"\x02" + b"\x00" * 49))[1] is None
+
+
+def test_records_that_double_and_take_bytes_end_with_their_payload() -> None:
+    """Neither is each level of their schema looked at twice as often as the one before."""
+    opened = decoder(record(), doubling(60, "int")).open()
+    assert "does not fit schema 1" in str(opened.decoded(framed(1, b"\x00" * 59 + b"\x02"))[1])
+    four = b"\x00\x00\x02" + b"\x02" * 4 + b"\x00" * 57
+    assert opened.decoded(framed(1, four))[1] is None
+
+
+def test_many_values_may_have_one_beside_them_that_takes_no_byte() -> None:
+    """Only what is out of all proportion to the payload is refused."""
+    item = {**record(v="int", n="null"), "name": "Item"}
+    writer = record(a={"type": "array", "items": item})
+    assert read(writer, {"a": [{"v": 1, "n": None}] * 20_000}) is not None
+    wide = {**record(v="int", **{f"n{at}": "null" for at in range(100)}), "name": "Item"}
+    opened = decoder(record(), record(a={"type": "array", "items": wide})).open()
+    why = opened.decoded(framed(1, b"\x80\x64" + b"\x02" * 6400 + b"\x00"))[1]
+    assert why == "value: it has more than 10000 items that take no byte"
+
+
+def test_a_chain_of_records_without_end_does_not_end_the_process() -> None:
+    """Each is another one, so none is in itself; fastavro reads them in each other all the same."""
+    parts = [
+        {"type": "record", "name": f"R{at}", "fields": [{"name": "f", "type": f"R{at - 1}"}]}
+        for at in range(1, 3_000)
+    ]
+    parts.insert(0, {**record(v="int"), "name": "R0"})
+    chain = record(**{f"f{at}": ["null", part] for at, part in enumerate(parts)})
+    opened = decoder(record(), chain).open()
+    why = opened.decoded(framed(1, b"\x00" * 2_999 + b"\x02\x02"))[1]
+    assert why == "value: it nests more than 100 records in each other"
+
+
 TREE = {
     "type": "record",
     "name": "Tree",
