@@ -75,6 +75,9 @@ _TYPES: dict[str, tuple[Column, tuple[type, ...]]] = {
     "number": (columns.DOUBLE, (int, float)),
 }
 
+_SEVERAL_WAYS = frozenset("*+?{(|")
+_LONGEST_PATTERN = 200
+
 _CHOICES = ("oneOf", "anyOf", "allOf")
 _DESCRIBING = {"properties", "$ref", *_CHOICES}
 
@@ -192,11 +195,30 @@ def _validator(schema: SchemaText) -> tuple[Any, Any]:
 
 
 def _loaded(text: str) -> Any:
-    def with_step(part: dict[str, Any]) -> dict[str, Any]:
-        rule = part.get("multipleOf")
-        return part | {"multipleOf": _Step(repr(rule))} if type(rule) in (int, float) else part
+    return json.loads(text, object_hook=_as_checked)
 
-    return json.loads(text, object_hook=with_step)
+
+def _as_checked(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a schema as it is checked.
+
+    A pattern that goes back and forth, and items of which each is compared with each other, may
+    hold the whole process for hours. A value that fits neither can be decoded all the same.
+    """
+    rule, properties = part.get("multipleOf"), part.get("patternProperties")
+    if type(rule) in (int, float):
+        part["multipleOf"] = _Step(repr(rule))
+    if isinstance(part.get("pattern"), str) and _may_take_long(part["pattern"]):
+        del part["pattern"]
+    if isinstance(properties, dict) and any(map(_may_take_long, properties)):
+        part["patternProperties"] = {"^": {}}  # so that no other rule refuses what they allow
+    if part.get("uniqueItems") is True:
+        del part["uniqueItems"]
+    return part
+
+
+def _may_take_long(pattern: str) -> bool:
+    """Whether a pattern has more than one way to match: only one of plain characters has not."""
+    return len(pattern) > _LONGEST_PATTERN or not _SEVERAL_WAYS.isdisjoint(pattern)
 
 
 class _Columns:

@@ -235,6 +235,46 @@ def test_an_invalid_payload_has_a_reason_and_spoils_nothing(given: bytes, reason
     assert "secret" not in str(reasons[1])
 
 
+@pytest.mark.parametrize(
+    ("rules", "value"),
+    [
+        ({"pattern": "^([a-zA-Z0-9_.-]+)+@x$"}, "a" * 60),
+        ({"pattern": "(a|a)" * 60 + "$"}, "a" * 61 + "b"),
+        ({"pattern": "." * 100_000 + "b"}, "a" * 1_000_000),
+        ({"patternProperties": {"^(a+)+$": {"type": "string"}}, "additionalProperties": False},
+         {"a" * 60 + "!": 1}),
+        ({"propertyNames": {"pattern": "^(a+)+$"}}, {"a" * 60 + "!": 1}),
+        ({"uniqueItems": True}, [{"a": number} for number in range(100_000)]),
+    ],
+)  # fmt: skip
+def test_a_rule_that_may_take_hours_is_not_checked(rules: dict[str, Any], value: object) -> None:
+    """The process does nothing else meanwhile, and a record names any schema that it likes.
+
+    A part that is in another dialect is no way around that.
+    """
+    free = text({"type": "object"})
+    for inner in (rules, {"$schema": "http://json-schema.org/draft-04/schema#", **rules}):
+        writer = text({"properties": {"v": {"allOf": [inner]}}})
+        assert decoder(free, free, writer).open().decoded(payload({"v": value}, 2))[1] is None
+
+
+def test_a_plain_pattern_is_checked_and_properties_may_be_called_as_rules_are() -> None:
+    """Only patterns that repeat, choose or group may take long."""
+    names: dict[str, Any] = {
+        "pattern": {"type": "string", "pattern": "^A.[0-9]$"},
+        "uniqueItems": {"type": "integer"},
+        "patternProperties": {"type": "string", "x.y": "?"},
+    }
+    opened = decoder(text({"type": "object", "properties": names})).open()
+    assert opened.column.ddl == (
+        "STRUCT<`pattern`: STRING, `uniqueItems`: BIGINT, `patternProperties`: STRING>"
+    )
+    assert opened.decoded(payload({"pattern": "AB1", "uniqueItems": 1}))[1] is None
+    assert r"$.pattern against the rule pattern" in str(
+        opened.decoded(payload({"pattern": "AB"}))[1]
+    )
+
+
 def test_a_payload_is_checked_by_its_writers_schema_and_read_by_the_readers() -> None:
     """What the writer may say and the reader has no column for is refused, and not made up."""
     reader = text({"type": "object", "properties": {"id": {"type": "integer"}}})
