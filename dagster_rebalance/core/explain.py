@@ -392,7 +392,9 @@ def _write(pending: PendingWrite) -> str:
         return f"the commit at {pending.write.new.offset}"
     if pending.claims is not None:
         return f"the claim up to {pending.claims[1]}"
-    return f"the first position {pending.write.new.offset}"
+    if pending.claims_again is not None:
+        return f"the claim of {_span(pending.claims_again[0])} for another batch"
+    return f"the note of the log of offset {pending.write.new.offset}"
 
 
 def _span(range_: OffsetRange) -> str:

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 class PendingWrite:
     """A pending write is one that Kafka has not confirmed.
 
-    It also says what it means for the ledger: a commit, a claim, a claim that changes hands, or the
-    first position of a group.
+    It also says what it means for the ledger: a commit, a claim, a claim that changes hands, or
+    none of them: the first position of a group, or the log that its offset belongs to.
 
     Attributes:
         write: What is to be written.

@@ -135,7 +135,7 @@ class StreamRun:
         self._is_in_body = False
         self._is_interrupted = False
         self._is_over = False
-        self._is_cancelled = False
+        self._was_asked_to_leave = False
         self._failure: BaseException | None = None
         self._has_left = threading.Event()
         self._wake_member: Callable[[], None] | None = None
@@ -153,7 +153,7 @@ class StreamRun:
             beat=self._beat,
         )
         self._heartbeat.says = lambda: spelled_partitions(self._work.may_work_on)
-        self._heartbeat.on_cancel = self._cancel
+        self._heartbeat.on_cancel = partial(self._ask_to_leave, "its run is cancelled")
 
     def work(self) -> None:
         """Work until the member has left.
@@ -182,7 +182,7 @@ class StreamRun:
                 member.join(_JOIN_LIMIT_S)
                 if self._work.untold:  # the last batch may have ended when the member had left
                     self._say_at_last(partial(self._work.say, ()))
-        if self._is_cancelled and self._failure is None and self._is_unwanted():
+        if self._was_asked_to_leave and self._failure is None and self._is_unwanted():
             self._failure = dg.DagsterExecutionInterruptedError()
         if self._failure is not None:
             # The records are not at fault: what was at work is no failed attempt.
@@ -460,8 +460,8 @@ class StreamRun:
             yield
             return
         handlers = {
-            signal.SIGTERM: self._on_cancel,
-            signal.SIGINT: self._on_cancel,
+            signal.SIGTERM: self._on_end,
+            signal.SIGINT: self._on_end,
             signal.SIGUSR2: self._on_interrupt,
         }
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -472,7 +472,7 @@ class StreamRun:
                 # An interrupt may still be on its way, and would end the process by default.
                 signal.signal(number, signal.SIG_IGN if number is signal.SIGUSR2 else handler)
 
-    def _on_cancel(self, number: int, _frame: FrameType | None) -> None:
+    def _on_end(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a child that a body has forked
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -480,14 +480,14 @@ class StreamRun:
         if self._heartbeat.interrupted_because:
             self._mailbox.is_abandoned = self._is_interrupted = True
             raise dg.DagsterExecutionInterruptedError
-        self._cancel()
+        self._ask_to_leave("its process was asked to end")
 
-    def _cancel(self) -> None:
+    def _ask_to_leave(self, reason: str) -> None:
         """Leave. Not every launcher can send a signal, so what Dagster shows counts as well."""
-        if self._is_cancelled:
+        if self._was_asked_to_leave:
             return
-        self._is_cancelled = True
-        self._mailbox.tell(LeaveRequested("its run is cancelled", self._kafka.shutdown_timeout_s))
+        self._was_asked_to_leave = True
+        self._mailbox.tell(LeaveRequested(reason, self._kafka.shutdown_timeout_s))
         self._wake()
 
     def _on_interrupt(self, _number: int, _frame: FrameType | None) -> None:

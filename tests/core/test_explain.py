@@ -286,7 +286,14 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
-            "the first position 0 has waited 2.5 s for Kafka's confirmation",
+            "the note of the log of offset 0 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(
+                owned(4),
+                pending=owned(4, ("b", 9, ToRequest(1))).claim_again_write(span(4, 0, 9), "c", 7.5),
+            ),
+            "the claim of [0, 9) for another batch has waited 2.5 s for Kafka's confirmation",
         ),
         (
             replace(owned(4), unrecorded=RECORD),

@@ -162,6 +162,10 @@ def test_the_batch_at_work_is_finished_when_the_process_is_asked_to_end(
     assert len(stage.batches) == 1
     (record,) = instance.get_run_records(dg.RunsFilter(run_ids=[run_id]))
     assert record.dagster_run.status is dg.DagsterRunStatus.SUCCESS
+    group = GroupAssets.of(stage.kafka.group_id).group
+    (left,) = instance.fetch_observations(group, limit=1).records
+    assert left.asset_observation is not None
+    assert str(left.asset_observation.description).endswith("its process was asked to end")
 
 
 def test_a_run_that_is_cancelled_leaves_also_when_no_signal_reaches_it(
@@ -448,7 +452,7 @@ def test_a_child_that_a_body_has_forked_hears_signals(monkeypatch: pytest.Monkey
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
     monkeypatch.setattr(os, "kill", lambda *given: done.append(given))
-    child._on_cancel(signal.SIGTERM, None)
+    child._on_end(signal.SIGTERM, None)
     assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
 
 
