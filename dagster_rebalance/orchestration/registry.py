@@ -6,8 +6,10 @@ Spark gets their text and no login.
 
 # No `from __future__ import annotations` here: Dagster reads the annotations of resources.
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import dagster as dg
 from pydantic import ConfigDict, Field, PrivateAttr, field_validator, model_validator
@@ -20,6 +22,7 @@ from dagster_rebalance.orchestration.client_settings import as_texts
 from dagster_rebalance.orchestration.known_settings import refuse_unknown_settings
 
 _TYPES: dict[Format, SchemaType] = {"avro": "AVRO", "protobuf": "PROTOBUF", "json": "JSON"}
+_SECURED = ("basic.auth.", "bearer.auth.", "sasl.", "ssl.")
 _OWN = {
     "url": "url",
     "basic.auth.user.info": "username and password",
@@ -133,6 +136,11 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     ssl_ca_location: str | None = Field(
         default=None, description="File with the certificates to trust."
     )
+    allow_plaintext: bool = Field(
+        default=False,
+        description="Send a login to a url without TLS, because something else encrypts (a service "
+        "mesh).",
+    )
     client_config: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
@@ -209,7 +217,7 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self._registry is not None:
             self._registry.close()
 
-    def _client_config(self) -> dict[str, Any]:
+    def _problem(self) -> str | None:
         taken = sorted(self.client_config.keys() & _OWN.keys())
         problem = None
         if taken:
@@ -224,6 +232,16 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             problem = "username and password are given together"
         elif self.token is not None and self.username is not None:
             problem = "there are a token and a username: remove one of them"
+        elif self._is_login_in_the_clear():
+            problem = (
+                "url has an http:// address on another machine, to which a login would be sent "
+                "unencrypted, and no certificate checked: make it https://. Where something else "
+                "encrypts (a service mesh), say so with allow_plaintext"
+            )
+        return problem
+
+    def _client_config(self) -> dict[str, Any]:
+        problem = self._problem()
         if problem is not None:
             msg = f"SchemaRegistryResource: {problem}"
             raise ConfigurationError(msg)
@@ -237,3 +255,19 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         if self.ssl_ca_location is not None:
             config["ssl.ca.location"] = self.ssl_ca_location
         return config
+
+    def _is_login_in_the_clear(self) -> bool:
+        is_secured = any((self.username, self.token, self.ssl_ca_location)) or any(
+            name.startswith(_SECURED) for name in self.client_config
+        )
+        return (
+            is_secured and not self.allow_plaintext and any(map(_in_the_clear, self.url.split(",")))
+        )
+
+
+def _in_the_clear(url: str) -> bool:
+    """Whether what is sent to an address crosses a network without TLS."""
+    address = urlsplit(url.strip())
+    host = address.hostname or ""
+    is_here = host in {"localhost", "::1"} or re.fullmatch(r"127(\.\d+){3}", host)
+    return address.scheme == "http" and not is_here

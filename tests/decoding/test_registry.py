@@ -214,6 +214,26 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], words: 
     assert "pass@" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "login",
+    [
+        {"username": "etl", "password": "p"},
+        {"token": "t"},
+        {"ssl_ca_location": "ca.pem"},
+        {"client_config": {"bearer.auth.token": "t"}},
+    ],
+)
+def test_a_login_is_sent_to_another_machine_with_tls_only(login: dict[str, Any]) -> None:
+    """One address of a list without TLS is enough to lose it."""
+    for url in ("http://registry:8081", "https://a, HTTP://registry", "http://127.0.0.1.evil.com"):
+        with pytest.raises(ConfigurationError, match=r"unencrypted.*https://.*allow_plaintext"):
+            SchemaRegistryResource(url=url, **login).registry()
+        SchemaRegistryResource(url=url, allow_plaintext=True, **login).registry()
+        SchemaRegistryResource(url=url).registry()
+    for url in ("https://registry", "http://localhost:8081", "http://127.0.0.1", "http://[::1]:1"):
+        SchemaRegistryResource(url=url, **login).registry()
+
+
 def test_without_its_packages_the_extra_is_named(
     registry: HttpRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
