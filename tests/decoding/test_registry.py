@@ -150,7 +150,7 @@ def test_an_answer_that_does_not_end_has_a_limit(registry: HttpRegistry) -> None
 def test_a_login_is_used_and_shown_nowhere(
     registry: HttpRegistry,
     login: str,
-    settings: dict[str, str],
+    settings: dict[str, Any],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Neither by the resource, nor in a log, nor in an error."""
