@@ -98,7 +98,7 @@ def _fill(settings: Settings, topic: str, records: int, keys: int) -> int:
     try:
         for number in range(records):
             key, value = record(number, keys)
-            while not _is_taken(producer, topic, key, value, note):
+            while not _try_produce(producer, topic, key, value, note):
                 producer.poll(1.0)
             producer.poll(0)
         left = producer.flush(_LIMIT_S)
@@ -122,10 +122,10 @@ def _refused(error: KafkaError, attempt: Attempt) -> BrokerError:
     return broker_error(error, attempt)
 
 
-def _is_taken(
+def _try_produce(
     producer: Producer, topic: str, key: str, value: str, on_delivery: _OnDelivery
 ) -> bool:
-    """Give a record to the client, unless its queue is full."""
+    """Give a record to the client; False if its queue is full."""
     try:
         producer.produce(topic, key=key, value=value, on_delivery=on_delivery)
     except BufferError:

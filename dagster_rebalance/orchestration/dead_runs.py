@@ -65,7 +65,7 @@ def end_dead_runs(
     # Another one comes first in each tick: those behind one that hangs have their turn, too.
     first = int(now) % max(1, len(dead))
     asked = {
-        run_id: _is_ended(context, ledger, run_id, found.signs[run_id].run.heartbeat)
+        run_id: _end(context, ledger, run_id, found.signs[run_id].run.heartbeat)
         for run_id in (*dead[first:], *dead[:first])
         if clocks.seconds() < until
     }
@@ -74,10 +74,10 @@ def end_dead_runs(
     return DeadRuns(ended, found.named - known)
 
 
-def _is_ended(
+def _end(
     context: dg.SensorEvaluationContext, ledger: RunLedger, run_id: str, sign: str
 ) -> bool | None:
-    """Whether a run is ended now; False where it lives, and None where that could not be done."""
+    """End a run; the answer is whether it was: False if it lives, None if that failed."""
     shown = named_runs([run_id])
     try:
         is_ended = ledger.end_dead(run_id, sign)

@@ -243,7 +243,7 @@ class StreamRun:
         finally:
             self._is_in_body = False
             self._settle_spark(batch.batch_id, is_done=outcome is Outcome.SUCCEEDED)
-            if outcome is Outcome.SUCCEEDED or self._is_stopped(batch.batch_id):
+            if outcome is Outcome.SUCCEEDED or self._wait_until_stopped(batch.batch_id):
                 self._work.end(outcome, error)
 
     def _call(self, batch: KafkaBatch) -> None:
@@ -298,11 +298,12 @@ class StreamRun:
         the body that made it.
         """
         refusals = 0
-        while not self._is_kept(report, is_last=refusals == _MOST_REFUSALS - 1):
-            refusals = refusals + 1 if self._is_storage_there() else 0
+        while not self._try_report(report, is_last=refusals == _MOST_REFUSALS - 1):
+            refusals = refusals + 1 if self._try_beat() else 0
             time.sleep(_WAIT_S)
 
-    def _is_kept(self, report: Callable[[], None], *, is_last: bool) -> bool:
+    def _try_report(self, report: Callable[[], None], *, is_last: bool) -> bool:
+        """Report something once; False if Dagster's storage refused it. The last try raises."""
         try:
             with self._heartbeat.reporting():
                 report()
@@ -315,7 +316,8 @@ class StreamRun:
         deque(self._context.op_execution_context.consume_events(), maxlen=0)
         return True
 
-    def _is_storage_there(self) -> bool:
+    def _try_beat(self) -> bool:
+        """Store a sign of life; False if Dagster's storage does not take it."""
         try:
             with self._heartbeat.reporting():
                 self._heartbeat.beat(self._context.instance)
@@ -340,11 +342,12 @@ class StreamRun:
         except Exception:
             logger.warning("the Spark work of %s could not be ended", batch_id, exc_info=True)
 
-    def _is_stopped(self, batch_id: str) -> bool:
+    def _wait_until_stopped(self, batch_id: str) -> bool:
         """Wait until nothing that a body has begun elsewhere works any more.
 
         Until then the batch is at work: nobody may begin it again. When the run has to end before
-        that, it ends as one that failed, and whoever comes next waits for the same.
+        that, the answer is False, the run ends as one that failed, and whoever comes next waits for
+        the same.
         """
         tries, since = 0, time.monotonic()
         while self._stopper is not None:
@@ -460,8 +463,8 @@ class StreamRun:
             yield
             return
         handlers = {
-            signal.SIGTERM: self._on_end,
-            signal.SIGINT: self._on_end,
+            signal.SIGTERM: self._on_end_signal,
+            signal.SIGINT: self._on_end_signal,
             signal.SIGUSR2: self._on_interrupt,
         }
         before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
@@ -472,7 +475,7 @@ class StreamRun:
                 # An interrupt may still be on its way, and would end the process by default.
                 signal.signal(number, signal.SIG_IGN if number is signal.SIGUSR2 else handler)
 
-    def _on_end(self, number: int, _frame: FrameType | None) -> None:
+    def _on_end_signal(self, number: int, _frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a child that a body has forked
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
@@ -483,7 +486,10 @@ class StreamRun:
         self._ask_to_leave("its process was asked to end")
 
     def _ask_to_leave(self, reason: str) -> None:
-        """Leave. Not every launcher can send a signal, so what Dagster shows counts as well."""
+        """Ask the member to leave, once.
+
+        Not every launcher can send a signal, so a cancel that Dagster shows counts as well.
+        """
         if self._was_asked_to_leave:
             return
         self._was_asked_to_leave = True

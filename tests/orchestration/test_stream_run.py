@@ -437,7 +437,7 @@ def test_a_storage_that_is_away_for_long_fails_no_batch(
     fails = storage_fails(monkeypatch, 9)
     stage = Stage(instance, lambda *_: leave())
     stage.produce(0, 3)
-    monkeypatch.setattr(StreamRun, "_is_storage_there", lambda _: len(fails) == 4)
+    monkeypatch.setattr(StreamRun, "_try_beat", lambda _: len(fails) == 4)
     stage.run()
     assert (stage.batches, stage.committed(0)) == ([(span(0, 0, 3),)], 3)
 
@@ -452,7 +452,7 @@ def test_a_child_that_a_body_has_forked_hears_signals(monkeypatch: pytest.Monkey
     done: list[tuple[object, ...]] = []
     monkeypatch.setattr(signal, "signal", lambda *given: done.append(given))
     monkeypatch.setattr(os, "kill", lambda *given: done.append(given))
-    child._on_end(signal.SIGTERM, None)
+    child._on_end_signal(signal.SIGTERM, None)
     assert done == [(signal.SIGTERM, signal.SIG_DFL), (os.getpid(), signal.SIGTERM)]
 
 
