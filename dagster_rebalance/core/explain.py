@@ -394,6 +394,8 @@ def _write(pending: PendingWrite) -> str:
         return f"the claim up to {pending.claims[1]}"
     if pending.claims_again is not None:
         return f"the claim of {_span(pending.claims_again[0])} for another batch"
+    if pending.write.expected is None:
+        return f"the first position {pending.write.new.offset}"
     return f"the note of the log of offset {pending.write.new.offset}"
 
 

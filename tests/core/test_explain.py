@@ -17,7 +17,7 @@ from dagster_rebalance.core.forecast import Forecast
 from dagster_rebalance.core.holds import Hold
 from dagster_rebalance.core.owned_partition import OwnedPartition
 from dagster_rebalance.core.ownership import Phase
-from dagster_rebalance.core.partition import Bounds, OffsetAndMetadata, TopicPartition, named
+from dagster_rebalance.core.partition import Bounds, Log, OffsetAndMetadata, TopicPartition, named
 from dagster_rebalance.core.planning import BatchLimits
 from dagster_rebalance.core.receipts import Cause
 from dagster_rebalance.core.runs import (
@@ -286,6 +286,10 @@ IDLE = replace(owned(4), bounds=Bounds(0, 0))
         ),
         (
             replace(owned(4), pending=replace(owned(4), stored=None).first_write(7.5)),
+            "the first position 0 has waited 2.5 s for Kafka's confirmation",
+        ),
+        (
+            replace(owned(4), pending=replace(owned(4), log=Log("id", 3)).first_write(7.5)),
             "the note of the log of offset 0 has waited 2.5 s for Kafka's confirmation",
         ),
         (
