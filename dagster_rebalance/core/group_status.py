@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.explain import explain_partition
-from dagster_rebalance.core.partition import ANY_BOUNDS
 
 if TYPE_CHECKING:
     from dagster_rebalance.core.events import Found
@@ -145,11 +144,10 @@ def status_of(
         owners: Who has it.
         now: On the clock with which `owned` was taken in.
     """
-    is_known = found is not None and found.bounds != ANY_BOUNDS
     stored = None if found is None else found.stored
     committed = None if stored is None else stored.offset
     end, lag = None, None
-    if found is not None and is_known:
+    if found is not None and found.bounds.is_known:
         end = found.bounds.until
         begins = owned.ledger.next_offset if owned.ledger else committed
         lag = None if begins is None else max(0, end - max(begins, found.bounds.start))

@@ -167,7 +167,7 @@ def _row(
     committed = end = lag = None
     if found is not None and found.stored is not None:
         committed = found.stored.offset
-    if found is None or found.bounds.until == MAX_OFFSET:
+    if found is None or not found.bounds.is_known:
         state = state or "its leader did not answer in time"
     else:
         end = found.bounds.until

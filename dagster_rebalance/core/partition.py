@@ -119,6 +119,11 @@ class Bounds:
     leader_epoch: int | None = None
     high_watermark: int | None = None
 
+    @property
+    def is_known(self) -> bool:
+        """Whether the leader has told them; else they are `ANY_BOUNDS`."""
+        return self.until != MAX_OFFSET
+
 
 ANY_BOUNDS = Bounds(0, MAX_OFFSET)
 """Those of a partition whose leader does not tell them: no offset is out of range."""

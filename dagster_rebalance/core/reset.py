@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from dagster_rebalance.core.claims import StoredPartition, encode
 from dagster_rebalance.core.errors import ClaimError, ConfigurationError
-from dagster_rebalance.core.partition import ANY_BOUNDS, Log, named
+from dagster_rebalance.core.partition import Log, named
 from dagster_rebalance.core.restoring import read_stored
 from dagster_rebalance.core.runs import named_runs
 
@@ -95,7 +95,7 @@ def moves(
 
 
 def _move(partition: TopicPartition, offset: int, found: Found | None, claims: int) -> Move:
-    if found is None or found.bounds == ANY_BOUNDS:
+    if found is None or not found.bounds.is_known:
         msg = f"the leader of {partition} does not answer, so nobody knows its offsets: try again"
         raise ConfigurationError(msg)
     bounds = found.bounds
