@@ -169,20 +169,18 @@ def _record(target: Target, planned: Sequence[Move], *, by: str, reason: str) ->
 
 @dataclass(frozen=True)
 class Place:
-    """Where partitions are moved to.
+    """Where partitions are moved to: behind the last record, unless an attribute says otherwise.
 
     Attributes:
         offset: This offset.
         at_ms: The first record at or after this time, in milliseconds since 1970.
         is_earliest: The first record.
-        is_latest: Behind the last record.
         is_current: Where they are.
     """
 
     offset: int | None
     at_ms: int | None
     is_earliest: bool
-    is_latest: bool
     is_current: bool
 
     @classmethod
@@ -201,7 +199,7 @@ class Place:
             )
             raise ConfigurationError(msg)
         at_ms = _milliseconds(timestamp) if timestamp else None
-        return cls(offset, at_ms, earliest, latest, current)
+        return cls(offset, at_ms, earliest, current)
 
     def offsets(
         self,

@@ -22,7 +22,7 @@ from dagster_rebalance.core.topics import Topics
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from dagster_rebalance.consumer.dead_letters import Delivery
     from dagster_rebalance.core.commands import StoreDeadLetter
@@ -43,25 +43,17 @@ class Sender(Protocol):
         """The records that ended since the last call."""
 
 
-def _now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
 class DeadLetters:
     """The dead letters of one member.
 
     Args:
         sender: Sends them.
         group_id: The consumer group.
-        now: The time that a record carries.
     """
 
-    def __init__(
-        self, sender: Sender, group_id: str, *, now: Callable[[], datetime] = _now
-    ) -> None:
+    def __init__(self, sender: Sender, group_id: str) -> None:
         self._sender = sender
         self._group_id = group_id
-        self._now = now
         self._under_way: dict[str, StoreDeadLetter] = {}
         self._ended: deque[Delivery] = deque()
 
@@ -103,7 +95,7 @@ class DeadLetters:
                 "batch_id": letter.batch_id,
                 "run_ids": list(letter.run_ids),
                 "error": error[:MOST_ERROR_CHARACTERS],
-                "time": self._now().isoformat(timespec="seconds"),
+                "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             }
         )
 

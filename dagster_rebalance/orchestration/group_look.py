@@ -260,17 +260,14 @@ def _failed(
     return None
 
 
-def errors_of(
-    standing: Standing, runs: RunsPort, most: int = _MOST_ERRORS
-) -> dict[TopicPartition, RunError]:
+def errors_of(standing: Standing, runs: RunsPort) -> dict[TopicPartition, RunError]:
     """What the last runs failed with on the first few stopped partitions.
 
     Args:
         standing: What is stopped.
         runs: Asks Dagster for the errors.
-        most: How many partitions.
     """
-    first = sorted(standing.failed.keys() & standing.stopped.keys())[:most]
+    first = sorted(standing.failed.keys() & standing.stopped.keys())[:_MOST_ERRORS]
     return {
         partition: RunError(run_id, runs.why_failed(run_id, batch_id))
         for partition in first

@@ -25,7 +25,7 @@ from dagster_rebalance.spark.options import OPTIONS_REDACTION, hidden, spark_kaf
 from dagster_rebalance.spark.ranges import explained_read_errors
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -155,10 +155,10 @@ def _mask_keys(session: SparkSession) -> None:
         )
 
 
-def let_travel(modules: Iterable[str] = _TRAVELLERS) -> None:
-    """Let these modules be pickled as they are, and not by their names."""
+def let_travel() -> None:
+    """Let the modules that decode be pickled as they are, and not by their names."""
     from pyspark.cloudpickle import cloudpickle
 
-    for name in modules:
+    for name in _TRAVELLERS:
         import_module(name)
         cloudpickle.register_pickle_by_value(sys.modules[name])  # type: ignore[no-untyped-call]

@@ -46,14 +46,13 @@ def connect_session_id(run_id: str) -> str:
         return str(uuid.uuid5(_NAMESPACE, run_id))
 
 
-def remote_with_session(remote: str, session_id: str, user_id: str = USER_ID) -> str:
+def remote_with_session(remote: str, session_id: str) -> str:
     """The URL of a Connect server with a session id and a user id; its other parameters stay.
 
     Args:
-        remote: `sc://host:port`, with or without parameters. A `user_id` in it wins over the
-            argument.
+        remote: `sc://host:port`, with or without parameters. A `user_id` in it wins over that of
+            this library. Sessions belong to a user: only the same one finds the session again.
         session_id: A UUID.
-        user_id: Sessions belong to a user: only the same one finds the session again.
 
     Raises:
         ConfigurationError: It is not such a URL, or has a session id of its own, which would make
@@ -76,7 +75,7 @@ def remote_with_session(remote: str, session_id: str, user_id: str = USER_ID) ->
             "run has a session of its own."
         )
         raise ConfigurationError(msg)
-    parameters += [] if "user_id" in keys else [f"user_id={user_id}"]
+    parameters += [] if "user_id" in keys else [f"user_id={USER_ID}"]
     return f"{address}/;{';'.join([*parameters, f'session_id={session_id}'])}"
 
 
@@ -103,7 +102,7 @@ def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:
     """
     import grpc  # type: ignore[import-untyped]
 
-    with _service(remote, str(uuid.uuid4()), USER_ID) as (builder, _):
+    with _service(remote, str(uuid.uuid4())) as (builder, _):
         channel = builder.toChannel()
         try:
             grpc.channel_ready_future(channel).result(timeout=timeout_s)
@@ -118,9 +117,7 @@ def check_reachable(remote: str, *, timeout_s: float = TIMEOUT_S) -> None:
             channel.close()
 
 
-def stop_session(
-    remote: str, session_id: str, user_id: str = USER_ID, *, timeout_s: float = TIMEOUT_S
-) -> None:
+def stop_session(remote: str, session_id: str, *, timeout_s: float = TIMEOUT_S) -> None:
     """End a session from any process: its work stops at once, and no client can submit more in it.
 
     A session that does not exist, or was ended before, is no error. A write that was already moving
@@ -134,8 +131,8 @@ def stop_session(
     import grpc
     from pyspark.sql.connect.proto import base_pb2 as pb
 
-    with _service(remote, session_id, user_id) as (builder, service), _answered(remote, session_id):
-        owner = pb.UserContext(user_id=builder.userId or user_id)
+    with _service(remote, session_id) as (builder, service), _answered(remote, session_id):
+        owner = pb.UserContext(user_id=builder.userId or USER_ID)
         everything = pb.InterruptRequest.INTERRUPT_TYPE_ALL
         interrupt = pb.InterruptRequest(
             session_id=session_id, user_context=owner, interrupt_type=everything
@@ -153,9 +150,7 @@ def stop_session(
             service.ReleaseSession(release, timeout=timeout_s, metadata=builder.metadata())
 
 
-def interrupt_tag(
-    remote: str, session_id: str, tag: str, user_id: str = USER_ID, *, timeout_s: float = TIMEOUT_S
-) -> None:
+def interrupt_tag(remote: str, session_id: str, tag: str) -> None:
     """Stop what carries a tag in a session, and leave the session to its other clients.
 
     Raises:
@@ -163,24 +158,24 @@ def interrupt_tag(
     """
     from pyspark.sql.connect.proto import base_pb2 as pb
 
-    with _service(remote, session_id, user_id) as (builder, service), _answered(remote, session_id):
+    with _service(remote, session_id) as (builder, service), _answered(remote, session_id):
         interrupt = pb.InterruptRequest(
             session_id=session_id,
-            user_context=pb.UserContext(user_id=builder.userId or user_id),
+            user_context=pb.UserContext(user_id=builder.userId or USER_ID),
             interrupt_type=pb.InterruptRequest.INTERRUPT_TYPE_TAG,
             operation_tag=tag,
         )
-        service.Interrupt(interrupt, timeout=timeout_s, metadata=builder.metadata())
+        service.Interrupt(interrupt, timeout=TIMEOUT_S, metadata=builder.metadata())
 
 
 @contextmanager
 def _service(
-    remote: str, session_id: str, user_id: str
+    remote: str, session_id: str
 ) -> Iterator[tuple[DefaultChannelBuilder, SparkConnectServiceStub]]:
     from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.proto.base_pb2_grpc import SparkConnectServiceStub
 
-    builder = DefaultChannelBuilder(remote_with_session(remote, session_id, user_id))
+    builder = DefaultChannelBuilder(remote_with_session(remote, session_id))
     channel = builder.toChannel()
     try:
         yield builder, SparkConnectServiceStub(channel)  # type: ignore[no-untyped-call]

@@ -238,14 +238,13 @@ def _refuse_newer(version: int, newest: int, what: str) -> None:
         raise BrokerError(msg)
 
 
-def commits_in(stored: Iterable[StoredOffset], *, begin: int = 0) -> tuple[list[Commit], list[str]]:
+def commits_in(stored: Iterable[StoredOffset]) -> tuple[list[Commit], list[str]]:
     """The commits among stored offsets: those that moved an offset forward.
 
     Claims and first positions move none.
 
     Args:
-        stored: Of one group, in the order of the topic.
-        begin: The offset that each partition began with.
+        stored: Of one group, in the order of the topic. Each partition begins at offset 0.
 
     Returns:
         The commits, and a sentence for each offset that went back.
@@ -253,7 +252,7 @@ def commits_in(stored: Iterable[StoredOffset], *, begin: int = 0) -> tuple[list[
     commits, went_back = [], []
     last: dict[tuple[str, int], int] = {}
     for one in stored:
-        before = last.get((one.topic, one.partition), begin)
+        before = last.get((one.topic, one.partition), 0)
         if one.offset > before:
             commits.append(
                 Commit(OffsetRange(one.topic, one.partition, before, one.offset), one.at)
