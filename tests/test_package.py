@@ -124,7 +124,9 @@ def test_dg_finds_the_package() -> None:
 
 def test_the_lock_has_a_hash_for_each_package_and_names_no_address() -> None:
     """What is installed must be what was locked, wherever the machine gets it from."""
-    for lock in (ROOT / "requirements").glob("*.txt"):
+    locks = list((ROOT / "requirements").glob("*.txt"))
+    assert len(locks) == 2
+    for lock in locks:
         text = lock.read_text()
         entries = re.split(
             r"\n(?=[a-z0-9])", re.sub(r"^ *#.*\n", "", text, flags=re.MULTILINE).strip()

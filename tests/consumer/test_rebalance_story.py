@@ -424,6 +424,7 @@ def test_the_rebalance_completes_and_other_callbacks_fire_after_an_exception(sto
 
 def test_the_next_owner_starts_where_the_callback_of_the_revoke_has_committed(story: Story) -> None:
     """With its metadata; no record of it is read twice or never."""
+    assert len(story.green_starts) == 2
     for tp, committed in story.green_starts.items():
         assert committed is not None
         assert committed.metadata == "in the callback of the revoke"

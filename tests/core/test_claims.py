@@ -62,13 +62,6 @@ def test_what_is_encoded_is_decoded_again(stored: StoredPartition) -> None:
     assert len(committed.metadata.encode()) <= MAX_METADATA_BYTES
 
 
-@given(st.text(), st.integers(0, 100))
-def test_any_text_is_decoded_or_refused_with_a_claim_error(text: str, offset: int) -> None:
-    """Another application may store anything."""
-    with suppress(ClaimError):
-        decode(OffsetAndMetadata(offset, text))
-
-
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: (

@@ -104,6 +104,9 @@ def test_a_partition_with_any_metadata_is_taken_in_or_stopped_with_its_name(
         assert policy is ForeignMetadata.REFUSE
         assert taken.reason.startswith("orders-0: the metadata ")
         taken.reason.encode()
+    else:
+        assert taken.ledger is not None
+        assert taken.ledger.next_offset == OFFSET
 
 
 @pytest.mark.timeout(20)

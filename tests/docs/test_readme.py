@@ -48,9 +48,12 @@ def test_the_definitions_of_the_readme_load_and_are_short() -> None:
 
 def test_secrets_in_the_readme_come_from_the_environment() -> None:
     """What is copied from there must not teach to write a password into a file."""
-    for line in blocks(README, "python")[0].splitlines():
-        if re.search(r"username|password|bootstrap_servers|remote", line):
-            assert "dg.EnvVar(" in line
+    lines = blocks(README, "python")[0].splitlines()
+    given = [
+        line for line in lines if re.search(r"username|password|bootstrap_servers|remote", line)
+    ]
+    assert len(given) == 4
+    assert all("dg.EnvVar(" in line for line in given)
 
 
 def test_the_pages_that_the_readme_names_exist() -> None:
