@@ -568,9 +568,8 @@ class KafkaBatch(dg.ConfigurableResource):  # type: ignore[type-arg]
         try:
             with self.kafka.connect() as consumer:
                 committed = consumer.committed([range_.topic_partition for range_ in me.ranges])
-        except (
-            BrokerError
-        ) as error:  # a refusal is no failed attempt: an outage of Kafka must not stop a partition
+        except BrokerError as error:
+            # A refusal is no failed attempt: an outage of Kafka must not stop a partition.
             return f"Kafka could not be asked whether its claim stands: {error}"
         if rerun_of(self.batch_id):
             book = RerunBook(instance, GroupAssets.of(self.kafka.group_id).rerun_book_name)

@@ -210,9 +210,8 @@ class Heartbeat:
 
     def _turn(self, instance: dg.DagsterInstance) -> None:
         """Look at the run, beat when it is time, and say that the steps are done."""
-        is_finished = (
-            self._finished.is_set()
-        )  # first: what Dagster says of the run must not be older than that
+        # First: what Dagster says of the run must not be older than that.
+        is_finished = self._finished.is_set()
         run = instance.get_run_by_id(self._run.run_id)
         works = run is not None and run.status in _WORKING
         if run is not None and run.status is dg.DagsterRunStatus.CANCELING:

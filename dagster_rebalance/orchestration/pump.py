@@ -405,9 +405,8 @@ class Pump:
                 error = result.failed.get(write.partition)
                 if error is None:
                     continue
-                if error.retriable or isinstance(
-                    error, PartitionLostError
-                ):  # a loss is told by the assignment
+                # A loss is told by the assignment.
+                if error.retriable or isinstance(error, PartitionLostError):
                     failed.append((write, seen.WriteFailure.RETRIABLE))
                     self._note(f"the offset of {write.partition} could not be written yet: {error}")
                 else:

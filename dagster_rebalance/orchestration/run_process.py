@@ -115,9 +115,8 @@ def _has_children(run_id: str) -> bool:
         if folder.name.isdecimal():
             try:
                 environment = (folder / "environ").read_bytes()
-            except (
-                OSError
-            ):  # it ended, or belongs to another user, so that no run of ours has started it
+            except OSError:
+                # It ended, or belongs to another user, so that no run of ours has started it.
                 continue
             if wanted in environment.split(b"\0"):
                 return True

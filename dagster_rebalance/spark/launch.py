@@ -58,9 +58,8 @@ def settings_in_a_file(config: Mapping[str, object]) -> Iterator[None]:
             "spark_config, or in conf/spark-defaults.conf."
         )
         raise ConfigurationError(msg)
-    handle, name = tempfile.mkstemp(
-        prefix="dagster-rebalance-spark-", suffix=".conf"
-    )  # readable by its owner alone
+    # Readable by its owner alone.
+    handle, name = tempfile.mkstemp(prefix="dagster-rebalance-spark-", suffix=".conf")
     try:
         with os.fdopen(handle, "w", encoding="ascii") as file:
             file.writelines(

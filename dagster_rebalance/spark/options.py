@@ -139,9 +139,8 @@ def spark_kafka_options(librdkafka_config: Mapping[str, object]) -> dict[str, st
             one, is of no effect with the security protocol, or names a file that cannot be read.
     """
     own = {key: _text(value) for key, value in librdkafka_config.items() if key.startswith(_OWN)}
-    java = {
-        "isolation.level": "read_committed"
-    }  # librdkafka's default; Java's is read_uncommitted, which would read aborted records.
+    # librdkafka's default; Java's is read_uncommitted, which would read aborted records.
+    java = {"isolation.level": "read_committed"}
     for key, value in librdkafka_config.items():
         if not key.startswith(_OWN) and not _is_replaced(key, own):
             java.update(_translated(key, _text(value), librdkafka_config))

@@ -226,9 +226,8 @@ def _write(frame: DataFrame, folder: str, *by: str) -> int:
     with explained_read_errors():
         (writer.partitionBy(*by) if by else writer).parquet(folder)
     counted_records = count.get.get("records")
-    if (
-        counted_records is None
-    ):  # a Spark Connect server that is busy ends a command without its observations now and then
+    # A Spark Connect server that is busy ends a command without its observations now and then.
+    if counted_records is None:
         return int(frame.sparkSession.read.schema(frame.schema).parquet(folder).count())
     return int(counted_records)
 

@@ -178,9 +178,8 @@ class DagsterDeployment:
         ]
         workspace = self.home / "workspace.yaml"
         workspace.write_text(json.dumps({"load_from": servers}))
-        with (
-            self.instance() as instance
-        ):  # several processes that make the SQLite files at the same time break them
+        # Several processes that make the SQLite files at the same time break them.
+        with self.instance() as instance:
             instance.get_run_records(limit=1)
             instance.get_latest_materialization_event(dg.AssetKey("none"))
             instance.all_instigator_state()

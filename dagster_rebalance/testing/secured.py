@@ -125,9 +125,8 @@ class SecuredKafka(KafkaCluster):
         """
         store = self._certificate.with_name(f"{name}.p12")
         signing = self._certificate.with_name(f"{name}-signing.p12")
-        shutil.copy(
-            self._store, signing
-        )  # a node that is restarted must find no other key than its own
+        # A node that is restarted must find no other key than its own.
+        shutil.copy(self._store, signing)
         log = store.with_suffix(".log")
         made = [
             "-alias",

@@ -37,9 +37,8 @@ def measure(
     step(f"poll_overhead, producing {records:,} records")
     kafka.create_topic(_TOPIC, _PARTITIONS)
     _produce(kafka.bootstrap_servers, records)
-    _bare(
-        kafka.bootstrap_servers, records
-    )  # The broker's caches and its compiler are warm from here on.
+    # The broker's caches and its compiler are warm from here on.
+    _bare(kafka.bootstrap_servers, records)
     readers = [_ours, _bare, _careful]
     against: dict[_Reader, list[Sample]] = {_bare: [], _careful: []}
     for run in range(runs * _PAIRS_IN_A_RUN):

@@ -148,9 +148,8 @@ class Exchange:
         for note in self._working.iterdir():
             with suppress(OSError, ValueError):  # it ended meanwhile, or has just begun
                 pid, began_at = map(int, note.read_text().split())
-                if (
-                    _began_at(pid) == began_at
-                ):  # a pid is given out again, and may by now be that of Dagster's daemon
+                # A pid is given out again, and may by now be that of Dagster's daemon.
+                if _began_at(pid) == began_at:
                     found[note.name] = pid
         return found
 

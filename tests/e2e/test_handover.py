@@ -111,9 +111,8 @@ def test_at_the_deadline_runs_are_cancelled_and_the_next_owner_does_their_work(
     The next owner processes the range with the same bounds and id.
     """
     groups = stage.groups("deadline")
-    _in_flight(
-        groups, 2
-    )  # both work: a run that only starts by the deadline cannot be cancelled, and is adopted
+    # Both work: a run that only starts by the deadline cannot be cancelled, and is adopted.
+    _in_flight(groups, 2)
     _green_joins(groups)
     for group in groups:
         group.wait("a receipt", lambda group: group.holds("blue"))
