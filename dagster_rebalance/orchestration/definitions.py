@@ -25,7 +25,12 @@ from dagster_rebalance.orchestration.fixed import fixed
 from dagster_rebalance.orchestration.group_assets import GroupAssets
 from dagster_rebalance.orchestration.history_checks import build_history_checks
 from dagster_rebalance.orchestration.host import NOBODY
-from dagster_rebalance.orchestration.job_checks import check_assets, check_retries, check_steps
+from dagster_rebalance.orchestration.job_checks import (
+    check_assets,
+    check_config,
+    check_retries,
+    check_steps,
+)
 from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.lineage import downstream, topic_assets
 from dagster_rebalance.orchestration.registry import SchemaRegistryResource
@@ -111,10 +116,10 @@ def build_kafka_batch_defs(
         (committed offsets, members and holds, lag), their checks, and the resources.
 
     Raises:
-        ConfigurationError: There is no asset, one does not take a batch, has partitions or an
-            automation condition (or a retry policy beside `external_work`), a name or a resource
-            key is taken, a secret is written in the code, or settings make no sense or do not fit
-            each other. What a variable has is looked at in the first tick.
+        ConfigurationError: There is no asset, one does not take a batch, needs run config, has
+            partitions or an automation condition (or a retry policy beside `external_work`), a name
+            or a resource key is taken, a secret is written in the code, or settings make no sense
+            or do not fit each other. What a variable has is looked at in the first tick.
     """
     _check(name, assets, kafka, spark, streams=False)
     check_lease(f"{name}_sensor", _named(kafka), minimum_interval_seconds)
@@ -122,6 +127,7 @@ def build_kafka_batch_defs(
     topics = topic_assets(kafka) if show_topics else []
     nodes = [asset.node_def for asset in assets if asset.is_executable]
     check_steps(name, nodes, batch_key)
+    check_config(name, nodes)
     if external_work:
         check_retries(name, nodes)
     _check_keys(name, kafka_key, spark_key, batch_key)

@@ -97,6 +97,28 @@ def check_steps(job: str, nodes: Iterable[object], batch_key: str) -> None:
             raise ConfigurationError(msg)
 
 
+def check_config(job: str, nodes: Iterable[object]) -> None:
+    """Check that no step waits for run config, since the sensor gives a run its batch alone.
+
+    Args:
+        job: The name of the job.
+        nodes: The definitions of its ops and graphs.
+
+    Raises:
+        ConfigurationError: One needs some.
+    """
+    for node in nodes:
+        if not isinstance(node, dg.OpDefinition):
+            continue  # a graph may give config to its own ops
+        if node.config_field is not None and node.config_field.is_required:
+            msg = (
+                f"{node.name} of job {job} needs run config, and the sensor gives a run its batch "
+                "alone, so that no run would begin: give each value a default, or give the asset "
+                "a resource with these values"
+            )
+            raise ConfigurationError(msg)
+
+
 def check_retries(job: str, nodes: Iterable[object]) -> None:
     """Check that no step is begun again in the same run, beside what it has begun elsewhere.
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _NO_VALUE = dg.MaterializeResult[Any]().value
 """What stands for no value: None is one, and would go to the IO manager of a run of its own."""
+_NO_CONFIG = dg.Field(Any).config_type
+"""What stands for an op that takes no run config."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,13 @@ class Body:
                 name,
                 "has hooks, which no batch would call: remove them, and let an alert on the check "
                 "`no_partition_stopped` or the body itself tell of failures",
+            )
+        takes_config = asset.op.config_field
+        if takes_config is not None and takes_config.config_type is not _NO_CONFIG:
+            raise _refused(
+                name,
+                "takes run config, which no batch has: remove it, and give the asset a resource "
+                "with these values",
             )
         has_context = bool(compute.has_context_arg())
         parameters = list(inspect.signature(function).parameters)[int(has_context) :]

@@ -622,6 +622,38 @@ def test_a_step_that_does_not_take_its_batch_is_refused(
         build_kafka_batch_defs(kafka=kafka(), assets=[asset(), other], name="orders")
 
 
+class Needed(dg.Config):
+    """Run config that has no default."""
+
+    day: str
+
+
+def _needs_config(kafka_batch: KafkaBatch, config: Needed) -> None:
+    """Never executed."""
+
+
+_needs_config.__annotations__["config"] = Needed  # Dagster reads no text there
+needs_config = dg.asset(name="needs_config")(_needs_config)
+
+
+@dg.asset(config_schema={"day": str}, required_resource_keys={"kafka_batch"})
+def needs_day() -> None:
+    """Never executed."""
+
+
+@dg.asset(config_schema={"day": dg.Field(str, default_value="")}, required_resource_keys={"k"})
+def has_default() -> None:
+    """Never executed."""
+
+
+@pytest.mark.parametrize("needs", [needs_config, needs_day], ids=["class", "schema"])
+def test_an_asset_that_needs_run_config_is_refused(needs: dg.AssetsDefinition) -> None:
+    """The sensor gives a run its batch alone: Dagster would refuse each run that it requests."""
+    with pytest.raises(ConfigurationError, match=r"needs_.* of job orders needs run config"):
+        build_kafka_batch_defs(kafka=kafka(), assets=[needs], name="orders")
+    build_kafka_batch_defs(kafka=kafka(), assets=[has_default], batch_key="k", name="orders")
+
+
 def test_a_group_id_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It names assets, so it is needed when the code is loaded."""
     monkeypatch.setenv("ETL_GROUP", "etl-production")

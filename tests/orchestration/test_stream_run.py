@@ -670,6 +670,25 @@ def with_hooks(kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN
     """Has a hook, which Dagster calls at the end of a step."""
 
 
+class Options(dg.Config):
+    """Run config, of which each value has a default."""
+
+    day: str = ""
+
+
+def _with_config(kafka_batch, config) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Takes run config as a parameter."""
+
+
+_with_config.__annotations__["config"] = Options  # Dagster reads no text there
+with_config = dg.asset(name="with_config")(_with_config)
+
+
+@dg.asset(config_schema={"day": str})
+def with_schema(context, kafka_batch) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001 - as above
+    """Takes run config from the context."""
+
+
 @dg.op
 def _nothing() -> None:
     """Does nothing."""
@@ -690,6 +709,8 @@ def of_ops() -> None:
         (in_a_pool, "in_a_pool has a pool, .* by the argument `runs`"),
         (with_retries, "with_retries has a retry_policy, .* `max_attempts` of the group"),
         (with_hooks, "with_hooks has hooks, which no batch would call"),
+        (with_config, "with_config takes run config, which no batch has: .* a resource"),
+        (with_schema, "with_schema takes run config, which no batch has: .* a resource"),
     ],
 )
 def test_what_cannot_be_called_for_each_batch_is_refused_where_it_is_defined(
