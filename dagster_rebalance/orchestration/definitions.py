@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from datetime import timedelta
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
@@ -35,7 +37,9 @@ from dagster_rebalance.orchestration.lag import build_lag_check
 from dagster_rebalance.orchestration.lineage import downstream, topic_assets
 from dagster_rebalance.orchestration.registry import SchemaRegistryResource
 from dagster_rebalance.orchestration.rerun_job import build_kafka_rerun_job
+from dagster_rebalance.orchestration.resource import KafkaConsumerResource
 from dagster_rebalance.orchestration.sensor import build_kafka_batch_sensor, check_lease
+from dagster_rebalance.orchestration.spark import KafkaSparkResource
 from dagster_rebalance.orchestration.stopped import build_stopped_check
 from dagster_rebalance.orchestration.stream_body import Body, in_order
 from dagster_rebalance.orchestration.stream_definitions import RerunKafkaBatch, stream_asset
@@ -48,11 +52,9 @@ from dagster_rebalance.orchestration.written_secrets import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from dagster_rebalance.orchestration.external_work import ExternalWork
-    from dagster_rebalance.orchestration.resource import KafkaConsumerResource
-    from dagster_rebalance.orchestration.spark import KafkaSparkResource
 
 SHORTEST_RUN_S = 60.0
 """A streaming run that is replaced sooner would hardly have joined."""
@@ -121,6 +123,14 @@ def build_kafka_batch_defs(
             or a resource key is taken, a secret is written in the code, or settings make no sense
             or do not fit each other. What a variable has is looked at in the first tick.
     """
+    _check_numbers(
+        name,
+        whole={
+            "lag_within_records": lag_within_records,
+            "minimum_interval_seconds": minimum_interval_seconds,
+        },
+        seconds={"lag_within_s": lag_within_s, "commit_within_s": commit_within_s},
+    )
     _check(name, assets, kafka, spark, streams=False)
     check_lease(f"{name}_sensor", _named(kafka), minimum_interval_seconds)
     limit = LagLimit(lag_within_records, lag_within_s)
@@ -135,6 +145,7 @@ def build_kafka_batch_defs(
         name,
         {kafka_key: kafka, spark_key: spark},
         resources,
+        batch_key,
         **{batch_key: KafkaBatch(kafka=kafka)},
     )
     assets = [downstream(asset, topics) for asset in assets]
@@ -236,6 +247,19 @@ def build_kafka_stream_defs(
             a secret is written in the code, or settings make no sense or do not fit each other.
             What a variable has is looked at in the first tick.
     """
+    _check_numbers(
+        name,
+        whole={
+            "runs": runs,
+            "lag_within_records": lag_within_records,
+            "minimum_interval_seconds": minimum_interval_seconds,
+        },
+        seconds={
+            "max_run_s": max_run_s,
+            "lag_within_s": lag_within_s,
+            "commit_within_s": commit_within_s,
+        },
+    )
     _check(name, assets, kafka, spark, streams=True)
     limit = LagLimit(lag_within_records, lag_within_s)
     for setting, value, least in (("runs", runs, 0), ("max_run_s", max_run_s, SHORTEST_RUN_S)):
@@ -248,6 +272,7 @@ def build_kafka_stream_defs(
         name,
         {kafka_key: kafka, spark_key: spark},
         resources,
+        batch_key,
         **{rerun_key: RerunKafkaBatch(kafka=kafka)},
     )
     stopper = stopper_of(name, external_work)
@@ -309,6 +334,18 @@ def build_kafka_stream_defs(
     )
 
 
+def _check_numbers(
+    name: str, *, whole: Mapping[str, object], seconds: Mapping[str, object]
+) -> None:
+    wholes, reals = (whole, Integral, "a whole number"), (seconds, Real, "a number of seconds")
+    for given, kind, wanted in (wholes, reals):
+        for setting, value in given.items():
+            is_number = isinstance(value, kind) and not isinstance(value, bool)
+            if value is not None and (not is_number or value != value):  # noqa: PLR0124 - nan
+                msg = f"{setting}={value!r} of {name} must be {wanted}"
+                raise ConfigurationError(msg)
+
+
 def _check(
     name: str,
     assets: Sequence[dg.AssetsDefinition],
@@ -319,6 +356,18 @@ def _check(
 ) -> None:
     if not assets:
         msg = f"{name} has no assets: give at least one that takes a KafkaBatch"
+        raise ConfigurationError(msg)
+    if not isinstance(assets, Iterable):
+        msg = f"assets of {name} is no list: give assets=[...], also for one asset"
+        raise ConfigurationError(msg)
+    if not isinstance(kafka, KafkaConsumerResource):
+        msg = f"kafka of {name} is a {type(kafka).__name__}: give a KafkaConsumerResource"
+        raise ConfigurationError(msg)
+    if spark is not None and not isinstance(spark, KafkaSparkResource):
+        msg = (
+            f"spark of {name} is a {type(spark).__name__}: give a KafkaSparkResource. Another "
+            "resource, such as one of dagster-pyspark, belongs into `resources`"
+        )
         raise ConfigurationError(msg)
     for asset in assets:
         if not isinstance(asset, dg.AssetsDefinition):
@@ -359,11 +408,12 @@ def _resources(
     name: str,
     given: Mapping[str, Any],
     others: Mapping[str, Any] | None,
+    batch_key: str,
     **more: Any,  # noqa: ANN401 - resources have no common type
 ) -> dict[str, Any]:
     """All resources of the definitions; this package's are out of the reach of a run's config."""
     own = {key: fixed(resource) for key, resource in given.items() if resource is not None} | more
-    taken = sorted(own.keys() & (others or {}).keys())
+    taken = sorted((own.keys() | {batch_key}) & (others or {}).keys())
     if taken:
         msg = f"the resource key {taken[0]!r} is used by {name} itself: choose another one"
         raise ConfigurationError(msg)

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
@@ -58,6 +59,12 @@ _POSITIVE = (
     "heartbeat_timeout_s",
     "start_timeout_s",
 )
+_MAY_BE_ZERO = {
+    "metrics_partitions": "for no metric of a single partition",
+    "record_every_s": "for a record of each commit",
+    "shutdown_timeout_s": "to leave without draining",
+}
+"""With what it means then."""
 _SHORTEST_LAG_S = 10.0
 _RECORD_EVERY_S = 10.0
 """Of streaming runs, whose batches are short."""
@@ -515,27 +522,23 @@ class KafkaConsumerResource(dg.ConfigurableResource):  # type: ignore[type-arg]
             if (value := getattr(self, name)) is not None and value <= 0:
                 msg = f"{name}={getattr(self, name)} of group {self.group_id} must be above 0"
                 raise ConfigurationError(msg)
-        if self.metrics_partitions < 0:
-            msg = (
-                f"metrics_partitions={self.metrics_partitions} of group {self.group_id} must be 0, "
-                "for no metric of a single partition, or above"
-            )
-            raise ConfigurationError(msg)
+        for name, meaning in _MAY_BE_ZERO.items():
+            if (value := getattr(self, name)) is not None and value < 0:
+                msg = f"{name}={value:g} of group {self.group_id} must be 0, {meaning}, or above"
+                raise ConfigurationError(msg)
         record_every_s = self.record_every_s
         if record_every_s is None:
             record_every_s = _RECORD_EVERY_S if streams else 0.0
-        if record_every_s < 0:
-            msg = (
-                f"record_every_s={record_every_s:g} of group {self.group_id} must be 0, for a "
-                "record of each commit, or above"
-            )
-            raise ConfigurationError(msg)
         if self.lag_every_s != 0 and not _SHORTEST_LAG_S <= self.lag_every_s < float("inf"):
             msg = (
                 f"lag_every_s={self.lag_every_s:g} of group {self.group_id} must be at least "
                 f"{_SHORTEST_LAG_S:g}, or 0 for never: Dagster stores each observation"
             )
             raise ConfigurationError(msg)
+        for name, value in iter(self):
+            if isinstance(value, float) and math.isnan(value):
+                msg = f"{name}=nan of group {self.group_id} must be a number"
+                raise ConfigurationError(msg)
         try:
             topics = Topics.of(self.topics)
         except ConfigurationError as error:

@@ -551,9 +551,36 @@ def test_what_is_no_asset_with_a_function_is_refused_in_words(
         build(kafka=kafka(), assets=[given], name="orders")
 
 
+class Other(dg.ConfigurableResource):  # type: ignore[type-arg]
+    """A resource of another kind, as that of dagster-pyspark is."""
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"assets": streamed}, r"assets of orders is no list: give assets=\[\.\.\.\]"),
+        ({"spark": Other()}, "spark of orders is a Other: .* belongs into `resources`"),
+        ({"kafka": Other()}, "kafka of orders is a Other: give a KafkaConsumerResource"),
+        ({"lag_within_records": 0.5}, r"lag_within_records=0\.5 of orders must be a whole number"),
+        ({"commit_within_s": "1h"}, "commit_within_s='1h' of orders must be a number of seconds"),
+    ],
+    ids=["asset", "spark", "kafka", "whole", "seconds"],
+)
+def test_an_argument_of_another_type_is_refused_by_name(
+    build: Callable[..., dg.Definitions], given: dict[str, Any], message: str
+) -> None:
+    """A TypeError from within says neither which argument it was nor what to give."""
+    with pytest.raises(ConfigurationError, match=message):
+        build(**{"kafka": kafka(), "assets": [streamed], "name": "orders", **given})
+
+
 @pytest.mark.parametrize(
     ("build", "settings", "message"),
     [
+        (build_kafka_batch_defs, {"lease_s": float("nan")}, "lease_s=nan of group etl must be a n"),
+        (build_kafka_stream_defs, {"record_every_s": float("nan")}, "record_every_s=nan"),
+        (build_kafka_batch_defs, {"shutdown_timeout_s": -5.0}, "shutdown_timeout_s=-5 .* be 0, to"),
         (build_kafka_batch_defs, {"max_records_per_range": -1}, "max_records_per_range=-1 of gr"),
         (build_kafka_stream_defs, {"max_attempts": 0}, "max_attempts=0 of group etl"),
         (build_kafka_batch_defs, {"on_failure": "dead_letter"}, "needs a dead_letter_topic"),
@@ -562,7 +589,18 @@ def test_what_is_no_asset_with_a_function_is_refused_in_words(
         (build_kafka_stream_defs, {"client_config": {"enable.auto.commit": True}}, "auto.commit"),
         (build_kafka_batch_defs, {"client_config": {"session.timeout.ms": 1}}, "session.timeout"),
     ],
-    ids=["limit", "stream", "letters", "lease", "login", "auto-commit", "session"],
+    ids=[
+        "lease-nan",
+        "record-nan",
+        "shutdown",
+        "limit",
+        "stream",
+        "letters",
+        "lease",
+        "login",
+        "auto-commit",
+        "session",
+    ],
 )
 def test_settings_that_each_tick_would_refuse_do_not_load(
     monkeypatch: pytest.MonkeyPatch,

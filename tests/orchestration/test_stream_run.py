@@ -725,6 +725,11 @@ def test_what_cannot_be_called_for_each_batch_is_refused_where_it_is_defined(
     ("settings", "why"),
     [
         ({"runs": -1}, "runs=-1 of kafka_stream must be at least 0"),
+        ({"runs": 1.5}, r"runs=1\.5 of kafka_stream must be a whole number"),
+        ({"runs": "2"}, "runs='2' of kafka_stream must be a whole number"),
+        ({"max_run_s": "1h"}, "max_run_s='1h' of kafka_stream must be a number of seconds"),
+        ({"max_run_s": float("nan")}, "max_run_s=nan of kafka_stream must be a number of seconds"),
+        ({"resources": {"kafka_batch": object()}}, "the resource key 'kafka_batch' is used"),
         ({"max_run_s": 1.0}, "max_run_s=1 of kafka_stream must be at least 60"),
         ({"resources": {"kafka": object()}}, "the resource key 'kafka' is used"),
         ({"name": "whole"}, "whole is the name of an asset and of the job"),
