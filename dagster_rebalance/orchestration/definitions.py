@@ -150,7 +150,10 @@ def build_kafka_batch_defs(
     )
     assets = [downstream(asset, topics) for asset in assets]
     job = dg.define_asset_job(
-        name, selection=list(assets), executor_def=dg.in_process_executor, tags=dict(job_tags or {})
+        name,
+        selection=_without_checks_of_others(assets),
+        executor_def=dg.in_process_executor,
+        tags=dict(job_tags or {}),
     )
     sensor = build_kafka_batch_sensor(
         name=f"{name}_sensor",
@@ -296,9 +299,7 @@ def build_kafka_stream_defs(
     )
     job = dg.define_asset_job(
         name,
-        # Not the checks that others define for the assets: they wait for an output of the step.
-        selection=dg.AssetSelection.assets(streamed).without_checks()
-        | dg.AssetSelection.checks(*(spec.key for spec in streamed.check_specs)),
+        selection=_without_checks_of_others([streamed]),
         executor_def=dg.in_process_executor,
         tags={**(job_tags or {}), GROUP_TAG: _now(kafka.group_id)},
     )
@@ -429,6 +430,16 @@ def _registries(others: Mapping[str, Any] | None) -> dict[str, SchemaRegistryRes
         for key, resource in (others or {}).items()
         if isinstance(resource, SchemaRegistryResource)
     }
+
+
+def _without_checks_of_others(assets: Sequence[dg.AssetsDefinition]) -> dg.AssetSelection:
+    """The assets and the checks in their own check_specs.
+
+    A check that is defined apart would be a step that takes no batch, and in a streaming run it
+    would wait for an output.
+    """
+    own = [spec.key for asset in assets for spec in asset.check_specs]
+    return dg.AssetSelection.assets(*assets).without_checks() | dg.AssetSelection.checks(*own)
 
 
 def _definitions(

@@ -75,6 +75,28 @@ def test_the_job_runs_in_one_process() -> None:
     assert {key.to_user_string() for key in job.asset_layer.executable_asset_keys} == {"work"}
 
 
+@dg.asset(check_specs=[dg.AssetCheckSpec("own", asset="with_check")])
+def with_check(kafka_batch: KafkaBatch):  # type: ignore[no-untyped-def] # noqa: ANN201 - two outputs
+    """Never executed."""
+
+
+@dg.asset_check(asset=with_check)
+def apart() -> dg.AssetCheckResult:
+    """A check that is defined apart from its asset."""
+    return dg.AssetCheckResult(passed=True)
+
+
+@pytest.mark.parametrize("build", [build_kafka_batch_defs, build_kafka_stream_defs])
+def test_a_check_that_is_defined_apart_is_no_step_of_the_job(
+    build: Callable[..., dg.Definitions],
+) -> None:
+    """It takes no batch: executed again alone, it would look at no claim and give no sign."""
+    made = build(kafka=kafka(), assets=[with_check], name="orders")
+    both = dg.Definitions.merge(made, dg.Definitions(asset_checks=[apart]))
+    graph = both.resolve_job_def("orders").asset_layer.asset_graph
+    assert {key.name for key in graph.asset_check_keys} == {"own"}
+
+
 def test_the_sensor_is_off_until_it_is_turned_on() -> None:
     """Loading code must not join a group."""
     defs = build_kafka_batch_defs(
