@@ -152,7 +152,9 @@ class SchemaRegistryResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_settings(cls, values: object) -> object:
-        return refuse_unknown_settings(cls, values, "it has no others than docs/settings.md names")
+        return refuse_unknown_settings(
+            cls, values, "settings of the registry's client belong into client_config"
+        )
 
     @field_validator("client_config", mode="before")
     @classmethod

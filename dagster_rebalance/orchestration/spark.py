@@ -109,6 +109,19 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
     def _refuse_unknown_settings(cls, values: object) -> object:
         return refuse_unknown_settings(cls, values, "settings of Spark belong into spark_config")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_a_master_beside_a_server(cls, values: object) -> object:
+        given = [values.get("remote"), values.get("master")] if isinstance(values, dict) else []
+        # What a variable has is known in the run, in which Dagster makes the resource anew.
+        if given and all(given) and not any(isinstance(one, dg.EnvVar) for one in given):
+            msg = (
+                "the Spark resource has both `remote` and `master`: a Spark Connect server has a "
+                "master of its own. Remove one of them."
+            )
+            raise ConfigurationError(msg)
+        return values
+
     @field_validator("kafka_options", mode="before")
     @classmethod
     def _as_texts(cls, given: object) -> object:
@@ -196,12 +209,6 @@ class KafkaSparkResource(dg.ConfigurableResource):  # type: ignore[type-arg]
         lost.stop()  # closes its channel, and is the process's default session no longer
 
     def _connect(self) -> "SparkSession":
-        if self.master:
-            msg = (
-                "the Spark resource has both `remote` and `master`: a Spark Connect server has a "
-                "master of its own. Remove one of them."
-            )
-            raise ConfigurationError(msg)
         remote = self.remote or ""
         session_id = sessions.connect_session_id(self._run_id or str(uuid.uuid4()))
         url = sessions.remote_with_session(remote, session_id)

@@ -61,10 +61,21 @@ def test_a_session_is_local_unless_a_master_is_given() -> None:
     )
 
 
-def test_a_server_and_a_master_contradict_each_other() -> None:
-    """One of them would be ignored in silence."""
+def test_a_server_and_a_master_contradict_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of them would be ignored in silence. What a variable has is known in the run."""
     with pytest.raises(ConfigurationError, match="both `remote` and `master`"):
-        _ = KafkaSparkResource(remote="sc://h", master="yarn").spark_session
+        KafkaSparkResource(remote="sc://h", master="yarn")
+    late = KafkaSparkResource(remote=dg.EnvVar("SPARK_REMOTE"), master="yarn")
+    monkeypatch.setenv("SPARK_REMOTE", "")
+    with dg.build_resources({"spark": late}) as resources:
+        assert resources.spark.master == "yarn"
+    monkeypatch.setenv("SPARK_REMOTE", "sc://h")
+    with (
+        pytest.raises(dg.DagsterResourceFunctionError) as problem,
+        dg.build_resources({"spark": late}),
+    ):
+        pass
+    assert "both `remote` and `master`" in str(problem.value.__cause__)
 
 
 def test_without_the_extra_the_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
